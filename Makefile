@@ -1,0 +1,63 @@
+# `make demo` from a fresh clone installs everything into .venv and runs a small federation.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+# Two workers on two cores: one thread each, or they fight.
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
+PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadfile
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test test-slow lint format docs bench clean
+
+help: ## List the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+venv: .venv/.stamp ## Install Collegium and its developer tools into .venv
+
+.venv/.stamp: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Collegium needs Python 3.11 or newer; name one: make PYTHON=python3.11" >&2; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv \
+		|| { $(PYTHON) -m pip install --quiet --target .bootstrap virtualenv \
+			&& PYTHONPATH=.bootstrap $(PYTHON) -m virtualenv --quiet --clear .venv; } \
+		|| { echo "No virtual environment could be made; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	$(PIP) install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+.venv/.stamp-docs: .venv/.stamp
+	$(PIP) install --quiet -c constraints.txt -e '.[dev,docs]'
+	@touch $@
+
+demo: .venv/.stamp ## Draw a phantom federation, train on it and write a report
+	$(BIN)/collegium demo
+
+test: .venv/.stamp ## Run the tests that need neither time, a GPU nor a network
+	$(PYTEST) -m "not slow and not gpu and not network"
+
+test-slow: .venv/.stamp ## Run the slow tests
+	$(PYTEST) -m "slow and not gpu and not network"
+
+lint: .venv/.stamp ## Check style, types, layers and spelling
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/codespell
+
+format: .venv/.stamp ## Format the code and mend what ruff can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+docs: .venv/.stamp-docs ## Build the documentation into site/, warnings being errors
+	NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet
+
+bench: .venv/.stamp ## Run the demo's algorithms with three seeds into runs/bench
+	$(BIN)/collegium phantoms demo-data --cases 24
+	$(BIN)/collegium run configs/demo.yaml 'seeds=[0, 1, 2]' output=runs/bench
+
+clean: ## Remove what the tools wrote; .venv, runs and data stay
+	rm -rf build dist site .bootstrap .coverage htmlcov .hypothesis .import_linter_cache .mypy_cache \
+		.pytest_cache .ruff_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,82 @@
+"""The whole exception tree.
+
+Every error that a user can cause is a `CollegiumError`: one sentence that says what is wrong,
+where, and what to do. The command line prints that sentence without a traceback and ends with the
+class's `exit_code`.
+
+    CollegiumError
+      ConfigError        a key, a value or a combination that cannot work              exit code 2
+        NotInstalled     an optional dependency is missing                             exit code 2
+        EgressError      a site's policy forbids what the algorithm wants to send      exit code 2
+      DataError          a file, a mask, a manifest or a split                         exit code 3
+      ClientError        something failed at a client while it worked for the server   exit code 4
+        DivergedError    the loss became NaN or infinite                               exit code 4
+        MissingReply     a client did not answer                                       exit code 4
+        ProtocolError    a message does not hold what was asked for                    exit code 4
+      StorageError       the disk: full, not writable, a damaged checkpoint            exit code 5
+        CheckpointError  a run cannot go on from what is stored                        exit code 5
+"""
+
+
+class CollegiumError(Exception):
+    """The root of every error that a user can cause."""
+
+    exit_code = 1
+
+
+class ConfigError(CollegiumError):
+    """The configuration names something that does not exist or cannot work."""
+
+    exit_code = 2
+
+
+class NotInstalled(ConfigError):  # noqa: N818  (the field's own names read better without the suffix)
+    """An optional dependency is missing."""
+
+
+class EgressError(ConfigError):
+    """A site's policy forbids a part that the algorithm wants to send."""
+
+
+class DataError(CollegiumError):
+    """A file, a mask, a manifest or a split is unusable."""
+
+    exit_code = 3
+
+
+class ClientError(CollegiumError):
+    """Something failed at a client while it worked for the server."""
+
+    exit_code = 4
+
+
+class DivergedError(ClientError):
+    """The training loss became NaN or infinite at a client."""
+
+
+class MissingReply(ClientError):  # noqa: N818
+    """A client did not answer in time."""
+
+
+class ProtocolError(ClientError):
+    """A message does not hold what was asked for."""
+
+
+class StorageError(CollegiumError):
+    """Something could not be written to, or read from, the disk."""
+
+    exit_code = 5
+
+
+class CheckpointError(StorageError):
+    """A run cannot go on from what is stored."""
+
+
+KINDS: dict[str, type[CollegiumError]] = {
+    kind.__name__: kind
+    for kind in (
+        ConfigError, NotInstalled, EgressError, DataError, ClientError, DivergedError, MissingReply,
+        ProtocolError, StorageError, CheckpointError,
+    )
+}  # fmt: skip
+"""Error classes by name, to raise again at the server what travelled as text from a client."""
