@@ -1,0 +1,51 @@
+"""What a process that trains must do first: threads, denormals, determinism, memory allocator."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "8000000000", "MALLOC_TRIM_THRESHOLD_": "16000000000"}
+"""glibc settings for worker processes.
+
+Activations above 32 MB are else mapped and zeroed afresh at every step.
+
+Read by the C library when a process starts, hence set in the environment of the workers by whoever
+starts them.
+"""
+
+
+def prepare(threads: int = 1) -> None:
+    """Fix what the bits of a result depend on in this process.
+
+    Denormal numbers are flushed to zero, which has to happen before torch starts its threads (a
+    convolution over denormals is some hundred times slower); the number of threads decides in which
+    order sums are taken; TF32 and non-deterministic kernels are off. Idempotent.
+
+    Args:
+        threads: torch threads of this process; results depend on it.
+    """
+    torch.set_flush_denormal(True)
+    torch.set_num_threads(threads)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.use_deterministic_algorithms(True)
+
+
+@contextmanager
+def environment_of_workers(threads: int = 1) -> Iterator[None]:
+    """Set the environment with which workers must start, for those started inside the block."""
+    values = ALLOCATOR | {"OMP_NUM_THREADS": str(threads)}
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
