@@ -1,0 +1,1 @@
+"""Files, cases, splits and sites."""

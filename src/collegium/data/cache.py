@@ -1,0 +1,190 @@
+"""Prepared cases: decoded, resized and normalised once, then memory-mapped.
+
+An entry is a folder named by what went into it: the bytes of the case's files, the recipe and the
+format's version. It is written beside its place and then renamed, so that another process sees a
+whole entry or none. Nothing is ever written beside the data.
+"""
+
+import errno
+import hashlib
+import json
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from collegium.data.recipe import Array, Arrays, ImageConfig, TaskConfig, make
+from collegium.data.site import Case
+from collegium.errors import DataError, StorageError
+
+FORMAT = 1
+"""Version of the entries; a change of what is stored, or of how it is computed, raises it."""
+
+
+@dataclass(frozen=True)
+class PreparedCase:
+    """A case in the cache; it holds paths and numbers only, so it is cheap to send to a process.
+
+    Attributes:
+        site: The site's name.
+        case: The site's own case id.
+        patient: The site's own patient id.
+        folder: The entry.
+        shape: Channels, then the spatial axes.
+        spacing: Millimetres per spatial axis after resizing; None where unknown.
+        notes: What was noticed and mended while reading.
+    """
+
+    site: str
+    case: str
+    patient: str
+    folder: Path
+    shape: tuple[int, ...]
+    spacing: tuple[float, ...] | None
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"site {self.site}, case {self.case}"
+
+    def arrays(self) -> Arrays:
+        """Map the arrays into memory, read-only."""
+        return _open(self.folder)
+
+
+def prepare(case: Case, image: ImageConfig, task: TaskConfig, cache: Path) -> PreparedCase:
+    """Give a case out of the cache; decode, resize, normalise and store it first where needed.
+
+    Several processes may prepare the same case at once: whoever is first wins. A damaged entry is
+    made anew.
+
+    Raises:
+        DataError: If the case's files are unusable.
+        StorageError: If the cache cannot be written.
+    """
+    entry = cache / entry_name(case, image, task)
+    meta = _read_meta(entry)
+    if meta is None:
+        arrays, spacing, notes = make(case, image, task)
+        meta = _publish(entry, arrays, {"spacing": spacing, "notes": notes})
+    spacing = meta["spacing"]
+    return PreparedCase(
+        site=case.site,
+        case=case.case,
+        patient=case.patient,
+        folder=entry,
+        shape=tuple(meta["shape"]),
+        spacing=None if spacing is None else tuple(spacing),
+        notes=tuple(meta["notes"]),
+    )
+
+
+def entry_name(case: Case, image: ImageConfig, task: TaskConfig) -> str:
+    """Give the name of a case's entry: a hash of its files' bytes, the recipe and the format."""
+    recipe = {"format": FORMAT, "image": asdict(image), "task": asdict(task)}
+    digest = hashlib.blake2b(json.dumps(recipe, sort_keys=True).encode(), digest_size=20)
+    files = {"image": case.images, "label": (case.label,), "fov": (case.fov,) if case.fov else ()}
+    for role, paths in files.items():
+        for path in paths:
+            digest.update(f"{role}\0{''.join(path.suffixes)}\0".encode() + _digest(case, path))
+    return digest.hexdigest()
+
+
+# --- entries on the disk
+
+
+def _digest(case: Case, path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=20)).digest()
+    except OSError as error:
+        raise DataError(
+            f"{case}: {path} cannot be read ({error.strerror}): restore it or its permissions"
+        ) from error
+
+
+def _read_meta(entry: Path) -> dict[str, Any] | None:
+    """Read what an entry says of itself; None where it is missing or damaged."""
+    try:
+        meta: dict[str, Any] = json.loads((entry / "case.json").read_text("utf-8"))
+        sizes: Mapping[str, int] = meta["sizes"]
+        good = all((entry / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return meta if good else None
+
+
+def _publish(entry: Path, arrays: Arrays, meta: Mapping[str, object]) -> dict[str, Any]:
+    """Write an entry beside its place and rename it; give what the entry says of itself."""
+    temporary = entry.with_name(f".{entry.name}.{secrets.token_hex(8)}")
+    try:
+        temporary.mkdir(parents=True)
+        sizes = {}
+        for name, array in _stored(arrays):
+            np.save(temporary / name, array)
+            sizes[name] = (temporary / name).stat().st_size
+        content = {**meta, "shape": arrays.image.shape, "sizes": sizes}
+        (temporary / "case.json").write_text(json.dumps(content, ensure_ascii=False), "utf-8")
+        return _move(temporary, entry)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise StorageError(
+            f"the cache {entry.parent} cannot be written ({reason}): "
+            "free space there, make it writable, or choose another folder"
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _stored(arrays: Arrays) -> Iterator[tuple[str, Array]]:
+    """Give names and arrays as stored; a volume's last axis is slowest, so a slice is one piece."""
+    order = np.asfortranarray if arrays.label.ndim == 3 else np.ascontiguousarray
+    yield "image.npy", order(arrays.image.astype(np.float32, copy=False))
+    yield "label.npy", order(arrays.label.astype(np.uint8, copy=False))
+    if arrays.mask is not None:
+        yield "mask.npy", order(arrays.mask.astype(np.uint8))
+
+
+def _move(temporary: Path, entry: Path) -> dict[str, Any]:
+    """Rename into place; another process's whole entry is used, a damaged one is put aside."""
+    for _ in range(5):
+        try:
+            temporary.rename(entry)
+        except OSError as error:
+            meta = _read_meta(entry)
+            if meta is not None:
+                return meta
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+            aside = temporary.with_name(f"{temporary.name}.damaged")
+            with suppress(FileNotFoundError):  # another process has put it aside
+                entry.rename(aside)
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            break
+    meta = _read_meta(entry)
+    if meta is None:
+        raise OSError(f"the entry {entry.name} keeps being damaged")
+    return meta
+
+
+@lru_cache(maxsize=256)  # bounds the open files: each mapped array holds one
+def _open(folder: Path) -> Arrays:
+    try:
+        image, label = _map(folder / "image.npy"), _map(folder / "label.npy")
+        mask = _map(folder / "mask.npy") if (folder / "mask.npy").exists() else None
+    except (OSError, ValueError) as error:
+        raise StorageError(
+            f"the prepared case {folder} cannot be read: start again, and it is prepared anew"
+        ) from error
+    return Arrays(image, label, mask)
+
+
+def _map(path: Path) -> Array:
+    """Map a file as a plain array: slicing one is faster than slicing a memmap."""
+    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))

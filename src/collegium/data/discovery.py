@@ -1,0 +1,241 @@
+"""Finds the cases of a site: by a manifest, or in a folder of images and a folder of masks."""
+
+import csv
+import io
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from collegium.data.pairing import PairedCase, case_id, pair_cases
+from collegium.data.site import Case
+from collegium.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+
+# --- a manifest
+
+_SPLIT_NAMES = {
+    "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val",
+    "test": "test", "testing": "test",
+}  # fmt: skip
+_ALIASES = {"patient_id": "patient", "case_id": "case", "mask": "label"}
+
+
+def from_manifest(site: str, root: Path, manifest: Path) -> tuple[list[Case], list[str]]:
+    """Give the usable cases of a manifest and one sentence for each problem.
+
+    Args:
+        site: The site's name; where the manifest has a column site, only its rows count.
+        root: The folder that the manifest's paths are relative to; else its own folder.
+        manifest: The CSV file, with the columns image and label, and of choice case, patient, fov,
+            split and site.
+
+    Raises:
+        DataError: If the manifest as a whole is unusable.
+    """
+    cases: dict[str, Case] = {}
+    problems = []
+    for line, row in read_manifest(site, manifest):
+        if row.get("site", site) != site:
+            continue
+        where = f"site {site}, line {line} of {manifest}"
+        try:
+            case = _case_of_row(site, row, (root, manifest.parent), where)
+            if case.case in cases:
+                raise DataError(f"{where}: case {case.case} is there twice: give each its own id")
+            cases[case.case] = case
+        except DataError as error:
+            problems.append(str(error))
+    return list(cases.values()), problems
+
+
+def read_manifest(site: str, manifest: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """Read a manifest's rows as text, with the line number of each.
+
+    Column names are lower-cased and aliases resolved; ids stay text, so that 0007 keeps its zeros;
+    a byte order mark and semicolons, as spreadsheets write them, are understood.
+
+    Raises:
+        DataError: If the file cannot be read or lacks a column.
+    """
+    text = _read_text(site, manifest)
+    header = text.partition("\n")[0]
+    delimiter = max(",;\t", key=header.count)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    names = [name.strip().lower() for name in next(reader, [])]
+    columns = [name if _ALIASES.get(name) in names else _ALIASES.get(name, name) for name in names]
+    missing = {"image", "label"} - set(columns)
+    if missing:
+        raise DataError(
+            f"site {site}: the manifest {manifest} has no column {' nor '.join(sorted(missing))}: "
+            f"add it to the columns {', '.join(columns)}"
+        )
+    for cells in reader:
+        if any(cell.strip() for cell in cells):
+            values = [cell.strip() for cell in cells]
+            if any(values[len(columns) :]):
+                raise DataError(
+                    f"site {site}, line {reader.line_num} of {manifest}: {len(values)} cells stand "
+                    f"below {len(columns)} columns: put quotes around cells with a {delimiter!r}"
+                )
+            yield reader.line_num, dict(zip(columns, values, strict=False))
+
+
+def _read_text(site: str, manifest: Path) -> str:
+    try:
+        return manifest.read_text("utf-8-sig")
+    except FileNotFoundError as error:
+        raise DataError(
+            f"site {site}: there is no manifest {manifest}: correct the path or federation.root"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"site {site}: the manifest {manifest} is not UTF-8 text: save it as 'CSV UTF-8'"
+        ) from error
+    except OSError as error:
+        raise DataError(
+            f"site {site}: the manifest {manifest} cannot be read ({error.strerror}): "
+            "check its permissions"
+        ) from error
+
+
+def _case_of_row(site: str, row: Mapping[str, str], bases: Sequence[Path], where: str) -> Case:
+    image = row.get("image", "")
+    case = row.get("case") or Path(image).name.split(".")[0]
+    if not case:
+        raise DataError(f"{where} names no case and no image: fill in the line or remove it")
+    split = row.get("split", "").lower()
+    if split and split not in _SPLIT_NAMES:
+        raise DataError(
+            f"{where}, case {case}: the split {split} is unknown: write train, val or test"
+        )
+    files = {
+        column: _find_file(row.get(column, ""), bases, column, f"site {site}, case {case}")
+        for column in ("image", "label", "fov")
+        if column != "fov" or row.get("fov")
+    }
+    return Case(
+        site=site,
+        case=case,
+        patient=row.get("patient") or case,
+        images=(files["image"],),
+        label=files["label"],
+        fov=files.get("fov"),
+        split=_SPLIT_NAMES.get(split),
+    )
+
+
+def _find_file(value: str, bases: Sequence[Path], column: str, where: str) -> Path:
+    if not value:
+        raise DataError(f"{where}: the manifest names no {column}: add it or remove the line")
+    for base in bases:
+        if (base / value).exists():
+            return base / value
+    raise DataError(
+        f"{where}: there is no {column} {bases[0] / value}: correct the manifest (paths are "
+        "relative to federation.root or to the manifest's folder) or restore the file"
+    )
+
+
+# --- a folder
+
+_IMAGES = ("images", "image", "imagestr")
+_LABELS = (
+    "labels", "label", "labelstr", "manual", "1st_manual", "segmentations", "segmentation",
+    "annotations", "masks", "mask",
+)  # fmt: skip
+_FOVS = ("fov", "fovs", "fov_masks")
+
+
+def from_folder(site: str, folder: Path) -> tuple[list[Case], list[str]]:
+    """Give the usable cases of a folder and one sentence for each problem.
+
+    Images stand in the subfolder images, masks in labels, masks, manual or segmentations, fields of
+    view in fov; which mask belongs to which image is decided by their names.
+    """
+    if not folder.is_dir():
+        return [], [
+            f"site {site}: there is no folder {folder}: correct the path or federation.root"
+        ]
+    images, labels, fovs = _subfolders(folder)
+    if images is None or labels is None:
+        wanted = "images" if images is None else "labels (or masks, manual, segmentations)"
+        return [], [f"site {site}: {folder} has no subfolder {wanted}: add it or use a manifest"]
+    channels, incomplete, problems = _group_channels(site, _files(images), _files(labels))
+    masks = [path for path in _files(labels) if case_id(path) not in incomplete]
+    try:
+        pairing = pair_cases([files[0] for files in channels], masks, _files(fovs))
+    except DataError as error:
+        return [], [*problems, f"site {site}: {error}"]
+    for note in pairing.notes:
+        logger.info("site %s: %s", site, note)
+    problems += [
+        f"site {site}, case {case}: its image in {images} has no mask in {labels}: "
+        "add the mask or take the image out"
+        for case in pairing.unpaired_images
+    ]
+    problems += [
+        f"site {site}: the mask {mask} in {labels} has no image in {images}: "
+        "add the image or take the mask out"
+        for mask in pairing.unpaired_masks
+    ]
+    files_of = {files[0]: files for files in channels}
+    return [_case_of_pair(site, pair, files_of[pair.image]) for pair in pairing.cases], problems
+
+
+def _case_of_pair(site: str, pair: PairedCase, images: tuple[Path, ...]) -> Case:
+    if pair.mask is None:
+        raise DataError(f"site {site}, case {pair.case}: it has no mask: add one")
+    case = pair.case.removesuffix("_0000") if len(images) > 1 else pair.case
+    return Case(site, case, case, images, pair.mask, pair.fov)
+
+
+def _files(folder: Path | None) -> list[Path]:
+    return sorted(folder.iterdir()) if folder is not None else []
+
+
+def _group_channels(
+    site: str, images: Sequence[Path], labels: Sequence[Path]
+) -> tuple[list[tuple[Path, ...]], set[str], list[str]]:
+    """Group b01_0000, b01_0001 to one image of two channels, where there is a label b01.
+
+    Returns:
+        The files of each image, the cases that lack a channel, and a sentence for each of these.
+    """
+    labelled = {case_id(path) for path in labels}
+    groups: dict[str, dict[str, Path]] = {}
+    single = []
+    for path in images:
+        base, _, channel = case_id(path).rpartition("_")
+        if re.fullmatch(r"\d{4}", channel) and base in labelled:
+            groups.setdefault(base, {})[channel] = path
+        else:
+            single.append((path,))
+    wanted = sorted({channel for group in groups.values() for channel in group})
+    complete = {base: group for base, group in groups.items() if len(group) == len(wanted)}
+    problems = []
+    for base, group in groups.items():
+        there = next(iter(group.values()))
+        problems += [
+            f"site {site}, case {base}: channel {channel} is missing "
+            f"({there.with_name(there.name.replace(case_id(there), f'{base}_{channel}', 1))}): add "
+            f"it or take the case out; {len(complete)} of {len(groups)} cases are complete"
+            for channel in wanted
+            if channel not in group
+        ]
+    several = [tuple(group[channel] for channel in wanted) for group in complete.values()]
+    return [*single, *several], groups.keys() - complete.keys(), problems
+
+
+def _subfolders(folder: Path) -> tuple[Path | None, Path | None, Path | None]:
+    """Find the folders of images, labels, fields of view; `masks` beside labels are the latter."""
+    there = {path.name.lower(): path for path in sorted(folder.iterdir()) if path.is_dir()}
+    images, labels, fovs = (
+        [there[name] for name in names if name in there] for names in (_IMAGES, _LABELS, _FOVS)
+    )
+    if not fovs and labels and labels[0].name.lower() not in ("masks", "mask"):
+        fovs = [path for path in labels[1:] if path.name.lower() in ("masks", "mask")]
+    image, label, fov = (next(iter(found), None) for found in (images, labels, fovs))
+    return image, label, fov

@@ -1,0 +1,204 @@
+"""The description of a federation, and the way from a site's files to a `Site`."""
+
+import logging
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from collegium.data.cache import PreparedCase, prepare
+from collegium.data.discovery import from_folder, from_manifest
+from collegium.data.recipe import ImageConfig, TaskConfig
+from collegium.data.sampling import ImageDataset, SamplingConfig
+from collegium.data.site import Case, EgressPolicy, Site
+from collegium.data.splits import SPLITS, SplitConfig, splits_of
+from collegium.errors import ConfigError, DataError
+
+__all__ = [
+    "FederationConfig",
+    "ImageConfig",
+    "SamplingConfig",
+    "SiteConfig",
+    "SplitConfig",
+    "TaskConfig",
+    "find_cases",
+    "list_cases",
+    "open_federation",
+    "open_site",
+    "sites_of",
+]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SiteConfig:
+    """Where a site's files are, and what may leave the site.
+
+    Attributes:
+        folder: A folder with subfolders of images and labels, relative to the federation's root.
+        manifest: A CSV file with one line per case, relative to the federation's root.
+        allow: Names of the parts that may leave; None allows all that an algorithm declares.
+        forbid: Names of the parts that may not leave.
+    """
+
+    folder: str | None = None
+    manifest: str | None = None
+    allow: tuple[str, ...] | None = None
+    forbid: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if (self.folder is None) == (self.manifest is None):
+            raise ConfigError(
+                f"a site has folder {self.folder!r} and manifest {self.manifest!r}: "
+                "give exactly one of the two"
+            )
+
+
+@dataclass(frozen=True)
+class FederationConfig:
+    """A federation: its sites, its task, and how files become training samples.
+
+    Attributes:
+        name: The federation's name.
+        sites: Every site by its name.
+        root: The folder that all paths are relative to; environment variables and ~ are expanded.
+        outside: Names of the sites that take no part in training.
+        task: What the labels mean.
+        image: How a file becomes an array.
+        sampling: How a training sample is drawn from a case.
+        splits: Which shares of the patients are held out.
+    """
+
+    name: str
+    sites: dict[str, SiteConfig]
+    root: str = "."
+    outside: tuple[str, ...] = ()
+    task: TaskConfig = field(default_factory=TaskConfig)
+    image: ImageConfig = field(default_factory=ImageConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    splits: SplitConfig = field(default_factory=SplitConfig)
+
+    def __post_init__(self) -> None:
+        unknown = sorted(set(self.outside) - self.sites.keys())
+        if unknown:
+            raise ConfigError(
+                f"federation.outside names {', '.join(unknown)}, which is not among the sites "
+                f"{', '.join(sorted(self.sites))}: correct the name"
+            )
+
+
+def sites_of(config: FederationConfig) -> list[str]:
+    """Give the names of the inside sites, sorted."""
+    return sorted(set(config.sites) - set(config.outside))
+
+
+def open_site(
+    config: FederationConfig, name: str, cache: Path, seed: int, splits_file: Path | None
+) -> Site:
+    """Find a site's cases, split them by patient and prepare them in the cache.
+
+    Args:
+        config: The federation.
+        name: The site, inside or outside.
+        cache: The folder for prepared cases; nothing is ever written beside the data.
+        seed: Decides the splits where the manifest does not.
+        splits_file: Where the splits are stored and read back; None to draw them every time.
+
+    Raises:
+        DataError: If files, manifest or splits are unusable.
+        StorageError: If the cache or the splits cannot be written.
+    """
+    cases = find_cases(config, name)
+    splits = splits_of(cases, config.splits, seed, splits_file)
+    prepared = {case.case: prepare(case, config.image, config.task, cache) for case in cases}
+    channels = {case.shape[0] for case in prepared.values()}
+    if len(channels) > 1:
+        raise DataError(
+            f"site {name}: its images have {sorted(channels)} channels: "
+            "set image.channels to grey, rgb or green"
+        )
+    train, val, test = (
+        ImageDataset([p for c, p in prepared.items() if splits[c] == split], config.sampling)
+        for split in SPLITS
+    )
+    logger.info(
+        "site %s: %d cases (train %d, val %d, test %d)",
+        name, len(cases), len(train), len(val), len(test),
+    )  # fmt: skip
+    return Site(name, train, val, test, _policy(config.sites[name]))
+
+
+def open_federation(
+    config: FederationConfig, cache: Path, seed: int, splits_dir: Path | None
+) -> dict[str, Site]:
+    """Open every inside site; the splits of a site are kept in `splits_dir`/<site>.json."""
+    files = {name: splits_dir and splits_dir / f"{name}.json" for name in sites_of(config)}
+    sites = {name: open_site(config, name, cache, seed, file) for name, file in files.items()}
+    channels = {name: case.shape[0] for name, site in sites.items() for case in _prepared(site)}
+    if len(set(channels.values())) > 1:
+        listed = ", ".join(f"{name} {count}" for name, count in channels.items())
+        raise DataError(
+            f"the images have different numbers of channels ({listed}): "
+            "set image.channels to grey, rgb or green"
+        )
+    return sites
+
+
+def find_cases(config: FederationConfig, name: str) -> list[Case]:
+    """Give the cases of a site, sorted by id.
+
+    Raises:
+        DataError: If any case is unusable; it names the first problem and counts the others.
+    """
+    cases, problems = list_cases(config, name)
+    if problems:
+        more = len(problems) - 1
+        raise DataError(problems[0] + (f" (and {more} more problems at this site)" if more else ""))
+    return cases
+
+
+def list_cases(config: FederationConfig, name: str) -> tuple[list[Case], list[str]]:
+    """Give the usable cases of a site, sorted by id, and one sentence for each problem."""
+    if name not in config.sites:
+        known = ", ".join(sorted(config.sites))
+        raise ConfigError(f"the federation {config.name} has no site {name}: choose one of {known}")
+    root, site = expand_root(config.root), config.sites[name]
+    try:
+        if site.manifest is not None:
+            cases, problems = from_manifest(name, root, root / site.manifest)
+        else:
+            cases, problems = from_folder(name, root / str(site.folder))
+    except DataError as error:
+        cases, problems = [], [str(error)]
+    if not cases and not problems:
+        place = site.manifest or site.folder
+        problems = [f"site {name}: {place} holds no cases of it: add some or take the site out"]
+    return sorted(cases, key=lambda case: case.case), problems
+
+
+def expand_root(root: str) -> Path:
+    """Expand environment variables and ~ in the federation's root.
+
+    Raises:
+        ConfigError: If a variable is not set.
+    """
+    for braced, plain in re.findall(r"\$(?:\{(\w+)\}|(\w+))", root):
+        if (braced or plain) not in os.environ:
+            raise ConfigError(
+                f"federation.root is {root}, but the environment variable {braced or plain} is not "
+                "set: set it, or pass federation.root=<folder>"
+            )
+    return Path(os.path.expandvars(root)).expanduser()
+
+
+def _prepared(site: Site) -> Iterator[PreparedCase]:
+    for dataset in (site.train, site.val, site.test):
+        if isinstance(dataset, ImageDataset):
+            yield from dataset.cases
+
+
+def _policy(site: SiteConfig) -> EgressPolicy:
+    allow = None if site.allow is None else frozenset(site.allow)
+    return EgressPolicy(allow, frozenset(site.forbid))

@@ -1,0 +1,281 @@
+"""Finds which mask belongs to which image by their names, never by their positions."""
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from collegium.data.reading import SUFFIXES
+from collegium.errors import DataError
+
+__all__ = ["PairedCase", "Pairing", "case_id", "pair_cases"]
+
+Key = tuple[Hashable, ...]
+
+_JUNK = {"thumbs.db", "desktop.ini", "icon\r"}
+_NO_IMAGE = {
+    ".csv", ".tsv", ".txt", ".md", ".json", ".xml", ".yaml", ".yml", ".pdf", ".html", ".log",
+    ".xls", ".xlsx", ".doc", ".docx", ".py", ".sh", ".zip",
+}  # fmt: skip
+_MASK_TOKEN = re.compile(
+    r"segmentations?|segs?|masks?|labels?|lbl|gt|groundtruth|ground|truth|annotations?|anno?|"
+    r"manual\d*|annotator\d*|expert\d*|observer\d*|rater\d*|(1st|2nd)ho|rois?|fov"
+)
+_ROLE_TOKEN = re.compile(
+    rf"{_MASK_TOKEN.pattern}|images?|imgs?|im|scans?|original|orig|raw|training|train|testing|test"
+)
+
+
+class PairedCase(NamedTuple):
+    """The files of one case.
+
+    Attributes:
+        case: The image's stem as it stands.
+        image: The image's file.
+        mask: The mask's file; None where no masks were given.
+        fov: The file of the field of view, where there is one.
+    """
+
+    case: str
+    image: Path
+    mask: Path | None
+    fov: Path | None
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """What belongs to what.
+
+    Attributes:
+        cases: Every image that has a mask (every image, where no masks were given), sorted by case
+            with numbers compared as numbers.
+        unpaired_images: Case ids of the images that no mask belongs to.
+        unpaired_masks: File names of the masks that belong to no image.
+        notes: One sentence for each thing that a person should know about the pairing.
+    """
+
+    cases: tuple[PairedCase, ...]
+    unpaired_images: tuple[str, ...] = ()
+    unpaired_masks: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def pair_cases(images: Sequence[Path], masks: Sequence[Path], fovs: Sequence[Path] = ()) -> Pairing:
+    """Pair images with masks, and with fields of view, by their names.
+
+    The rules of `RULES` are tried from the strictest to the loosest. The first whose keys are
+    unique in both folders and which finds an image for every mask is taken; if there is none, the
+    one that finds the most, and what is left over is reported by name. Hidden files, the droppings
+    of operating systems and files that are plainly no images (text, tables, archives) are ignored.
+
+    Args:
+        images: The images' files.
+        masks: The masks' files; none at all makes every image a case without a mask.
+        fovs: The files of the fields of view.
+
+    Raises:
+        DataError: Two images have one case id, two files could belong to the same case, or nothing
+            can be paired.
+    """
+    kept = sorted(_relevant(images), key=lambda path: (_natural(case_id(path)), str(path)))
+    if not kept:
+        raise DataError(f"{_folder(images)}: there is no image among the files: add images")
+    _refuse_doubles(kept)
+    notes: list[str] = []
+    mask_of = _pair(kept, masks, "mask", notes)
+    fov_of = _pair(kept, fovs, "field of view", notes)
+    cases = tuple(
+        PairedCase(case_id(image), image, mask_of.get(image), fov_of.get(image))
+        for image in kept
+        if not masks or image in mask_of
+    )
+    without = tuple(case_id(image) for image in kept if masks and image not in mask_of)
+    left = set(_relevant(masks)) - set(mask_of.values())
+    if fovs:
+        notes += [f"case {case.case} has no field of view" for case in cases if case.fov is None]
+    notes += [f"case {case} has no mask and is left out" for case in without]
+    return Pairing(cases, without, tuple(sorted(path.name for path in left)), tuple(notes))
+
+
+def case_id(path: Path) -> str:
+    """Return the file's name as it stands, without the extension (`.nii.gz` is one extension)."""
+    for suffix in sorted(SUFFIXES, key=len, reverse=True):
+        if path.name.lower().endswith(suffix) and len(path.name) > len(suffix):
+            return path.name[: -len(suffix)]
+    return path.stem
+
+
+# --- the rules
+
+
+def _exact(stem: str) -> Key:
+    return (unicodedata.normalize("NFC", stem),)
+
+
+def _numbered(stem: str) -> Key:
+    return _parts(_tokens(stem))
+
+
+def _without_mask_words(stem: str) -> Key:
+    return _strip(_tokens(stem), _MASK_TOKEN)
+
+
+def _without_role_words(stem: str) -> Key:
+    return _strip(_tokens(stem), _ROLE_TOKEN)
+
+
+def _without_channel(stem: str) -> Key:
+    return _without_role_words(re.sub(r"_0000$", "", stem))
+
+
+def _leading(stem: str) -> Key:
+    return _parts(_tokens(stem)[:1])
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One way to read the case out of a file's stem."""
+
+    words: str
+    key: Callable[[str], Key]
+
+
+RULES = (
+    Rule("equal names", _exact),
+    Rule("equal names, with numbers compared as numbers", _numbered),
+    Rule("names without words such as seg, mask and manual1", _without_mask_words),
+    Rule("names without words such as seg, mask, image and training", _without_role_words),
+    Rule("names without the channel suffix _0000", _without_channel),
+    Rule("the first part of the name", _leading),
+)
+"""From the strictest to the loosest."""
+
+
+def _tokens(stem: str) -> list[str]:
+    folded = unicodedata.normalize("NFC", stem).casefold()
+    return [token for token in re.split(r"[\W_]+", folded) if token]
+
+
+def _parts(tokens: Iterable[str]) -> Key:
+    """Split tokens into words and numbers: `case`, `01L` becomes `case`, 1, `l`."""
+    pieces = (piece for token in tokens for piece in re.findall(r"[0-9]+|[^0-9]+", token))
+    return tuple(int(piece) if piece.isascii() and piece.isdigit() else piece for piece in pieces)
+
+
+def _strip(tokens: Iterable[str], role: re.Pattern[str]) -> Key:
+    """Drop role words that stand alone (`manual1`) or that are glued to a number (`img01`)."""
+    parts = _parts(token for token in tokens if not role.fullmatch(token))
+    return tuple(part for part in parts if isinstance(part, int) or not role.fullmatch(str(part)))
+
+
+def _natural(stem: str) -> tuple[tuple[int, int, str], ...]:
+    return tuple(
+        (0, part, "") if isinstance(part, int) else (1, 0, str(part)) for part in _numbered(stem)
+    )
+
+
+# --- matching
+
+
+def _pair(
+    images: Sequence[Path], files: Sequence[Path], kind: str, notes: list[str]
+) -> dict[Path, Path]:
+    """Return the file that belongs to each image, where one does."""
+    others = sorted(_relevant(files), key=str)
+    if not others:
+        if files:
+            raise DataError(f"{_folder(files)}: there is no {kind} among the files: add them")
+        return {}
+    best: dict[Path, Path] = {}
+    words = ""
+    for rule in RULES:
+        found = _matches(rule, images, others)
+        if found is not None and len(found) > len(best):
+            best, words = found, rule.words
+        if len(best) == len(others):
+            break
+    else:
+        _refuse_ambiguity(images, others, kind)
+    if not best:
+        raise DataError(
+            f"no {kind} in {_folder(others)} belongs to an image in {_folder(images)} by its name "
+            f"(for instance {others[0].name} and {images[0].name}): give a {kind} its image's "
+            "name, or list the pairs in a manifest"
+        )
+    notes.append(f"{len(best)} of {len(others)} files of kind {kind} were paired by {words}")
+    return best
+
+
+def _matches(rule: Rule, images: Sequence[Path], others: Sequence[Path]) -> dict[Path, Path] | None:
+    """Pair by one rule; None where its keys are not unique or it contradicts the numbers."""
+    image_of, other_of = _groups(rule, images), _groups(rule, others)
+    if any(len(group) > 1 for group in (*image_of.values(), *other_of.values())):
+        return None
+    found = {image_of[key][0]: other_of[key][0] for key in image_of if key in other_of}
+    if rule.key is _leading and not all(map(_same_numbers, found, found.values())):
+        return None
+    return found
+
+
+def _same_numbers(image: Path, other: Path) -> bool:
+    """Whether the numbers behind the leading part agree, or only one side has any."""
+    first, second = (
+        [part for part in _without_role_words(case_id(path)) if isinstance(part, int)]
+        for path in (image, other)
+    )
+    shorter = min(len(first), len(second))
+    return first[:shorter] == second[:shorter]
+
+
+def _groups(rule: Rule, files: Iterable[Path]) -> dict[Key, list[Path]]:
+    groups: dict[Key, list[Path]] = {}
+    for path in files:
+        groups.setdefault(rule.key(case_id(path)), []).append(path)
+    return groups
+
+
+def _refuse_ambiguity(images: Sequence[Path], others: Sequence[Path], kind: str) -> None:
+    """Raise where two files could belong to one case once the role words are gone."""
+    rule = Rule("", _without_role_words)
+    image_of, other_of = _groups(rule, images), _groups(rule, others)
+    for key in image_of.keys() & other_of.keys():
+        if len(image_of[key]) > 1 or len(other_of[key]) > 1:
+            raise DataError(
+                f"the names do not tell which {kind} of {_names(other_of[key])} in "
+                f"{_folder(others)} belongs to which image of {_names(image_of[key])} in "
+                f"{_folder(images)}: keep one {kind} per image, or list the pairs in a manifest"
+            )
+
+
+def _refuse_doubles(images: Sequence[Path]) -> None:
+    counts: Mapping[Key, int] = Counter(_exact(case_id(path)) for path in images)
+    for key, count in counts.items():
+        if count > 1:
+            same = [path for path in images if _exact(case_id(path)) == key]
+            raise DataError(
+                f"{_names(same)} in {_folder(same)} are all called case {key[0]}: rename or remove "
+                "all but one of them"
+            )
+
+
+def _relevant(files: Iterable[Path]) -> list[Path]:
+    return [path for path in files if not _ignored(path)]
+
+
+def _ignored(path: Path) -> bool:
+    name = path.name.lower()
+    if name.startswith(".") or name in _JUNK or path.suffix.lower() in _NO_IMAGE:
+        return True
+    empty = path.is_file() and path.stat().st_size == 0
+    return empty and not name.endswith(SUFFIXES)  # an empty image is reported when it is read
+
+
+def _names(files: Sequence[Path]) -> str:
+    return ", ".join(path.name for path in files)
+
+
+def _folder(files: Sequence[Path]) -> str:
+    return str(files[0].parent) if files else "the folder of images"

@@ -1,0 +1,57 @@
+"""A site: an institution's cases, its data as the library sees it, and what it lets out."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from collegium.data.dataset import Dataset
+
+
+@dataclass(frozen=True)
+class Case:
+    """The files of one case, as found by a manifest or in a folder.
+
+    Attributes:
+        site: The site's name.
+        case: The site's own id of the case, unique at the site.
+        patient: The site's own id of the patient; by default the case's.
+        images: The image's files, one per channel group (usually one).
+        label: The label's file.
+        fov: The file of the field of view, where there is one.
+        split: The split that the manifest names: "train", "val", "test" or None.
+    """
+
+    site: str
+    case: str
+    patient: str
+    images: tuple[Path, ...]
+    label: Path
+    fov: Path | None = None
+    split: str | None = None
+
+    def __str__(self) -> str:
+        return f"site {self.site}, case {self.case}"
+
+
+@dataclass(frozen=True)
+class EgressPolicy:
+    """What may leave a site.
+
+    Attributes:
+        allow: Names of the parts that may leave; None allows all that an algorithm declares, except
+            its opt-in parts.
+        forbid: Names of the parts that may not leave, whatever `allow` says.
+    """
+
+    allow: frozenset[str] | None = None
+    forbid: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Site:
+    """One institution: its name, its three splits and its egress policy."""
+
+    name: str
+    train: Dataset
+    val: Dataset
+    test: Dataset
+    policy: EgressPolicy = EgressPolicy()

@@ -1,0 +1,342 @@
+"""From a description of a federation to its sites: manifests, folders, paths."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+from PIL import Image
+
+from collegium.data.federation import (
+    FederationConfig,
+    ImageConfig,
+    SamplingConfig,
+    SiteConfig,
+    SplitConfig,
+    TaskConfig,
+    expand_root,
+    find_cases,
+    list_cases,
+    open_federation,
+    open_site,
+    sites_of,
+)
+from collegium.data.site import EgressPolicy
+from collegium.errors import ConfigError, DataError
+from collegium.randomness import generator
+
+
+def picture(path: Path, value: int = 1, mode: str = "L") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.arange(48, dtype=np.uint8).reshape(6, 8) + np.uint8(value)
+    Image.fromarray(pixels).convert(mode).save(path)
+    return path
+
+
+def mask(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.eye(6, 8, dtype=np.uint8) * 255).save(path)
+    return path
+
+
+def folder_site(folder: Path, names: list[str], labels: str = "labels") -> Path:
+    for index, name in enumerate(names):
+        picture(folder / "images" / f"{name}.png", index)
+        mask(folder / labels / f"{name}.png")
+    return folder
+
+
+def manifest(path: Path, text: str, encoding: str = "utf-8") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding)
+    return path
+
+
+def by_manifest(root: Path, file: str = "m.csv") -> FederationConfig:
+    return FederationConfig("f", {"A": SiteConfig(manifest=file)}, root=str(root))
+
+
+def by_folder(root: Path, folder: str = "A") -> FederationConfig:
+    return FederationConfig("f", {"A": SiteConfig(folder=folder)}, root=str(root))
+
+
+# --- manifests
+
+
+def test_ids_in_a_manifest_stay_text_and_a_byte_order_mark_is_no_column(tmp_path):
+    for name in ("0042", "0007"):
+        picture(tmp_path / f"{name}.png")
+        mask(tmp_path / f"{name}_m.png")
+    text = "case,patient_id,image,mask\n0042,007,0042.png,0042_m.png\n0007,1,0007.png,0007_m.png\n"
+    manifest(tmp_path / "m.csv", text, "utf-8-sig")
+    cases = find_cases(by_manifest(tmp_path), "A")
+    assert [(case.case, case.patient) for case in cases] == [("0007", "1"), ("0042", "007")]
+    assert cases[0].label == tmp_path / "0007_m.png"
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t"])
+def test_other_delimiters_of_spreadsheets_are_understood(tmp_path, delimiter):
+    picture(tmp_path / "a.png")
+    mask(tmp_path / "b.png")
+    rows = [["Case", "Image", "Label"], ["x", "a.png", "b.png"], ["", "", ""]]
+    manifest(tmp_path / "m.csv", "\r\n".join(delimiter.join(row) for row in rows))
+    (case,) = find_cases(by_manifest(tmp_path), "A")
+    assert (case.case, case.patient, case.images) == ("x", "x", (tmp_path / "a.png",))
+
+
+def test_only_the_rows_of_the_site_count_and_paths_may_start_at_the_manifest(tmp_path):
+    picture(tmp_path / "sub" / "a.png")
+    mask(tmp_path / "sub" / "b.png")
+    text = "site,image,label,split\nA,a.png,b.png,Validation\nB,no.png,no.png,train\n"
+    manifest(tmp_path / "sub" / "m.csv", text)
+    (case,) = find_cases(by_manifest(tmp_path, "sub/m.csv"), "A")
+    assert (case.case, case.split, case.fov) == ("a", "val", None)
+    assert case.images == (tmp_path / "sub" / "a.png",)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("case,image\nx,a.png\n", r"site A: the manifest .*m\.csv has no column label: add it"),
+        ("case,image,label\nx,no.png,b.png\n", r"site A, case x: there is no image .*no\.png"),
+        ("case,image,label\nx,a.png,\n", r"site A, case x: the manifest names no label: add it"),
+        ("case,image,label\nx,a.png,b.png\nx,a.png,b.png\n", r"line 3 of .*case x is there twice"),
+        ("case,image,label,split\nx,a.png,b.png,tune\n", r"the split tune is unknown: write train"),
+        ("case,image,label\n,,b.png\n", r"line 2 of .* names no case and no image"),
+        ("case,image,label\nx,a.png,b.png,extra\n", r"line 2 of .*: 4 cells stand below 3 columns"),
+        ("case,image,label\n", r"site A: m\.csv holds no cases"),
+        ("site,image,label\nB,a.png,b.png\n", r"site A: m\.csv holds no cases of it"),
+    ],
+)
+def test_a_faulty_manifest_names_site_place_and_remedy(tmp_path, text, error):
+    picture(tmp_path / "a.png")
+    mask(tmp_path / "b.png")
+    manifest(tmp_path / "m.csv", text)
+    with pytest.raises(DataError, match=error):
+        find_cases(by_manifest(tmp_path), "A")
+
+
+def test_a_manifest_that_is_not_there_or_not_text_is_a_data_error(tmp_path):
+    with pytest.raises(DataError, match=r"site A: there is no manifest .*m\.csv: correct the path"):
+        find_cases(by_manifest(tmp_path), "A")
+    (tmp_path / "m.csv").write_bytes("fälle,image".encode("latin-1"))
+    with pytest.raises(DataError, match="is not UTF-8 text: save it as"):
+        find_cases(by_manifest(tmp_path), "A")
+
+
+def test_all_problems_of_a_manifest_are_listed_and_counted(tmp_path):
+    picture(tmp_path / "a.png")
+    mask(tmp_path / "b.png")
+    lines = ["case,image,label", "x,a.png,b.png", "y,no.png,b.png", "z,a.png,no.png"]
+    manifest(tmp_path / "m.csv", "\n".join(lines))
+    cases, problems = list_cases(by_manifest(tmp_path), "A")
+    assert [case.case for case in cases] == ["x"]
+    assert [problem.partition(":")[0] for problem in problems] == [
+        "site A, case y", "site A, case z",
+    ]  # fmt: skip
+    with pytest.raises(DataError, match=r"case y: .*\(and 1 more problems at this site\)"):
+        find_cases(by_manifest(tmp_path), "A")
+
+
+# --- folders
+
+
+@pytest.mark.parametrize("labels", ["labels", "masks", "manual", "segmentations", "Labels"])
+def test_a_folder_of_images_and_masks_is_a_site(tmp_path, labels):
+    folder_site(tmp_path / "A", ["p1", "p2"], labels)
+    cases = find_cases(by_folder(tmp_path), "A")
+    assert [(case.case, case.patient, case.split) for case in cases] == [
+        ("p1", "p1", None), ("p2", "p2", None),
+    ]  # fmt: skip
+    assert cases[0].label == tmp_path / "A" / labels / "p1.png"
+
+
+@pytest.mark.parametrize(("labels", "fovs"), [("labels", "fov"), ("1st_manual", "mask")])
+def test_masks_beside_labels_are_fields_of_view(tmp_path, labels, fovs):
+    folder_site(tmp_path / "A", ["p1"], labels)
+    picture(tmp_path / "A" / fovs / "p1.png")
+    (case,) = find_cases(by_folder(tmp_path), "A")
+    assert case.label == tmp_path / "A" / labels / "p1.png"
+    assert case.fov == tmp_path / "A" / fovs / "p1.png"
+
+
+def test_an_image_without_a_mask_and_a_mask_without_an_image_are_named(tmp_path):
+    folder_site(tmp_path / "A", ["p1", "p2"])
+    picture(tmp_path / "A" / "images" / "p3.png")
+    mask(tmp_path / "A" / "labels" / "p4.png")
+    cases, problems = list_cases(by_folder(tmp_path), "A")
+    assert [case.case for case in cases] == ["p1", "p2"]
+    assert len(problems) == 2
+    assert problems[0].startswith("site A, case p3: its image")
+    assert problems[1].startswith("site A: the mask p4.png")
+    with pytest.raises(DataError, match="site A, case p3"):
+        open_site(by_folder(tmp_path), "A", tmp_path / "cache", 0, None)
+
+
+@pytest.mark.parametrize(
+    ("there", "error"),
+    [([], r"site A: there is no folder"), (["A/labels"], r"no subfolder images"),
+     (["A/images"], r"no subfolder labels \(or masks"),
+     (["A/images", "A/labels"], r"site A: .*there is no image among the files")],
+)  # fmt: skip
+def test_a_folder_without_images_or_masks_is_a_data_error(tmp_path, there, error):
+    for folder in there:
+        (tmp_path / folder).mkdir(parents=True)
+    with pytest.raises(DataError, match=error):
+        find_cases(by_folder(tmp_path), "A")
+
+
+def test_an_empty_folder_of_masks_names_the_first_image(tmp_path):
+    picture(tmp_path / "A" / "images" / "p1.png")
+    (tmp_path / "A" / "labels").mkdir()
+    with pytest.raises(DataError, match="site A, case p1: it has no mask: add one"):
+        find_cases(by_folder(tmp_path), "A")
+
+
+def test_files_numbered_by_channel_are_one_image(tmp_path, shared):
+    site = shared / "cases" / "geo11_missing_channel_one_case"
+    cases, problems = list_cases(by_folder(site.parent, site.name), "A")
+    assert [(case.case, len(case.images)) for case in cases] == [("b01", 2), ("b03", 2)]
+    (problem,) = problems
+    assert problem.startswith("site A, case b02: channel 0001 is missing")
+    assert "b02_0001.nii.gz" in problem
+    assert "2 of 3 cases are complete" in problem
+
+
+def test_paths_with_spaces_umlauts_and_hashes_work(tmp_path, shared):
+    root = shared / "cases" / "run01_odd_paths"
+    config = by_folder(root, "Zürich Klinik (2)/fälle_seg #1")
+    config = replace(config, image=ImageConfig(normalise="none"))
+    site = open_site(config, "A", tmp_path / "ä b#c", 0, tmp_path / "ß #1" / "A.json")
+    example = site.train.example(0)
+    inside = example.batch["label"] == 1
+    assert example.case == "pat 01_seg"
+    assert int(inside.sum()) == 24
+    assert float(example.batch["image"][:, 0][inside].mean()) == 500.0
+
+
+# --- opening
+
+
+def test_a_site_is_opened_with_its_splits_and_its_policy(tmp_path):
+    folder_site(tmp_path / "A", [f"p{index}" for index in range(10)])
+    site_config = SiteConfig(folder="A", allow=("model",), forbid=("spectra",))
+    config = FederationConfig(
+        "f", {"A": site_config}, root=str(tmp_path), sampling=SamplingConfig((4, 4)),
+        splits=SplitConfig(0.2, 0.3),
+    )  # fmt: skip
+    site = open_site(config, "A", tmp_path / "cache", 3, tmp_path / "splits.json")
+    assert (len(site.train), len(site.val), len(site.test)) == (5, 2, 3)
+    assert site.policy == EgressPolicy(frozenset({"model"}), frozenset({"spectra"}))
+    ids = [[part.example(i).case for i in range(len(part))] for part in (site.train, site.test)]
+    again = open_site(config, "A", tmp_path / "cache", 4, tmp_path / "splits.json")
+    assert [again.train.example(i).case for i in range(5)] == ids[0]
+    batch = site.train.batch([0, 1], [generator(0, "a"), generator(0, "b")])
+    assert batch["image"].shape == (2, 1, 4, 4)
+
+
+def test_a_federation_opens_its_inside_sites_sorted_and_stores_a_file_for_each(tmp_path):
+    names = ("C", "A", "B")
+    for name in names:
+        folder_site(tmp_path / name, ["p1", "p2", "p3"])
+    config = FederationConfig(
+        "f", {name: SiteConfig(folder=name) for name in names}, root=str(tmp_path), outside=("B",)
+    )
+    assert sites_of(config) == ["A", "C"]
+    sites = open_federation(config, tmp_path / "cache", 0, tmp_path / "splits")
+    assert list(sites) == ["A", "C"]
+    assert sorted(path.name for path in (tmp_path / "splits").iterdir()) == ["A.json", "C.json"]
+    assert len(open_site(config, "B", tmp_path / "cache", 0, None).train) == 1
+
+
+def test_different_numbers_of_channels_are_refused_with_the_remedy(tmp_path):
+    folder_site(tmp_path / "A", ["p1", "p2"])
+    folder_site(tmp_path / "B", ["p1", "p2"])
+    for name in ("p1", "p2"):
+        picture(tmp_path / "B" / "images" / f"{name}.png", mode="RGB")
+    config = FederationConfig(
+        "f", {"A": SiteConfig(folder="A"), "B": SiteConfig(folder="B")}, root=str(tmp_path)
+    )
+    with pytest.raises(DataError, match=r"\(A 1, B 3\): set image\.channels to grey"):
+        open_federation(config, tmp_path / "cache", 0, None)
+    grey = replace(config, image=ImageConfig(channels="grey"))
+    assert len(open_federation(grey, tmp_path / "cache", 0, None)) == 2
+    picture(tmp_path / "A" / "images" / "p1.png", mode="RGB")
+    with pytest.raises(DataError, match=r"site A: its images have \[1, 3\] channels"):
+        open_site(config, "A", tmp_path / "cache", 0, None)
+
+
+def test_volumes_are_worked_on_in_slices_where_the_crop_has_two_numbers(tmp_path):
+    for kind in ("images", "masks"):
+        (tmp_path / "A" / kind).mkdir(parents=True)
+        values = np.arange(60).reshape(5, 4, 3) % 2
+        image = nib.Nifti1Image(values.astype(np.uint8), np.diag([1.0, 2.0, 3.0, 1.0]))
+        nib.save(image, tmp_path / "A" / kind / "v.nii.gz")
+    config = replace(by_folder(tmp_path), sampling=SamplingConfig((4, 4)))
+    site = open_site(config, "A", tmp_path / "cache", 0, None)
+    assert site.train.batch([0], [generator(0)])["image"].shape == (1, 1, 4, 4)
+    example = site.train.example(0)
+    assert example.batch["image"].shape == (3, 1, 5, 4)
+    assert example.spacing == (3.0, 1.0, 2.0)
+
+
+def test_the_real_retinas_are_split_by_child_and_keep_the_manifests_test(shared, tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    config = FederationConfig(
+        "vessel",
+        {"chase_db1": SiteConfig(manifest="vessel/chase_db1/manifest.csv")},
+        root=str(shared / "data"),
+        task=TaskConfig(classes=("background", "vessel")),
+        image=ImageConfig(channels="rgb", size=64),
+        sampling=SamplingConfig((32, 32), flips=True, rotations=True),
+    )
+    site = open_site(config, "chase_db1", tmp_path / "cache", 0, None)
+    parts = {"train": site.train, "val": site.val, "test": site.test}
+    patients = {
+        split: [part.example(index).patient for index in range(len(part))]
+        for split, part in parts.items()
+    }
+    assert {split: len(ids) for split, ids in patients.items()} == {
+        "train": 16, "val": 4, "test": 8,
+    }  # fmt: skip
+    assert sorted(set(patients["test"])) == ["11", "12", "13", "14"]
+    eyes = [patient for ids in patients.values() for patient in sorted(set(ids))]
+    assert sorted(eyes) == [f"{number:02}" for number in range(1, 15)]
+    example = site.test.example(0)
+    assert example.case == "Image_11L"
+    assert example.batch["image"].shape == (1, 3, 62, 64)  # 492 x 512, longest side 64
+    assert 0.03 < float(example.batch["label"].float().mean()) < 0.2
+    assert "28 cases (train 16, val 4, test 8)" in caplog.text
+
+
+# --- the description
+
+
+def test_an_unset_variable_in_the_root_is_named(monkeypatch):
+    monkeypatch.delenv("HOSPITAL_DATA", raising=False)
+    with pytest.raises(
+        ConfigError, match=r"variable HOSPITAL_DATA is not set: set it, or pass fed"
+    ):
+        expand_root("$HOSPITAL_DATA/a")
+    monkeypatch.setenv("HOSPITAL_DATA", "x y")
+    assert expand_root("${HOSPITAL_DATA}/a") == Path("x y/a")
+
+
+def test_the_home_folder_is_expanded_in_the_root(monkeypatch):
+    monkeypatch.setenv("HOME", "/somebody")
+    assert expand_root("~/data") == Path("/somebody/data")
+
+
+@pytest.mark.parametrize("both", [{}, {"folder": "a", "manifest": "b"}])
+def test_a_site_has_either_a_folder_or_a_manifest(both):
+    with pytest.raises(ConfigError, match="give exactly one of the two"):
+        SiteConfig(**both)
+
+
+def test_unknown_sites_are_refused():
+    with pytest.raises(ConfigError, match=r"federation\.outside names D"):
+        FederationConfig("f", {"A": SiteConfig(folder="a")}, outside=("D",))
+    with pytest.raises(ConfigError, match="the federation f has no site D: choose one of A"):
+        find_cases(FederationConfig("f", {"A": SiteConfig(folder="a")}), "D")

@@ -1,0 +1,181 @@
+"""From files to arrays: checks of geometry, resizing and normalising."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from collegium.data.recipe import Arrays, ImageConfig, TaskConfig, decode, make, resize
+from collegium.data.site import Case
+from collegium.errors import ConfigError, DataError
+
+TASK = TaskConfig()
+
+
+def volume(path: Path, values: np.ndarray, affine: np.ndarray) -> Path:
+    nib.save(nib.Nifti1Image(values, affine), path)
+    return path
+
+
+def volume_case(folder: Path, *, label_shape=(6, 5, 4), shift=0.0) -> Case:
+    rng = np.random.default_rng(0)
+    affine = np.diag([2.0, 1.0, 3.0, 1.0])
+    moved = affine.copy()
+    moved[0, 3] = shift
+    image = volume(folder / "i.nii.gz", rng.normal(size=(6, 5, 4)).astype(np.float32), affine)
+    label = volume(folder / "l.nii.gz", rng.integers(0, 2, label_shape).astype(np.uint8), moved)
+    return Case("C", "Case12", "p", (image,), label)
+
+
+def picture_case(folder: Path, pixels: np.ndarray, inside: np.ndarray | None = None) -> Case:
+    Image.fromarray(pixels).save(folder / "i.png")
+    Image.fromarray(np.zeros(pixels.shape[:2], np.uint8)).save(folder / "l.png")
+    if inside is not None:
+        Image.fromarray((inside * 255).astype(np.uint8)).save(folder / "f.png")
+    fov = None if inside is None else folder / "f.png"
+    return Case("C", "Case12", "p", (folder / "i.png",), folder / "l.png", fov)
+
+
+def test_a_mask_of_another_shape_is_refused_with_both_shapes(tmp_path):
+    with pytest.raises(
+        DataError,
+        match=r"site C, case Case12: mask shape \(6, 5, 3\) differs from image \(6, 5, 4\): .*l\.",
+    ):
+        decode(volume_case(tmp_path, label_shape=(6, 5, 3)), ImageConfig(), TASK)
+
+
+def test_a_field_of_view_of_another_shape_is_refused(tmp_path):
+    case = picture_case(tmp_path, np.arange(12, dtype=np.uint8).reshape(3, 4))
+    Image.fromarray(np.full((4, 4), 255, np.uint8)).save(tmp_path / "f.png")
+    with pytest.raises(
+        DataError, match=r"field of view shape \(4, 4\) differs from image \(3, 4\)"
+    ):
+        decode(replace(case, fov=tmp_path / "f.png"), ImageConfig(), TASK)
+
+
+def test_a_mask_elsewhere_in_the_world_is_refused_with_origins_and_distance(tmp_path):
+    with pytest.raises(DataError, match=r"mask lies up to 5.0 mm .*\(0.0, 0.0, 0.0\) and \(5.0, 0"):
+        decode(volume_case(tmp_path, shift=5.0), ImageConfig(), TASK)
+
+
+def test_rounding_in_a_header_is_accepted(tmp_path):
+    raw = decode(volume_case(tmp_path, shift=0.005), ImageConfig(), TASK)
+    assert raw.spacing == (2.0, 1.0, 3.0)
+
+
+def test_an_unreadable_file_names_its_site_and_case(tmp_path):
+    case = picture_case(tmp_path, np.arange(12, dtype=np.uint8).reshape(3, 4))
+    (tmp_path / "i.png").write_bytes(b"no picture")
+    with pytest.raises(DataError, match=r"site C, case Case12: .*i.png"):
+        decode(case, ImageConfig(), TASK)
+
+
+def test_several_files_become_the_channels_of_one_image(tmp_path):
+    first = volume_case(tmp_path)
+    (tmp_path / "b").mkdir()
+    both = replace(first, images=(*first.images, *volume_case(tmp_path / "b").images))
+    raw = decode(both, ImageConfig(), TASK)
+    assert raw.arrays.image.shape == (2, 6, 5, 4)
+
+
+def test_spacing_grows_as_the_array_shrinks(tmp_path):
+    arrays, spacing, _ = make(volume_case(tmp_path), ImageConfig(size=(3, 5, 8)), TASK)
+    assert arrays.image.shape == (1, 3, 5, 8)
+    assert spacing == (4.0, 1.0, 1.5)
+
+
+@pytest.mark.parametrize(("size", "shape"), [(8, (6, 8)), ((4, 4), (4, 4)), (None, (30, 40))])
+def test_one_number_sets_the_longest_side_and_several_the_exact_size(tmp_path, size, shape):
+    pixels = np.arange(1200).reshape(30, 40).astype(np.uint8)
+    arrays, _, _ = make(picture_case(tmp_path, pixels), ImageConfig(size=size), TASK)
+    assert arrays.image.shape == (1, *shape)
+    assert arrays.label.shape == shape
+
+
+def test_two_numbers_resize_the_slices_of_a_volume_and_keep_their_number(tmp_path):
+    arrays, spacing, _ = make(volume_case(tmp_path), ImageConfig(size=(3, 10)), TASK)
+    assert arrays.label.shape == (3, 10, 4)
+    assert spacing == (4.0, 0.5, 3.0)
+
+
+def test_a_size_that_does_not_fit_the_image_is_refused(tmp_path):
+    case = picture_case(tmp_path, np.arange(12, dtype=np.uint8).reshape(3, 4))
+    with pytest.raises(ConfigError, match=r"image.size has 3 numbers, but site C, case Case12"):
+        make(case, ImageConfig(size=(2, 2, 2)), TASK)
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (13, 16), (9, 8)])
+def test_labels_are_resized_as_pillow_takes_the_nearest(shape):
+    label = np.random.default_rng(1).integers(0, 4, (9, 8)).astype(np.uint8)
+    got = resize(Arrays(label[None].astype(np.float32), label, label > 1), shape)
+    nearest = Image.fromarray(label).resize(shape[::-1], Image.Resampling.NEAREST)
+    np.testing.assert_array_equal(got.label, np.asarray(nearest))
+    np.testing.assert_array_equal(got.mask, np.asarray(nearest) > 1)
+
+
+def test_a_shrunk_picture_is_smoothed_as_pillow_does():
+    image = np.random.default_rng(2).random((1, 40, 60)).astype(np.float32)
+    got = resize(Arrays(image, image[0], None), (10, 20)).image[0]
+    expected = Image.fromarray(image[0]).resize((20, 10), Image.Resampling.BILINEAR)
+    np.testing.assert_allclose(got, np.asarray(expected), atol=1e-5)
+
+
+def test_a_volume_is_halved_by_the_mean_of_its_eight_neighbours():
+    image = np.random.default_rng(3).random((2, 4, 6, 8)).astype(np.float32)
+    got = resize(Arrays(image, image[0], None), (2, 3, 4)).image
+    expected = image.reshape(2, 2, 2, 3, 2, 4, 2).mean(axis=(2, 4, 6))
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+def test_slices_are_resized_one_by_one():
+    image = np.random.default_rng(4).random((2, 8, 8, 3)).astype(np.float32)
+    got = resize(Arrays(image, image[0], None), (4, 4, 3)).image
+    for index in range(3):
+        alone = resize(Arrays(image[..., index], image[0, ..., index], None), (4, 4)).image
+        np.testing.assert_allclose(got[..., index], alone, rtol=1e-6)
+
+
+def test_zscore_counts_inside_the_field_of_view_only(tmp_path):
+    pixels = np.random.default_rng(5).integers(0, 255, (6, 6)).astype(np.uint8)
+    inside = np.zeros((6, 6), bool)
+    inside[:, :3] = True
+    arrays, spacing, _ = make(picture_case(tmp_path, pixels, inside), ImageConfig(), TASK)
+    seen = pixels[:, :3].astype(np.float64)
+    np.testing.assert_allclose(arrays.image[0], (pixels - seen.mean()) / seen.std(), rtol=1e-5)
+    np.testing.assert_array_equal(arrays.mask, inside)
+    assert spacing is None
+
+
+def test_scale_divides_by_the_range_of_the_files_type(tmp_path):
+    pixels = np.array([[0, 51], [102, 255]], np.uint8)
+    arrays, _, _ = make(picture_case(tmp_path, pixels), ImageConfig(normalise="scale"), TASK)
+    np.testing.assert_allclose(arrays.image[0], [[0, 0.2], [0.4, 1]], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [({"channels": "hsv"}, "image.channels is 'hsv': choose one of keep, grey, rgb, green"),
+     ({"normalise": "max"}, "image.normalise is 'max'"), ({"size": 0}, "image.size is 0"),
+     ({"size": (4, 0)}, r"image.size is \(4, 0\)")],
+)  # fmt: skip
+def test_an_impossible_recipe_is_refused(change, text):
+    with pytest.raises(ConfigError, match=text):
+        ImageConfig(**change)
+
+
+def test_an_impossible_task_is_refused():
+    with pytest.raises(ConfigError, match=r"task\.name is 'detection'"):
+        TaskConfig("detection")
+    with pytest.raises(ConfigError, match="names 1 classes"):
+        TaskConfig(classes=("vessel",))
+
+
+def test_arrays_are_indexed_from_their_last_axes():
+    label = torch.arange(24).reshape(2, 3, 4).numpy()
+    picked = Arrays(label[None], label, None).at([1])
+    np.testing.assert_array_equal(picked.label, label[:, :, 1])
+    assert picked.image.shape == (1, 2, 3)
