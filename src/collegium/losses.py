@@ -1,0 +1,103 @@
+"""Segmentation losses that count only what lies inside the field of view.
+
+MONAI's `MaskedDiceLoss` is not used. Up to 1.5 it multiplies the *logits* by the mask, before the
+softmax, so that a pixel outside still counts with equal probabilities (mended in 1.6 by their pull
+request 8704). In 1.6 as before, it multiplies the label map by the mask before that is made
+one-hot, so with `to_onehot_y` every pixel outside becomes a true background pixel.
+
+All losses take logits (B, C, *spatial), labels (B, *spatial) of int64 and, optionally, a boolean
+mask (B, *spatial) that is True where the loss counts. A mask without a single True gives 0 and a
+gradient of zeros. Half-precision logits are computed in float32.
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch.nn import functional
+
+Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+
+_IGNORED = -100
+
+
+def soft_dice_loss(
+    logits: torch.Tensor,
+    label: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    *,
+    smooth: float = 1e-5,
+) -> torch.Tensor:
+    """One minus the soft Dice of IOP-FL, GRACE, HarmoFL and FedDG.
+
+    With p the softmax and g the one-hot label, (2 sum pg + smooth) / (sum p + sum g + smooth) for
+    each class, summed over batch *and* space; then the mean over classes, the background included.
+
+    Args:
+        logits: (B, C, *spatial).
+        label: (B, *spatial), int64.
+        mask: (B, *spatial), bool; outside it neither p nor g counts. None: everything counts.
+        smooth: Keeps a class that is absent from both p and g defined.
+
+    Returns:
+        A scalar.
+    """
+    p = functional.softmax(_at_least_float32(logits), dim=1)
+    classes = torch.arange(p.shape[1], device=label.device).view(-1, *[1] * (label.ndim - 1))
+    g = label.unsqueeze(1) == classes
+    if mask is not None:
+        inside = mask.unsqueeze(1)
+        p, g = p.masked_fill(~inside, 0.0), g & inside
+    space = [dim for dim in range(p.ndim) if dim != 1]
+    both = (p * g).sum(dim=space)
+    either = p.sum(dim=space) + g.sum(dim=space)
+    return 1 - ((2 * both + smooth) / (either + smooth)).mean()
+
+
+def cross_entropy_loss(
+    logits: torch.Tensor, label: torch.Tensor, mask: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Cross-entropy: the mean over all pixels of the batch that are inside the mask.
+
+    Args:
+        logits: (B, C, *spatial).
+        label: (B, *spatial), int64.
+        mask: (B, *spatial), bool. None: everything counts.
+
+    Returns:
+        A scalar.
+    """
+    logits = _at_least_float32(logits)
+    if mask is None:
+        return functional.cross_entropy(logits, label)
+    target = label.masked_fill(~mask, _IGNORED)
+    total = functional.cross_entropy(logits, target, ignore_index=_IGNORED, reduction="sum")
+    return total / mask.sum().clamp(min=1)
+
+
+def dice_ce_loss(
+    logits: torch.Tensor, label: torch.Tensor, mask: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Soft Dice loss plus cross-entropy, each with weight one.
+
+    Args:
+        logits: (B, C, *spatial).
+        label: (B, *spatial), int64.
+        mask: (B, *spatial), bool. None: everything counts.
+
+    Returns:
+        A scalar.
+    """
+    return soft_dice_loss(logits, label, mask) + cross_entropy_loss(logits, label, mask)
+
+
+LOSSES: Mapping[str, Loss] = {
+    "dice": soft_dice_loss,
+    "ce": cross_entropy_loss,
+    "dice_ce": dice_ce_loss,
+}
+"""The losses by the names that a configuration uses."""
+
+
+def _at_least_float32(logits: torch.Tensor) -> torch.Tensor:
+    half = logits.dtype in (torch.float16, torch.bfloat16)
+    return logits.float() if half else logits

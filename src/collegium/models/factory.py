@@ -1,0 +1,191 @@
+"""Build a network from the name and the parameters that a configuration gives.
+
+The initial weights come from torch's ambient random state: whoever wants the same weights again
+forks and seeds it around `build_model`.
+"""
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+from torch import nn
+
+from collegium.errors import ConfigError
+from collegium.models.unet import IOPUNet
+
+Factory = Callable[..., nn.Module]
+
+_UNET_NORMS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "batch": ("BATCH", {}),
+    "instance": ("INSTANCE", {"affine": True}),
+}
+
+
+def monai_unet(
+    *,
+    spatial_dims: int = 2,
+    in_channels: int = 3,
+    out_channels: int = 2,
+    channels: Sequence[int] = (16, 32, 64, 128),
+    strides: Sequence[int] | None = None,
+    num_res_units: int = 1,
+    norm: str = "batch",
+    dropout: float = 0.0,
+) -> nn.Module:
+    """MONAI's U-Net with residual units.
+
+    Sizes of images must be multiples of the product of the strides; `SegmentationTask.predict`
+    pads to that, and crops for training have to respect it.
+
+    Args:
+        spatial_dims: 2 or 3.
+        in_channels: Channels of the image.
+        out_channels: Classes, the background included.
+        channels: Channels of each level, the top one first; at least two levels.
+        strides: Down-sampling between the levels, one fewer than `channels`. None: 2 everywhere.
+        num_res_units: Units in each residual block; 0 for plain convolutions.
+        norm: "batch", or "instance" (with scale and shift).
+        dropout: Probability, in [0, 1).
+
+    Returns:
+        The network.
+
+    Raises:
+        ConfigError: A parameter has a value that cannot work.
+    """
+    strides = (2,) * (len(channels) - 1) if strides is None else strides
+    for key, value, wanted, good in (
+        ("spatial_dims", spatial_dims, "2 or 3", spatial_dims in (2, 3)),
+        ("channels", channels, "at least two numbers of channels", len(channels) >= 2),
+        ("strides", strides, "one fewer than channels", len(strides) == len(channels) - 1),
+        ("norm", norm, " or ".join(_UNET_NORMS), norm in _UNET_NORMS),
+        ("dropout", dropout, "at least 0 and below 1", 0 <= dropout < 1),
+    ):
+        if not good:
+            raise ConfigError(f"model.{key} is {value!r} for the model 'unet': set it to {wanted}.")
+    from monai.networks.nets.unet import UNet
+
+    return UNet(
+        spatial_dims=spatial_dims,
+        in_channels=in_channels,
+        out_channels=out_channels,
+        channels=tuple(channels),
+        strides=tuple(strides),
+        num_res_units=num_res_units,
+        norm=_UNET_NORMS[norm],
+        dropout=dropout,
+    )
+
+
+_FACTORIES: Mapping[str, Factory] = {"unet": monai_unet, "iop_unet": IOPUNet}
+
+MODELS: Mapping[str, str] = MappingProxyType(
+    {
+        "unet": "MONAI's U-Net with residual units, for 2-D and 3-D images",
+        "iop_unet": "the 2-D U-Net of the IOP-FL paper (7.8 million parameters)",
+    }
+)
+"""The built-in networks: name and one line about each."""
+
+
+def build_model(name: str, **params: Any) -> nn.Module:
+    """Build a network.
+
+    Args:
+        name: One of `MODELS`, or the user's own as "path/to/file.py:factory" or
+            "package.module:factory"; a factory is a class or a function that returns a module.
+        **params: What the configuration gives beside the name.
+
+    Returns:
+        A new network; its initial weights come from torch's ambient random state.
+
+    Raises:
+        ConfigError: The name, a parameter or the user's factory cannot be used.
+    """
+    factory = _load(name) if ":" in name else _FACTORIES.get(name)
+    if factory is None:
+        raise ConfigError(
+            f"there is no model {name!r}{_did_you_mean(name, MODELS)}: set model.name to one of "
+            f"{', '.join(MODELS)}, or to file.py:factory."
+        )
+    _check_params(name, factory, params)
+    model = factory(**params)
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            f"the model {name!r} gave a {type(model).__name__}: return a torch.nn.Module."
+        )
+    return model
+
+
+def _check_params(name: str, factory: Factory, params: Mapping[str, Any]) -> None:
+    """Refuse parameters that the factory does not take, and miss those that it needs."""
+    signature = inspect.signature(factory).parameters.values()
+    known = [
+        parameter.name
+        for parameter in signature
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature)
+    for key in params:
+        if key not in known and not takes_any:
+            raise ConfigError(
+                f"the model {name!r} has no parameter {key!r}{_did_you_mean(key, known)}: "
+                f"use only {', '.join(known) or 'its name'} under model."
+            )
+    for parameter in signature:
+        needed = parameter.name in known and parameter.default is parameter.empty
+        if needed and parameter.name not in params:
+            raise ConfigError(
+                f"the model {name!r} needs the parameter {parameter.name!r}: "
+                f"set model.{parameter.name}."
+            )
+
+
+def _did_you_mean(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _load(name: str) -> Factory:
+    """Find the user's own factory."""
+    place, _, attribute = name.rpartition(":")
+    module = _load_file(name, Path(place)) if place.endswith(".py") else _load_module(name, place)
+    factory = getattr(module, attribute, None)
+    if not callable(factory):
+        raise ConfigError(
+            f"the model {name!r} cannot be built because {place} defines no class or function "
+            f"{attribute!r}{_did_you_mean(attribute, vars(module))}: correct model.name."
+        )
+    found: Factory = factory
+    return found
+
+
+def _load_module(name: str, place: str) -> ModuleType:
+    try:
+        return importlib.import_module(place)
+    except ImportError as error:
+        raise ConfigError(
+            f"the model {name!r} cannot be built because {place!r} cannot be imported ({error}): "
+            f"install the package or correct model.name."
+        ) from error
+
+
+def _load_file(name: str, path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ConfigError(
+            f"the model {name!r} cannot be built because there is no file {path.absolute()}: "
+            f"correct the path in model.name."
+        )
+    spec = importlib.util.spec_from_file_location(f"collegium_user_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"the model {name!r} cannot be loaded: {path} is no Python file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their own module up by name
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,174 @@
+"""Which tensors of a network are normalisation, head, body, encoder and decoder.
+
+Parts are found by the *type* of a module and by the *role* a network declares, never by a piece of
+a name: a convolution called `norm1` is no normalisation, and a batch norm called `conv` is.
+"""
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
+
+from collegium.errors import ConfigError
+
+ROLES = ("head", "encoder", "decoder")
+"""What a network may declare in its attribute `roles`."""
+
+_NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.LocalResponseNorm)
+
+
+@dataclass(frozen=True)
+class ModelParts:
+    """The names of a network's tensors, by part; every name is a key of its `state_dict()`.
+
+    Two names of one tensor (tied weights) are always in the same parts.
+
+    Attributes:
+        names: All tensors: parameters and persistent buffers.
+        trainable: Parameters that require a gradient.
+        norm: Every tensor of a normalisation layer: scale, shift, statistics, counters.
+        norm_statistics: The buffers of normalisation layers only (running mean and variance, and
+            the integer `num_batches_tracked`).
+        head: The layer that gives the output; empty if the network has no linear layer or
+            convolution and declares none.
+        encoder: The path down, the bottleneck included. `names - decoder` where not declared.
+        decoder: The path up and the head; the head alone for a network without a path up.
+    """
+
+    names: frozenset[str]
+    trainable: frozenset[str]
+    norm: frozenset[str]
+    norm_statistics: frozenset[str]
+    head: frozenset[str]
+    encoder: frozenset[str]
+    decoder: frozenset[str]
+
+    @property
+    def body(self) -> frozenset[str]:
+        """Everything but the head."""
+        return self.names - self.head
+
+
+def find_parts(module: nn.Module) -> ModelParts:
+    """Sort a network's tensors into parts.
+
+    A network may declare roles in `module.roles`, a mapping from "head", "encoder" or "decoder" to
+    names of submodules. What it does not declare is found: the head is the last linear layer or
+    convolution in module order, and the path up of MONAI's `UNet` is known by its type.
+
+    Args:
+        module: Any network. It is not changed.
+
+    Returns:
+        The names of the tensors in each part.
+
+    Raises:
+        ConfigError: `module.roles` names an unknown role or a submodule that does not exist.
+    """
+    tensors = {
+        name: tensor
+        for name, tensor in module.state_dict(keep_vars=True).items()
+        if isinstance(tensor, torch.Tensor)
+    }
+    names = frozenset(tensors)
+    twins = _twins(tensors)
+
+    def part(found: Iterable[str]) -> frozenset[str]:
+        """Add the twins of tied weights."""
+        return frozenset(twin for name in names.intersection(found) for twin in twins[name])
+
+    def below(submodules: Iterable[str]) -> frozenset[str]:
+        """All tensors of some submodules; "" is the network itself."""
+        starts = tuple(f"{submodule}." if submodule else "" for submodule in submodules)
+        return part(name for name in names if name.startswith(starts))
+
+    roles = {
+        **_default_roles(module),
+        **_monai_unet_roles(module),
+        **_declared_roles(module),
+    }
+    head = below(roles["head"])
+    decoder = below(roles.get("decoder", ())) | head
+    norms = {
+        name: layer
+        for name, layer in module.named_modules(remove_duplicate=False)
+        if isinstance(layer, _NORMS)
+    }
+    return ModelParts(
+        names=names,
+        trainable=part(
+            name
+            for name, parameter in module.named_parameters(remove_duplicate=False)
+            if parameter.requires_grad
+        ),
+        norm=below(norms),
+        norm_statistics=part(
+            f"{name}.{buffer}" if name else buffer
+            for name, layer in norms.items()
+            for buffer, _ in layer.named_buffers()
+        ),
+        head=head,
+        encoder=below(roles["encoder"]) if "encoder" in roles else names - decoder,
+        decoder=decoder,
+    )
+
+
+def _twins(tensors: Mapping[str, torch.Tensor]) -> dict[str, list[str]]:
+    """For every name, the names of the same memory seen with the same shape (itself included)."""
+    groups: dict[tuple[object, ...], list[str]] = {}
+    keys: dict[str, tuple[object, ...]] = {}
+    for name, tensor in tensors.items():
+        memory = tensor.data_ptr() or id(tensor)  # empty and meta tensors have no address
+        keys[name] = (tensor.device, memory, tensor.shape, tensor.stride())
+        groups.setdefault(keys[name], []).append(name)
+    return {name: groups[key] for name, key in keys.items()}
+
+
+def _declared_roles(module: nn.Module) -> Mapping[str, Sequence[str]]:
+    """The network's own `roles`, checked; empty if it declares none."""
+    roles = getattr(module, "roles", {})
+    kind = type(module).__name__
+    if not isinstance(roles, Mapping):
+        raise ConfigError(
+            f"{kind}.roles is a {type(roles).__name__}: "
+            f"make it a mapping from {', '.join(ROLES)} to names of submodules."
+        )
+    submodules = {name for name, _ in module.named_modules(remove_duplicate=False)}
+    for role, members in roles.items():
+        if role not in ROLES:
+            raise ConfigError(f"{kind}.roles has the key {role!r}: use only {', '.join(ROLES)}.")
+        if isinstance(members, str) or not submodules.issuperset(members):
+            raise ConfigError(
+                f"{kind}.roles[{role!r}] is {members!r}: "
+                f"make it a list of names of submodules, as {kind}.named_modules() gives them."
+            )
+    return roles
+
+
+def _monai_unet_roles(module: nn.Module) -> dict[str, list[str]]:
+    """The path up of MONAI's `UNet`: the last of (down, SkipConnection, up) at every level."""
+    library = sys.modules.get("monai.networks.nets.unet")  # loaded if the module is one of its own
+    if library is None or not isinstance(module, library.UNet):
+        return {}
+    levels = [
+        name
+        for name, level in module.named_modules()
+        if isinstance(level, nn.Sequential)
+        and len(level) == 3
+        and isinstance(level[1], library.SkipConnection)
+    ]
+    return {"decoder": [f"{level}.2" for level in levels]}
+
+
+def _default_roles(module: nn.Module) -> dict[str, list[str]]:
+    """The last linear layer or convolution, in module order, as the head."""
+    layers = [
+        name
+        for name, layer in module.named_modules(remove_duplicate=False)
+        if isinstance(layer, (nn.Linear, _ConvNd))
+    ]
+    return {"head": layers[-1:]}

@@ -1,0 +1,106 @@
+"""The U-Net of the IOP-FL paper."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from collegium.errors import ConfigError
+
+
+def _group_norm(channels: int) -> nn.Module:
+    """Eight groups, or fewer where eight does not divide the channels."""
+    return nn.GroupNorm(math.gcd(8, channels), channels)
+
+
+def _instance_norm(channels: int) -> nn.Module:
+    return nn.InstanceNorm2d(channels, affine=True)
+
+
+NORMS: Mapping[str, Callable[[int], nn.Module]] = {
+    "batch": nn.BatchNorm2d,
+    "instance": _instance_norm,
+    "group": _group_norm,
+}
+"""The normalisations that `IOPUNet` knows, each with scale and shift."""
+
+
+def _block(in_channels: int, out_channels: int, norm: Callable[[int], nn.Module]) -> nn.Sequential:
+    """Twice: convolution, normalisation, ReLU."""
+    layers: list[nn.Module] = []
+    for channels in (in_channels, out_channels):
+        layers += [
+            nn.Conv2d(channels, out_channels, kernel_size=3, padding=1, bias=False),
+            norm(out_channels),
+            nn.ReLU(inplace=True),
+        ]
+    return nn.Sequential(*layers)
+
+
+class IOPUNet(nn.Module):
+    """The 2-D U-Net of IOP-FL (Jiang et al. 2023), also used with other norms by GRACE and HarmoFL.
+
+    Four levels of `base`, 2, 4 and 8 times `base` channels and a bottleneck of 16 times `base`. A
+    block is twice (3x3 convolution without bias, normalisation, ReLU); max-pooling goes down, 2x2
+    transposed convolutions go up, skips are concatenated, and a 1x1 convolution gives logits.
+    The authors' code also holds an unused head for a rotation task, which is left out here.
+
+    Height and width need not be multiples of 16: the input is padded with zeros below and to the
+    right up to the next multiple, and the logits are cut back to the input's size. Instance and
+    group normalisation see the padding, so a few pixels there change their statistics.
+
+    Args:
+        in_channels: Channels of the image.
+        out_channels: Classes, the background included.
+        base: Channels of the first level.
+        norm: "batch", "instance" or "group".
+    """
+
+    roles: ClassVar[Mapping[str, Sequence[str]]] = {
+        "encoder": ("down", "bottleneck"),
+        "decoder": ("up", "merge", "head"),
+        "head": ("head",),
+    }
+    depth: ClassVar[int] = 4
+
+    def __init__(
+        self, in_channels: int = 3, out_channels: int = 2, *, base: int = 32, norm: str = "batch"
+    ) -> None:
+        super().__init__()
+        if norm not in NORMS:
+            raise ConfigError(
+                f"the U-Net has no norm {norm!r}: set model.norm to one of {', '.join(NORMS)}."
+            )
+        make_norm = NORMS[norm]
+        widths = [base * 2**level for level in range(self.depth)]
+        sources = [in_channels, *widths[:-1]]
+        self.down = nn.ModuleList(
+            _block(source, width, make_norm) for source, width in zip(sources, widths, strict=True)
+        )
+        self.bottleneck = _block(widths[-1], 2 * widths[-1], make_norm)
+        self.up = nn.ModuleList(
+            nn.ConvTranspose2d(2 * width, width, kernel_size=2, stride=2)
+            for width in reversed(widths)
+        )
+        self.merge = nn.ModuleList(
+            _block(2 * width, width, make_norm) for width in reversed(widths)
+        )
+        self.head = nn.Conv2d(base, out_channels, kernel_size=1)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        """Give logits (B, out_channels, H, W) for an image (B, in_channels, H, W) of any size."""
+        height, width = image.shape[-2:]
+        multiple = 2**self.depth
+        features = functional.pad(image, (0, -width % multiple, 0, -height % multiple))
+        skips: list[torch.Tensor] = []
+        for block in self.down:
+            skips.append(block(features))
+            features = functional.max_pool2d(skips[-1], kernel_size=2)
+        features = self.bottleneck(features)
+        for up, merge, skip in zip(self.up, self.merge, reversed(skips), strict=True):
+            features = merge(torch.cat([up(features), skip], dim=1))
+        logits: torch.Tensor = self.head(features)
+        return logits[..., :height, :width]

@@ -1,0 +1,129 @@
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from collegium.losses import (
+    LOSSES,
+    Loss,
+    cross_entropy_loss,
+    dice_ce_loss,
+    soft_dice_loss,
+)
+
+TWO = math.log(2)
+
+
+def logits_of(probabilities: list[float]) -> torch.Tensor:
+    """Logits (1, 2, N) of pixels whose probability of class 1 is given."""
+    p = torch.tensor([probabilities], dtype=torch.float64)
+    return torch.stack([(1 - p).log(), p.log()], dim=1)
+
+
+@pytest.fixture(params=sorted(LOSSES))
+def loss(request: pytest.FixtureRequest) -> Loss:
+    return LOSSES[request.param]
+
+
+def sample(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    rng = torch.Generator().manual_seed(seed)
+    logits = torch.randn(2, 3, 5, 4, generator=rng)
+    label = torch.randint(3, (2, 5, 4), generator=rng)
+    return logits, label, torch.rand(2, 5, 4, generator=rng) < 0.6
+
+
+def test_soft_dice_is_that_of_iop_fl(shared: Path) -> None:
+    cases = json.loads((shared / "specs" / "golden.json").read_text())["cases"]
+    golden = next(case for case in cases if case["name"] == "soft_dice_loss")
+    logits = torch.tensor(golden["inputs"]["logits"], dtype=torch.float64)
+    label = torch.tensor(golden["inputs"]["label"])
+    value = float(soft_dice_loss(logits, label, smooth=golden["params"]["smooth"]))
+    assert abs(value - golden["expected"]["loss"]) <= golden["atol"]
+
+
+def test_soft_dice_agrees_with_monai_where_nothing_is_masked() -> None:
+    monai = pytest.importorskip("monai.losses")
+    logits, label, _ = sample()
+    theirs = monai.DiceLoss(softmax=True, to_onehot_y=True, batch=True)(logits, label[:, None])
+    torch.testing.assert_close(soft_dice_loss(logits, label), theirs)
+
+
+def test_soft_dice_counts_only_what_is_inside_the_mask() -> None:
+    # inside: p = (.5, .25) for g = (1, 0); foreground 2*.5 / (.75+1), background 2*.75 / (1.25+1)
+    logits, label = logits_of([0.5, 0.25, 0.99, 0.01]), torch.tensor([[1, 0, 0, 1]])
+    mask = torch.tensor([[True, True, False, False]])
+    value = float(soft_dice_loss(logits, label, mask, smooth=0.0))
+    assert value == pytest.approx(1 - (1 / 1.75 + 1.5 / 2.25) / 2, abs=1e-12)
+
+
+def test_cross_entropy_is_the_mean_over_the_pixels_inside_the_mask() -> None:
+    logits, label = logits_of([0.5, 0.25, 0.99, 0.01]), torch.tensor([[1, 0, 0, 1]])
+    mask = torch.tensor([[True, True, False, False]])
+    expected = (math.log(2) - math.log(0.75)) / 2
+    assert float(cross_entropy_loss(logits, label, mask)) == pytest.approx(expected, abs=1e-12)
+
+
+def test_cross_entropy_weighs_pixels_and_not_images() -> None:
+    logits = torch.cat([logits_of([0.5, 0.5, 0.5]), logits_of([0.25, 0.25, 0.25])])
+    label = torch.zeros(2, 3, dtype=torch.int64)
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    expected = (3 * TWO - math.log(0.75)) / 4
+    assert float(cross_entropy_loss(logits, label, mask)) == pytest.approx(expected, abs=1e-12)
+
+
+def test_dice_ce_is_the_sum_of_both() -> None:
+    logits, label = torch.zeros(1, 2, 4, dtype=torch.float64), torch.tensor([[1, 1, 0, 0]])
+    assert float(dice_ce_loss(logits, label)) == pytest.approx(0.5 + TWO, abs=1e-5)
+
+
+def test_a_loss_inside_a_mask_is_the_loss_of_the_pixels_cut_out(loss: Loss) -> None:
+    logits, label, mask = sample()
+    cut = loss(logits.movedim(1, -1)[mask].T[None], label[mask][None], None)
+    torch.testing.assert_close(loss(logits, label, mask), cut)
+
+
+def test_a_mask_that_is_true_everywhere_changes_nothing(loss: Loss) -> None:
+    logits, label, mask = sample()
+    everywhere = torch.ones_like(mask)
+    torch.testing.assert_close(loss(logits, label, everywhere), loss(logits, label, None))
+
+
+def test_pixels_outside_the_mask_get_no_gradient(loss: Loss) -> None:
+    logits, label, mask = sample()
+    logits.requires_grad_()
+    loss(logits, label, mask).backward()
+    assert logits.grad is not None
+    moved = logits.grad.abs().sum(dim=1) > 0
+    assert torch.equal(moved, mask)
+
+
+def test_an_empty_mask_gives_zero_and_a_gradient_of_zeros(loss: Loss) -> None:
+    logits, label, mask = sample()
+    logits.requires_grad_()
+    value = loss(logits, label, torch.zeros_like(mask))
+    value.backward()
+    assert value.detach() == 0.0
+    assert logits.grad is not None
+    assert torch.equal(logits.grad, torch.zeros_like(logits))
+
+
+def test_half_precision_logits_are_computed_in_single_precision(loss: Loss) -> None:
+    logits, label, mask = sample()
+    half = logits.to(torch.bfloat16)
+    value = loss(half, label, mask)
+    assert value.dtype == torch.float32
+    torch.testing.assert_close(value, loss(half.float(), label, mask))
+
+
+def test_losses_work_on_volumes(loss: Loss) -> None:
+    logits, label = torch.zeros(1, 2, 2, 3, 4), torch.zeros(1, 2, 3, 4, dtype=torch.int64)
+    flat = loss(logits.reshape(1, 2, -1), label.reshape(1, -1), None)
+    torch.testing.assert_close(loss(logits, label, torch.ones(1, 2, 3, 4).bool()), flat)
+
+
+def test_a_class_absent_from_the_truth_costs_its_probability() -> None:
+    logits, label = torch.zeros(1, 2, 3), torch.zeros(1, 3, dtype=torch.int64)
+    # background 2*1.5 / 4.5, foreground 0 / 1.5
+    assert float(soft_dice_loss(logits, label)) == pytest.approx(1 - (2 / 3 + 0) / 2, abs=1e-5)

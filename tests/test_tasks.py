@@ -1,0 +1,274 @@
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from collegium.data.dataset import Example
+from collegium.errors import ConfigError, DataError
+from collegium.models.factory import build_model
+from collegium.tasks import SegmentationTask, SupervisedTask
+
+
+class Threshold(nn.Module):
+    """Class 1 where the image is positive; remembers the shapes that it saw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[tuple[int, ...]] = []
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        self.shapes.append(tuple(image.shape))
+        return torch.cat([torch.zeros_like(image), image], dim=1)
+
+
+class Strided(Threshold):
+    """A network that says what its sizes must be multiples of."""
+
+    strides = (2, 2, 2)
+
+
+def example(
+    image: torch.Tensor,
+    label: torch.Tensor | None = None,
+    spacing: tuple[float, ...] | None = None,
+    **more: torch.Tensor,
+) -> Example:
+    label = torch.zeros_like(image[:, 0], dtype=torch.int64) if label is None else label
+    return Example("case7", "patient7", {"image": image, "label": label, **more}, spacing)
+
+
+def noise(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def test_a_supervised_task_scores_minus_its_loss() -> None:
+    task = SupervisedTask(functional.mse_loss)
+    batch = {"image": torch.ones(2, 3), "label": torch.tensor([[0.0], [1.0]])}
+    network = nn.Linear(3, 1)
+    nn.init.ones_(network.weight)
+    nn.init.zeros_(network.bias)
+    case = Example("a", "a", batch, None)
+    with torch.no_grad():
+        prediction = task.predict(network, case)
+    assert prediction.tolist() == [[3.0], [3.0]]
+    assert float(task.loss(prediction, batch)) == pytest.approx((9 + 4) / 2)
+    assert task.scores(prediction, case) == {"negative_loss": -(9 + 4) / 2}
+    assert task.metric in task.units
+
+
+def test_a_supervised_score_that_is_not_finite_is_undefined() -> None:
+    task = SupervisedTask(functional.mse_loss)
+    case = Example("a", "a", {"label": torch.zeros(1)}, None)
+    assert task.scores(torch.tensor([math.inf]), case) == {"negative_loss": None}
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"), [("ce", math.log(2)), ("dice", 0.5), ("dice_ce", 0.5 + math.log(2))]
+)
+def test_the_loss_is_chosen_by_name(loss: str, expected: float) -> None:
+    batch = {"label": torch.tensor([[1, 1, 0, 0]])}
+    value = SegmentationTask(2, loss).loss(torch.zeros(1, 2, 4), batch)
+    assert float(value) == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_loss_counts_only_what_is_inside_the_mask() -> None:
+    logits = torch.tensor([[[0.0, 50.0], [0.0, -50.0]]])
+    batch = {"label": torch.tensor([[1, 1]]), "mask": torch.tensor([[True, False]])}
+    assert float(SegmentationTask(2, "ce").loss(logits, batch)) == pytest.approx(math.log(2))
+
+
+def test_a_prediction_is_the_likeliest_class_at_full_size() -> None:
+    image = noise(1, 1, 5, 7)
+    prediction = SegmentationTask().predict(Threshold(), example(image))
+    assert prediction.dtype == torch.int64
+    assert torch.equal(prediction, (image[:, 0] > 0).long())
+
+
+def test_an_image_smaller_than_the_window_takes_one_padded_forward_pass() -> None:
+    network, image = Threshold(), noise(1, 1, 9, 16)
+    prediction = SegmentationTask(window=(16, 16)).predict(network, example(image))
+    assert network.shapes == [(1, 1, 16, 16)]
+    assert torch.equal(prediction, (image[:, 0] > 0).long())
+
+
+def test_a_monai_unet_predicts_an_image_of_any_size_in_one_forward_pass() -> None:
+    network = build_model("unet", in_channels=1, channels=(2, 4, 4, 8)).eval()
+    shapes: list[tuple[int, ...]] = []
+    network.register_forward_pre_hook(lambda _, inputs: shapes.append(tuple(inputs[0].shape)))
+    image = noise(1, 1, 492, 512)
+    with torch.no_grad():
+        windowed = SegmentationTask(window=(512, 512)).predict(network, example(image))
+        whole = SegmentationTask().predict(network, example(image))
+        padded = network(functional.pad(image, (0, 0, 10, 10))).argmax(1)[:, 10:-10]
+    assert shapes[:2] == [(1, 1, 512, 512), (1, 1, 496, 512)]
+    assert windowed.shape == whole.shape == (1, 492, 512)
+    assert torch.equal(windowed, padded)
+
+
+def test_an_image_larger_than_the_window_is_covered_by_windows() -> None:
+    network, image = Threshold(), noise(1, 1, 20, 8)
+    task = SegmentationTask(window=(8, 8), overlap=0.5, batch_size=3)
+    prediction = task.predict(network, example(image))
+    # windows start at 0, 4, 8 and 12
+    assert network.shapes == [(3, 1, 8, 8), (1, 1, 8, 8)]
+    assert torch.equal(prediction, (image[:, 0] > 0).long())
+
+
+def test_an_image_larger_than_the_window_along_one_axis_is_padded_along_the_other() -> None:
+    network, image = Threshold(), noise(1, 1, 16, 5)
+    task = SegmentationTask(window=(8, 8), overlap=0.0)
+    prediction = task.predict(network, example(image))
+    assert network.shapes == [(2, 1, 8, 8)]
+    assert torch.equal(prediction, (image[:, 0] > 0).long())
+
+
+@pytest.mark.parametrize("window", [None, (8, 8)])
+def test_the_slices_of_a_volume_are_predicted_a_few_at_a_time(window: Sequence[int] | None) -> None:
+    network, image = Threshold(), noise(5, 1, 8, 8)
+    prediction = SegmentationTask(window=window, batch_size=2).predict(network, example(image))
+    assert [shape[0] for shape in network.shapes] == [2, 2, 1]
+    assert torch.equal(prediction, (image[:, 0] > 0).long())
+
+
+def test_a_volume_for_a_3d_network_is_one_forward_pass() -> None:
+    network, image = Strided(), noise(1, 1, 3, 8, 9)
+    prediction = SegmentationTask().predict(network, example(image))
+    assert network.shapes == [(1, 1, 8, 8, 16)]
+    assert torch.equal(prediction, (image[:, 0] > 0).long())
+
+
+def test_scores_of_one_image_are_in_pixels_without_spacing() -> None:
+    label, found = torch.zeros(2, 1, 9, 9, dtype=torch.int64)
+    label[0, 1, 2], found[0, 4, 6] = 1, 1
+    scores = SegmentationTask().scores(found, example(torch.zeros(1, 1, 9, 9), label))
+    assert scores == {"dice": 0.0, "iou": 0.0, "hd95_px": pytest.approx(5.0)}
+
+
+def test_scores_of_one_image_are_in_millimetres_with_spacing() -> None:
+    label, found = torch.zeros(2, 1, 9, 9, dtype=torch.int64)
+    label[0, 1, 2], found[0, 4, 6] = 1, 1
+    case = example(torch.zeros(1, 1, 9, 9), label, (2.0, 0.5))
+    scores = SegmentationTask().scores(found, case)
+    assert scores["hd95"] == pytest.approx(math.hypot(6, 2))
+    assert "hd95_px" not in scores
+
+
+def test_the_slices_of_a_volume_are_scored_as_one_volume() -> None:
+    label, found = torch.zeros(2, 3, 4, 4, dtype=torch.int64)
+    label[0, :2, 0], found[0, :2, 0] = 1, 1
+    label[2, 0, 0], found[2, 3, 3] = 1, 1
+    image = torch.zeros(3, 1, 4, 4)
+    task = SegmentationTask()
+    scores = task.scores(found, example(image, label))
+    assert scores["dice"] == pytest.approx(2 * 2 / 6)
+    assert scores["iou"] == pytest.approx(2 / 4)
+    far = task.scores(found, example(image, label, (5.0, 1.0, 1.0)))["hd95"]
+    near = task.scores(found, example(image, label, (0.1, 1.0, 1.0)))["hd95"]
+    assert far is not None
+    assert near is not None
+    # two pixels agree, the lone ones are sqrt(18) mm from each other (0.2 mm off the others if the
+    # slices are near): of distances 0, 0, d the 95th percentile is 0.9 d
+    assert far == pytest.approx(0.9 * math.sqrt(18), rel=1e-5)
+    assert near == pytest.approx(0.9 * math.hypot(0.2, math.hypot(2, 3)), rel=1e-5)
+
+
+def test_slices_with_a_spacing_in_the_plane_only_are_measured_in_pixels() -> None:
+    label = torch.ones(3, 4, 4, dtype=torch.int64)
+    case = example(torch.zeros(3, 1, 4, 4), label, (0.5, 0.5))
+    assert SegmentationTask().scores(label, case) == {"dice": 1.0, "iou": 1.0, "hd95_px": 0.0}
+
+
+def test_a_volume_of_one_slice_uses_the_spacing_in_the_plane() -> None:
+    label, found = torch.zeros(2, 1, 9, 9, dtype=torch.int64)
+    label[0, 0, 0], found[0, 0, 4] = 1, 1
+    case = example(torch.zeros(1, 1, 9, 9), label, (7.0, 1.0, 0.5))
+    assert SegmentationTask().scores(found, case)["hd95"] == pytest.approx(2.0)
+
+
+def test_scores_count_only_what_is_inside_the_mask() -> None:
+    label, found = torch.tensor([[[1, 1, 0, 0]]]), torch.tensor([[[1, 0, 1, 1]]])
+    mask = torch.tensor([[[True, True, False, False]]])
+    case = example(torch.zeros(1, 1, 1, 4), label, mask=mask)
+    scores = SegmentationTask().scores(found, case)
+    assert scores == {
+        "dice": pytest.approx(2 / 3),
+        "iou": pytest.approx(1 / 2),
+        "hd95_px": pytest.approx(0.95),  # distances 0 one way, 0 and 1 the other
+    }
+
+
+def test_every_score_has_a_unit() -> None:
+    units = SegmentationTask().units
+    assert units == {"dice": "", "iou": "", "hd95": "mm", "hd95_px": "px"}
+    assert SegmentationTask(metrics=("iou",), metric="iou").units == {"iou": ""}
+
+
+def test_metrics_that_are_not_asked_for_are_not_computed() -> None:
+    label = torch.ones(1, 2, 2, dtype=torch.int64)
+    task = SegmentationTask(("background", "disc"), metrics=("dice",))
+    assert task.scores(label, example(torch.zeros(1, 1, 2, 2), label)) == {"dice": 1.0}
+
+
+def test_some_of_the_metrics_may_be_scored_alone() -> None:
+    label = torch.ones(1, 2, 2, dtype=torch.int64)
+    case = example(torch.zeros(1, 1, 2, 2), label)
+    assert SegmentationTask().scores(label, case, ("dice",)) == {"dice": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"classes": ["vessel"]}, "task.classes holds 1 class"),
+        ({"loss": "focal"}, "loss is 'focal': set it to one of dice, ce, dice_ce"),
+        ({"metrics": ("dice", "auc")}, "no metric 'auc': choose metrics from dice, iou, hd95"),
+        ({"metric": "hd95"}, "headline metric is 'hd95': set it to dice or iou"),
+        ({"metrics": ("iou",)}, "headline metric is 'dice'"),
+        ({"window": (0, 8)}, r"inference.window is \(0, 8\)"),
+        ({"overlap": 1.0}, "inference.overlap is 1.0"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SegmentationTask(**settings)
+
+
+@pytest.mark.parametrize(
+    ("network", "window", "message"),
+    [
+        (Threshold(), (8, 8, 8), r"window is \(8, 8, 8\) for images of 2 axes"),
+        (Strided(), (12, 16), "each a multiple of 8"),
+    ],
+)
+def test_a_window_that_does_not_suit_is_refused(
+    network: nn.Module, window: tuple[int, ...], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SegmentationTask(window=window).predict(network, example(noise(1, 1, 8, 8)))
+
+
+def test_a_network_with_another_number_of_classes_is_refused() -> None:
+    task = SegmentationTask(3)
+    with pytest.raises(ConfigError, match="gives 2 channels for 3 classes: set its out_channels"):
+        task.predict(Threshold(), example(noise(1, 1, 4, 4)))
+    with pytest.raises(ConfigError, match="gives 2 channels for 3 classes"):
+        task.loss(torch.zeros(1, 2, 4), {"label": torch.zeros(1, 4, dtype=torch.int64)})
+
+
+@pytest.mark.parametrize("size", [4, 8])
+def test_a_network_with_several_outputs_is_refused(size: int) -> None:
+    class Deep(Threshold):
+        def forward(self, image: torch.Tensor) -> Any:
+            return (super().forward(image), super().forward(image))
+
+    with pytest.raises(ConfigError, match="gives a tuple: let it give one tensor"):
+        SegmentationTask(window=(4, 4)).predict(Deep(), example(noise(1, 1, size, size)))
+
+
+def test_a_spacing_of_the_wrong_length_is_refused() -> None:
+    case = example(torch.zeros(1, 1, 4, 4), spacing=(1.0,))
+    with pytest.raises(DataError, match="'case7' has a spacing of 1 axes and an image of 2"):
+        SegmentationTask().scores(torch.zeros(1, 4, 4, dtype=torch.int64), case)
