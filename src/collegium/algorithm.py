@@ -1,0 +1,291 @@
+"""What an algorithm is: hyper-parameters, a server half and a client half in one frozen dataclass.
+
+The server half is ordinary code that asks: ``replies = server.ask(self.train, model=...)``, as
+often as it likes. It may read and write ``server.state``, ask, and nothing else, so that a round
+can be run again from the stored state. The client half are the methods marked `handler`: pure
+functions of the request, of ``client.state`` and of random generators named by their purpose.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from collegium.border import Numbers, Part, Scores
+from collegium.data.dataset import Dataset
+from collegium.errors import ProtocolError
+from collegium.message import Message
+from collegium.models.parts import ModelParts
+from collegium.tensors import Mean, Tensors
+
+State = dict[str, Any]
+"""Tensors, plain values, and lists or dictionaries of these.
+
+What `collegium.message.pack` can write.
+"""
+
+Handler = TypeVar("Handler", bound=Callable[..., Message])
+
+
+def handler(method: Handler) -> Handler:
+    """Mark a method as one that the server may ask a client to run."""
+    method.__collegium_handler__ = True  # type: ignore[attr-defined]
+    return method
+
+
+class Replies:
+    """The replies to one `Server.ask`, in sorted order of the clients.
+
+    They arrive as they are looked at: `mean` holds one sum and a handful of models, whatever the
+    number of clients, and lets the replies go. An algorithm that needs them all at once says so by
+    `values`, `items` or `hold`, which keep them.
+    """
+
+    def __init__(self, source: Iterator[tuple[str, Message]]) -> None:
+        self._source = source
+        self._held: dict[str, Message] | None = None
+        self._spent = False
+        self.clients: list[str] = []
+        """The clients that have answered so far."""
+
+    def __iter__(self) -> Iterator[tuple[str, Message]]:
+        if self._held is not None:
+            yield from self._held.items()
+            return
+        if self._spent:
+            raise ProtocolError(
+                "these replies were let go as they came; call .hold() before their first "
+                "use to use them twice"
+            )
+        self._spent = True
+        for client, message in self._source:
+            self.clients.append(client)
+            yield client, message
+
+    def hold(self) -> Replies:
+        """Wait for all replies, keep them, and return them."""
+        if self._held is None:
+            self._held = dict(self)
+        return self
+
+    def finish(self) -> None:
+        """Let every request be answered even where the algorithm does not look at the replies."""
+        if not self._spent:
+            self.hold()
+
+    def items(self) -> list[tuple[str, Message]]:
+        """Return all pairs of client and reply."""
+        return list(self.hold())
+
+    def values(self) -> list[Message]:
+        """Return all replies."""
+        return [message for _, message in self.hold()]
+
+    def mean(self, key: str, weight: str | None = "num_examples") -> Tensors:
+        """Return the mean of one part over the clients, summed in sorted order in float64.
+
+        Args:
+            key: the part to average.
+            weight: the part that holds each client's weight; None: all weigh the same.
+
+        Raises:
+            ProtocolError: no reply came, the names differ between clients, or all weights are zero.
+        """
+        running = Mean()
+        for client, message in self:
+            running.add(
+                message[key],
+                message[weight] if weight else 1.0,
+                source=f"client {client!r}, part {key!r}",
+            )
+        return running.result()
+
+
+class Server(Protocol):
+    """What the server half sees."""
+
+    state: State
+    round: int
+    clients: list[str]
+    parts: ModelParts
+
+    @property
+    def initial_model(self) -> Tensors:
+        """The common initial model."""
+
+    def fresh_model(self, k: int) -> Tensors:
+        """Return the ``k``-th initial model; 0 is the common one."""
+
+    def ask(
+        self,
+        method: Callable[..., Message],
+        *,
+        to: Collection[str] | None = None,
+        each: Mapping[str, Mapping[str, Any]] | None = None,
+        **items: Any,
+    ) -> Replies:
+        """Ask clients to run a handler.
+
+        Args:
+            method: a method of this algorithm marked `handler`.
+            to: the clients asked; all by default, or those of ``each``.
+            each: further parts for single clients.
+            **items: the parts that all of them receive.
+        """
+
+
+class Client(Protocol):
+    """What the client half sees."""
+
+    id: str
+    state: State
+    round: int
+    parts: ModelParts
+
+    @property
+    def num_examples(self) -> int:
+        """Number of training examples at this site."""
+
+    @property
+    def num_steps(self) -> int:
+        """Number of optimiser steps that one `fit` takes."""
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of this round."""
+
+    @property
+    def local_steps(self) -> int | None:
+        """Optimiser steps per round where the recipe counts in steps.
+
+        None where it counts in epochs.
+        """
+
+    @property
+    def pool(self) -> Dataset:
+        """The training data of all sites together.
+
+        Exists in a simulation only, at the first client.
+        """
+
+    def rng(self, purpose: str) -> torch.Generator:
+        """Return the generator for ``purpose``; a purpose may be used once in a handler."""
+
+    def fit(
+        self,
+        model: Tensors,
+        *,
+        penalty: Callable[[Tensors], Tensor] | None = None,
+        correct: Callable[[Tensors, Tensors], Tensors] | None = None,
+        trainable: Collection[str] | None = None,
+        epochs: int | None = None,
+        steps: int | None = None,
+        data: Dataset | None = None,
+        stream: str = "fit",
+    ) -> Tensors:
+        """Train ``model`` on the site's data; see `collegium.training.LocalTraining.fit`."""
+
+    def loss(self, model: Tensors) -> float:
+        """Return the mean loss of ``model`` on the site's training data, in evaluation mode."""
+
+    def score(self, model: Tensors, split: str, *, headline: bool = False) -> list[dict[str, Any]]:
+        """Score ``model`` on every case of a split, under pseudonyms.
+
+        ``headline``: only the metric that selects models.
+        """
+
+    def keep_best(self, model: Tensors, scores: Sequence[Mapping[str, Any]]) -> None:
+        """Keep ``model`` at the site if no personal model had better validation scores so far."""
+
+    def best(self) -> Tensors | None:
+        """Return the best personal model kept so far."""
+
+
+@dataclass(frozen=True)
+class Algorithm(ABC):
+    """Subclass as a frozen dataclass whose fields are the hyper-parameters.
+
+    Attributes:
+        sends: what leaves a client, part by part; a subclass adds to or replaces what its bases
+            declare.
+        has_global: whether there is one global model that predicts for everybody.
+        simulation_only: whether the method needs the sites' data in one place.
+        optimizers: the optimisers with which the method is right; None: any. SGD with momentum is
+            "sgd with momentum".
+        neutral: hyper-parameters at which the global model equals FedAvg's bit by bit, or None.
+    """
+
+    sends: ClassVar[Mapping[str, Part]] = {
+        "progress": Numbers(says="mean training loss, steps and seconds"),
+        "scores": Scores(),
+    }
+    has_global: ClassVar[bool] = True
+    simulation_only: ClassVar[bool] = False
+    optimizers: ClassVar[frozenset[str] | None] = None
+    neutral: ClassVar[Mapping[str, Any] | None] = None
+
+    @classmethod
+    def all_sends(cls) -> dict[str, Part]:
+        """Return what this class and its bases declare, the class itself having the last word."""
+        declared: dict[str, Part] = {}
+        for base in reversed(cls.__mro__):
+            declared |= vars(base).get("sends", {})
+        return declared
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """Return the fields by name."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def setup(self, server: Server) -> None:
+        """Run once, before the first round; may already exchange messages."""
+        server.state["model"] = server.initial_model
+
+    @abstractmethod
+    def round(self, server: Server) -> None:
+        """Run one outer round: as many exchanges as the method needs, then return."""
+
+    def finish(self, server: Server) -> None:  # noqa: B027  (most methods do nothing here)
+        """Run once, after the last round."""
+
+    def shared(self, server: Server) -> Mapping[str, Any]:
+        """Return what clients receive to form their personal model and to be evaluated."""
+        return {"model": server.state["model"]}
+
+    def personal_model(self, client: Client, request: Message) -> Tensors | None:
+        """Return the model with which ``client`` predicts, given what `shared` sent.
+
+        None: it has none of its own.
+        """
+        return None
+
+    def deploy(self, server: Server) -> dict[str, Tensors]:
+        """Return the models handed to a client outside the federation, by name."""
+        return {"global": server.state["model"]} if self.has_global else {}
+
+    @handler
+    def evaluate(self, client: Client, request: Message) -> Message:
+        """Score the current models on the validation cases and keep the best personal one."""
+        scores = {}
+        if self.has_global:
+            scores["global"] = client.score(request["model"], "val", headline=True)
+        personal = self.personal_model(client, request)
+        if personal is not None:
+            scores["personal"] = client.score(personal, "val", headline=True)
+            client.keep_best(personal, scores["personal"])
+        return Message.of(scores=scores)
+
+    @handler
+    def test(self, client: Client, request: Message) -> Message:
+        """Score the server's best global and the site's best personal model on the test cases."""
+        scores = {}
+        if self.has_global:
+            scores["global"] = client.score(request["model"], "test")
+        personal = client.best()
+        if personal is not None:
+            scores["personal"] = client.score(personal, "test")
+        return Message.of(scores=scores)

@@ -1,0 +1,121 @@
+"""Where a run keeps its state: one file per committed point, written whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+from collegium.errors import CheckpointError, ProtocolError, StorageError
+from collegium.message import pack, unpack
+
+SUFFIX = ".state"
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write ``data`` so that ``path`` holds its old content or all of the new one, come what may.
+
+    Raises:
+        StorageError: the disk is full or not writable.
+    """
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise storage_error(error, path) from error
+
+
+def storage_error(error: OSError, path: Path) -> StorageError:
+    """Return the sentence for what the operating system said about ``path``."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StorageError(
+            f"the disk that holds {path.parent} is full; free some space and go on with "
+            f"'collegium resume'"
+        )
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return StorageError(
+            f"no permission to write in {path.parent}; choose another output folder or "
+            f"change its permissions"
+        )
+    return StorageError(
+        f"{path}: {error.strerror or error}; check the disk and go on with 'collegium resume'"
+    )
+
+
+class Store:
+    """A folder of named states; names sort by time."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        for leftover in root.glob("*.tmp"):
+            leftover.unlink(missing_ok=True)
+
+    def path(self, name: str) -> Path:
+        """Return the file of ``name``."""
+        return self.root / f"{name}{SUFFIX}"
+
+    def names(self) -> list[str]:
+        """Return the names of all stored states, oldest first."""
+        return sorted(file.name.removesuffix(SUFFIX) for file in self.root.glob(f"*{SUFFIX}"))
+
+    def newest(self, before: str) -> str | None:
+        """Return the newest name that sorts before ``before``."""
+        return max((name for name in self.names() if name < before), default=None)
+
+    def save(self, name: str, value: Any) -> None:
+        """Store ``value`` (see `collegium.message.pack`) under ``name``."""
+        self.write(name, pack(value))
+
+    def write(self, name: str, data: bytes) -> None:
+        """Store bytes made by `collegium.message.pack`."""
+        write_atomically(self.path(name), data)
+
+    def load(self, name: str) -> Any:
+        """Return what was stored under ``name``."""
+        return self.decode(name, self.read(name))
+
+    def read(self, name: str) -> bytes:
+        """Return the stored bytes.
+
+        Raises:
+            StorageError: the file cannot be read.
+        """
+        try:
+            return self.path(name).read_bytes()
+        except OSError as error:
+            raise StorageError(f"{self.path(name)}: {error.strerror or error}") from error
+
+    def decode(self, name: str, data: bytes) -> Any:
+        """Return the value that ``data`` holds.
+
+        Raises:
+            CheckpointError: the file is damaged, for example cut short.
+        """
+        try:
+            return unpack(data)
+        except ProtocolError as error:
+            raise CheckpointError(
+                f"{self.path(name)} is damaged (cut short or overwritten); restore it or remove it"
+            ) from error
+
+    def remove(self, name: str) -> None:
+        """Forget ``name``."""
+        self.path(name).unlink(missing_ok=True)
+
+    def prune(self, before: str) -> None:
+        """Forget all states older than the newest one that sorts before ``before``."""
+        keep = self.newest(before)
+        for name in self.names():
+            if keep is not None and name < keep:
+                self.remove(name)
