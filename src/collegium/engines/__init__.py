@@ -1,0 +1,1 @@
+"""Engines: transports that carry requests to clients."""

@@ -1,0 +1,205 @@
+"""A federation in one call: from sites, a network and a task to the models and their scores.
+
+This is the library's front door for those who bring their own network, data or loop over settings;
+experiments described by a file (`collegium.experiment`) go through the same pieces.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from collegium.algorithm import Algorithm
+from collegium.client import ClientRuntime
+from collegium.data.dataset import ConcatDataset
+from collegium.data.site import Site
+from collegium.engines.inprocess import InProcess
+from collegium.errors import ConfigError
+from collegium.models.parts import find_parts
+from collegium.process import prepare
+from collegium.randomness import ambient
+from collegium.run import RoundRecord, Run
+from collegium.runtime import ServerRuntime, Transport, refuse_forbidden
+from collegium.tasks import Task
+from collegium.tensors import Tensors
+from collegium.training import LocalTraining, TrainingConfig
+
+Network = Callable[[], nn.Module]
+"""Makes a new network.
+
+Its initial weights come from torch's generator, which is seeded around the call.
+"""
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What a simulated federation ends with.
+
+    Attributes:
+        model: the global model selected on validation cases; None for an algorithm without one.
+        personal: the personal model selected at each site, by site; empty for an algorithm without
+            them.
+        scores: test scores by site and kind of model, one mapping per case.
+        records: what happened in each round.
+    """
+
+    model: Tensors | None
+    personal: Mapping[str, Tensors]
+    scores: Mapping[str, Mapping[str, list[dict[str, Any]]]]
+    records: Sequence[RoundRecord]
+
+
+def initial_model(network: Network, seed: int, k: int = 0) -> Tensors:
+    """Return the ``k``-th initial model of the run with this seed."""
+    with ambient(seed, "model", k):
+        return Tensors(network().state_dict()).clone()
+
+
+def check_method(algorithm: Algorithm, training: TrainingConfig, sites: Mapping[str, Site]) -> None:
+    """Check before round 0 that the algorithm suits the recipe and every site's policy.
+
+    Raises:
+        ConfigError: the method needs another optimiser.
+        EgressError: a site's policy forbids what the method sends.
+    """
+    name, wanted = type(algorithm).__name__, algorithm.optimizers
+    if wanted is not None and training.optimizer_kind not in wanted:
+        raise ConfigError(
+            f"{name} is right with plain {', '.join(sorted(wanted))} only, not with "
+            f"{training.optimizer_kind}; set "
+            f"training.optimizer to {min(wanted)} and training.momentum to 0"
+        )
+    for site in sites.values():
+        refuse_forbidden(algorithm, site.name, site.policy.allow, site.policy.forbid)
+
+
+def build_clients(
+    algorithm: Algorithm,
+    sites: Mapping[str, Site],
+    network: Network,
+    task: Task,
+    training: TrainingConfig,
+    *,
+    seed: int,
+    root: Path,
+    device: str = "cpu",
+) -> dict[str, ClientRuntime]:
+    """Return a runtime for every site.
+
+    They share one network, since a process works for one client at a time.
+    """
+    with ambient(seed, "model", 0):
+        local = LocalTraining(network(), task, training, device)
+    pool = (
+        ConcatDataset([sites[name].train for name in sorted(sites)])
+        if algorithm.simulation_only
+        else None
+    )
+    return {
+        name: ClientRuntime(
+            site, algorithm, local, seed=seed, root=root / "clients" / name, pool=pool
+        )
+        for name, site in sites.items()
+    }
+
+
+def build_run(
+    algorithm: Algorithm,
+    names: Sequence[str],
+    network: Network,
+    transport: Transport,
+    *,
+    rounds: int,
+    metric: str,
+    seed: int,
+    root: Path,
+    evaluate_every: int = 1,
+    on_failure: Literal["fail", "skip"] = "fail",
+) -> Run:
+    """Return the run of one algorithm with one seed, in the folder ``root``."""
+    with ambient(seed, "model", 0):
+        parts = find_parts(network())
+    server = ServerRuntime(
+        algorithm,
+        names,
+        lambda k: initial_model(network, seed, k),
+        parts,
+        transport,
+        root / "server",
+        on_failure=on_failure,
+    )
+    return Run(server, rounds, metric, evaluate_every)
+
+
+def simulate(
+    algorithm: Algorithm,
+    sites: Sequence[Site],
+    network: Network,
+    task: Task,
+    *,
+    rounds: int,
+    training: TrainingConfig | None = None,
+    seed: int = 0,
+    output: Path | None = None,
+    evaluate_every: int = 1,
+    threads: int = 1,
+    device: str = "cpu",
+    on_failure: Literal["fail", "skip"] = "fail",
+    observe: Callable[[RoundRecord], None] = lambda record: None,
+) -> Simulated:
+    """Run a federation in this process.
+
+    Args:
+        algorithm: the algorithm.
+        sites: the sites' data.
+        network: makes the network.
+        task: loss, prediction and scores.
+        rounds: how many rounds.
+        training: the local recipe.
+        seed: decides initial weights and everything random.
+        output: folder of the run's state, from which an interrupted call goes on; by default a
+            temporary one.
+        evaluate_every: rounds between two evaluations on validation cases.
+        threads: torch threads; results depend on it.
+        device: where to compute.
+        on_failure: "fail" or "skip" clients that fail.
+        observe: called after every round.
+
+    Raises:
+        CollegiumError: in one sentence, whatever of the above cannot work.
+    """
+    prepare(threads)
+    recipe = training or TrainingConfig()
+    by_name = {site.name: site for site in sites}
+    check_method(algorithm, recipe, by_name)
+    with tempfile.TemporaryDirectory(prefix="collegium-") as temporary:
+        root = output or Path(temporary)
+        clients = build_clients(
+            algorithm, by_name, network, task, recipe, seed=seed, root=root, device=device
+        )
+        run = build_run(
+            algorithm,
+            sorted(by_name),
+            network,
+            InProcess(lambda: clients),
+            rounds=rounds,
+            metric=task.metric,
+            seed=seed,
+            root=root,
+            evaluate_every=evaluate_every,
+            on_failure=on_failure,
+        )
+        scores = run.execute(observe)
+        best = run.best()
+        personal = {name: client.best() for name, client in clients.items()}
+        return Simulated(
+            best["model"] if best else None,
+            {name: model for name, model in personal.items() if model is not None},
+            scores,
+            run.records(),
+        )
