@@ -1,0 +1,47 @@
+"""What methods have in common that keep one part of the model at the client."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from collegium.algorithm import Client, Server, handler
+from collegium.algorithms.fedavg import FedAvg
+from collegium.message import Message
+from collegium.tensors import Tensors
+
+
+@dataclass(frozen=True)
+class PartialSharing(FedAvg):
+    """FedAvg over all but a private part, which stays at the client between rounds.
+
+    A subclass names the part by its role in the network (`collegium.models.parts.ModelParts`) and
+    declares what is sent without it. There is no global model: the server's copy of the private
+    part stays as initialised.
+    """
+
+    has_global: ClassVar[bool] = False
+    neutral: ClassVar[Mapping[str, Any] | None] = None
+    private: ClassVar[str]
+
+    def round(self, server: Server) -> None:
+        """Average the shared part over the server's."""
+        replies = server.ask(self.train, model=server.state["model"])
+        server.state["model"] |= replies.mean("model", self.weight)
+
+    @handler
+    def train(self, client: Client, request: Message) -> Message:
+        """Train the shared part together with the client's own."""
+        model = client.fit(self.personal_model(client, request))
+        return self.split(client, model)
+
+    def split(self, client: Client, model: Tensors) -> Message:
+        """Keep the private part and return the message with the rest."""
+        names: frozenset[str] = getattr(client.parts, self.private)
+        client.state["private"] = model.select(names)
+        return Message.of(model=model.without(names), num_examples=client.num_examples)
+
+    def personal_model(self, client: Client, request: Message) -> Tensors:
+        """The shared part under the client's own."""
+        model: Tensors = request["model"]
+        own: Tensors = client.state.get("private", Tensors())
+        return model | own

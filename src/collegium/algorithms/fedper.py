@@ -1,0 +1,25 @@
+"""FedPer (Arivazhagan et al., 2019, https://arxiv.org/abs/1912.00818)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from collegium.algorithms._partial import PartialSharing
+from collegium.border import Count, ModelPart, Part
+
+
+@dataclass(frozen=True)
+class FedPer(PartialSharing):
+    """FedAvg over the body.
+
+    Every client has a head of its own, and one optimiser trains both (Algorithm 1).
+
+    The head is the network's last layer (K_P = 1 in the paper); all heads start from the common
+    initial one.
+    """
+
+    sends: ClassVar[Mapping[str, Part]] = {
+        "model": ModelPart(without="head"),
+        "num_examples": Count(),
+    }
+    private: ClassVar[str] = "head"

@@ -1,0 +1,66 @@
+"""FedRep (Collins et al., 2021, https://arxiv.org/abs/2102.07078)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from collegium.algorithm import Client, Server, handler
+from collegium.algorithms._partial import PartialSharing
+from collegium.border import Count, ModelPart, Part
+from collegium.message import Message
+from collegium.tensors import Tensors
+
+
+@dataclass(frozen=True)
+class FedRep(PartialSharing):
+    """A shared body under private heads: first the head trains, then the body (Algorithm 1).
+
+    While one of them trains, the other stays put, its running statistics included (released code
+    lets the frozen body's statistics move). Defaults follow the released code: four passes for the
+    head, then one for the body. With ``training.local_steps`` the steps are divided in the same
+    proportion, so that the budget equals that of other methods. After the last round every client
+    trains its head once more under the final body.
+
+    Attributes:
+        head_epochs: passes over the data that train the head.
+        body_epochs: passes that train the body.
+    """
+
+    sends: ClassVar[Mapping[str, Part]] = {
+        "model": ModelPart(without="head"),
+        "num_examples": Count(),
+    }
+    private: ClassVar[str] = "head"
+
+    head_epochs: int = 4
+    body_epochs: int = 1
+
+    def finish(self, server: Server) -> None:
+        """Let every client fit its head to the final body."""
+        server.ask(self.refit_head, model=server.state["model"])
+
+    @handler
+    def train(self, client: Client, request: Message) -> Message:
+        """Train the head under the received body, then the body under the new head."""
+        model = self._fit_head(client, self.personal_model(client, request))
+        budget: dict[str, Any] = {"epochs": self.body_epochs}
+        if client.local_steps is not None:
+            budget = {"steps": client.local_steps - self._head_steps(client.local_steps)}
+        model = client.fit(model, trainable=client.parts.trainable - client.parts.head, **budget)
+        return self.split(client, model)
+
+    @handler
+    def refit_head(self, client: Client, request: Message) -> Message:
+        """Train the head once more."""
+        self.split(client, self._fit_head(client, self.personal_model(client, request)))
+        return Message.of()
+
+    def _fit_head(self, client: Client, model: Tensors) -> Tensors:
+        head = client.parts.trainable & client.parts.head
+        budget: dict[str, Any] = {"epochs": self.head_epochs}
+        if client.local_steps is not None:
+            budget = {"steps": self._head_steps(client.local_steps)}
+        return client.fit(model, trainable=head, stream="head", **budget)
+
+    def _head_steps(self, steps: int) -> int:
+        return round(steps * self.head_epochs / (self.head_epochs + self.body_epochs))

@@ -1,0 +1,40 @@
+"""FedAvg followed by local fine-tuning (e.g. Wang et al., 2019, https://arxiv.org/abs/1910.10252)."""
+
+from dataclasses import dataclass
+
+from collegium.algorithm import Client, Server, handler
+from collegium.algorithms.fedavg import FedAvg
+from collegium.message import Message
+from collegium.tensors import Tensors
+
+
+@dataclass(frozen=True)
+class FineTune(FedAvg):
+    """FedAvg whose clients train the final model further on their own data, once, at the end.
+
+    All parameters move; the learning rate is that of a next round. The fine-tuning comes on top of
+    the rounds' budget.
+
+    Attributes:
+        epochs: passes over the site's data; with ``training.local_steps`` that many times the local
+            steps.
+    """
+
+    epochs: int = 1
+
+    def finish(self, server: Server) -> None:
+        """Let every client fine-tune the final model."""
+        server.ask(self.fine_tune, model=server.state["model"])
+
+    @handler
+    def fine_tune(self, client: Client, request: Message) -> Message:
+        """Train the final global model on the site's data and keep the result."""
+        steps = None if client.local_steps is None else self.epochs * client.local_steps
+        epochs = self.epochs if steps is None else None
+        client.state["personal"] = client.fit(request["model"], epochs=epochs, steps=steps)
+        return Message.of()
+
+    def personal_model(self, client: Client, request: Message) -> Tensors | None:
+        """The fine-tuned model, which exists after the last round only."""
+        model: Tensors | None = client.state.get("personal")
+        return model

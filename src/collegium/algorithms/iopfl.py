@@ -1,0 +1,57 @@
+"""IOP-FL, inside personalisation (Jiang et al., 2023, https://arxiv.org/abs/2204.08467)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from collegium.algorithm import Client, Server, handler
+from collegium.algorithms.fedavg import FedAvg
+from collegium.border import ModelPart, Part
+from collegium.message import Message
+from collegium.tensors import Tensors
+
+
+@dataclass(frozen=True)
+class IOPFL(FedAvg):
+    """FedAvg whose clients accumulate their own trajectory into a personal model P.
+
+    P^{t+1} = (1 - tau) P^t + tau w_k^{t+1} with P^0 = w_g^0, where w_k^{t+1} is the client's model
+    after local training from the received one, and so holds both the last global update (its start)
+    and the new local one. Eq. 4 as printed, (1 - tau) P - tau (...), would shrink the weights
+    tenfold in every round; this is the form of the released code, whose alpha = 0.1 is 1 - tau. It
+    covers running statistics too; integer counters keep the maximum. The released code hands out
+    references instead of copies in its first round, so that all clients but the last start from
+    w_g^0: here every client applies the formula from the first round on.
+
+    Attributes:
+        tau: weight of the newest local model.
+    """
+
+    sends: ClassVar[Mapping[str, Part]] = {"personal": ModelPart(opt_in=True)}
+
+    tau: float = 0.9
+
+    @handler
+    def train(self, client: Client, request: Message) -> Message:
+        """Train as FedAvg does and move the personal model towards the result."""
+        reply = super().train(client, request)
+        personal = client.state.get("personal", request["model"])
+        client.state["personal"] = (1 - self.tau) * personal + self.tau * reply["model"]
+        return reply
+
+    def personal_model(self, client: Client, request: Message) -> Tensors:
+        """The accumulated model; before the client's first round the received one."""
+        model: Tensors = client.state.get("personal", request["model"])
+        return model
+
+    def deploy(self, server: Server) -> dict[str, Tensors]:
+        """The global model and the personal models of all sites whose policy lets them out."""
+        replies = server.ask(self.share_personal, model=server.state["model"])
+        return super().deploy(server) | {
+            client: reply["personal"] for client, reply in replies.items()
+        }
+
+    @handler
+    def share_personal(self, client: Client, request: Message) -> Message:
+        """Hand out the personal model; the site's policy must name the part "personal"."""
+        return Message.of(personal=self.personal_model(client, request))

@@ -1,0 +1,57 @@
+"""SCAFFOLD (Karimireddy et al., 2020, https://arxiv.org/abs/1910.06378), option II."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from collegium.algorithm import Algorithm, Client, Server, handler
+from collegium.border import ModelPart, Part
+from collegium.message import Message
+
+
+@dataclass(frozen=True)
+class Scaffold(Algorithm):
+    """Correct local steps by the difference of server and client variates (Algorithm 1).
+
+    Variates cover the parameters; buffers travel in the model update. Option II divides by steps
+    times learning rate, which is right for plain SGD only: other optimisers are refused (some
+    released code divides by the steps alone, which makes the variates too small by the learning
+    rate). Clients weigh the same, as in the paper.
+
+    Attributes:
+        global_lr: the server's step, eta_g.
+    """
+
+    sends: ClassVar[Mapping[str, Part]] = {
+        "model_update": ModelPart(),
+        "control_update": ModelPart(only="trainable"),
+    }
+    optimizers: ClassVar[frozenset[str] | None] = frozenset({"sgd"})
+
+    global_lr: float = 1.0
+
+    def setup(self, server: Server) -> None:
+        """Start with the common model and a zero server variate."""
+        super().setup(server)
+        server.state["control"] = 0.0 * server.initial_model.select(server.parts.trainable)
+
+    def round(self, server: Server) -> None:
+        """Move the model and the server variate by the clients' mean updates."""
+        state = server.state
+        replies = server.ask(self.train, model=state["model"], control=state["control"]).hold()
+        state["model"] += self.global_lr * replies.mean("model_update", weight=None)
+        share = len(replies.clients) / len(server.clients)
+        state["control"] += share * replies.mean("control_update", weight=None)
+
+    @handler
+    def train(self, client: Client, request: Message) -> Message:
+        """Train with corrected gradients and renew the client's variate."""
+        start, control = request["model"], request["control"]
+        own = client.state.get("control", 0.0 * control)
+        shift = control - own
+        model = client.fit(start, correct=lambda gradient, _: gradient + shift.select(gradient))
+        update = model - start
+        pace = max(client.num_steps, 1) * client.lr
+        new = own - control + (-1.0 / pace) * update.select(control)
+        client.state["control"] = new
+        return Message.of(model_update=update, control_update=new - own)

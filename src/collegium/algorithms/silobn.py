@@ -1,0 +1,26 @@
+"""SiloBN (Andreux et al., 2020, https://arxiv.org/abs/2008.07424)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from collegium.algorithms._partial import PartialSharing
+from collegium.border import Count, ModelPart, Part
+
+
+@dataclass(frozen=True)
+class SiloBN(PartialSharing):
+    """FedAvg whose running statistics of normalisation layers stay local.
+
+    Their affine parameters are shared.
+
+    This is what libraries that average parameters only call FedAvg. A personal model is the
+    aggregated weights under the statistics of the client's last local training; they are not
+    calibrated anew for the aggregated weights.
+    """
+
+    sends: ClassVar[Mapping[str, Part]] = {
+        "model": ModelPart(without="norm_statistics"),
+        "num_examples": Count(),
+    }
+    private: ClassVar[str] = "norm_statistics"
