@@ -1,0 +1,1 @@
+"""Comparing methods: paired differences, worst site, disparity, tables."""
