@@ -1,0 +1,137 @@
+"""What a finished cell leaves behind: rows of the tidy table, and pictures of test cases."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from collegium.client import ClientRuntime
+from collegium.config import ExperimentConfig
+from collegium.errors import ConfigError
+from collegium.report.overlays import draw_overlay
+from collegium.results import Row
+from collegium.run import Run
+from collegium.state import write_atomically
+from collegium.tasks import SegmentationTask, Task
+
+
+def task_of(config: ExperimentConfig) -> Task:
+    """Return the task that the configuration describes."""
+    kind = config.federation.task
+    if kind.name != "segmentation":
+        raise ConfigError(f"federation.task.name is {kind.name!r}; this version knows segmentation")
+    return SegmentationTask(
+        kind.classes, config.loss, window=config.inference.window, overlap=config.inference.overlap
+    )
+
+
+def cell_rows(
+    config: ExperimentConfig,
+    label: str,
+    seed: int,
+    run: Run,
+    scores: Mapping[str, Mapping[str, list[dict[str, Any]]]],
+) -> Iterator[Row]:
+    """Yield a row per round, site and measurement, then one per test case, model and metric."""
+    task = task_of(config)
+    about: dict[str, Any] = {"experiment": config.name, "algorithm": label, "seed": seed}
+    records = run.records()
+    for record in records:
+        for site, loss in record.losses.items():
+            yield Row(
+                **about,
+                round=record.round,
+                site=site,
+                split="train",
+                metric="loss",
+                value=loss,
+                bytes_up=record.bytes_up[site],
+                bytes_down=record.bytes_down[site],
+                seconds=record.seconds[site],
+            )
+        for model, by_site in record.scores.items():
+            for site, value in by_site.items():
+                yield Row(
+                    **about,
+                    round=record.round,
+                    site=site,
+                    split="val",
+                    model=model,
+                    metric=task.metric,
+                    value=value,
+                )
+    totals: dict[str, Any] = {
+        site: {
+            "bytes_up": sum(record.bytes_up.get(site, 0) for record in records),
+            "bytes_down": sum(record.bytes_down.get(site, 0) for record in records),
+            "seconds": sum(record.seconds.get(site, 0.0) for record in records),
+        }
+        for site in scores
+    }
+    last = max(record.round for record in records)
+    for site, by_model in scores.items():
+        for model, cases in by_model.items():
+            for case in cases:
+                for metric in (key for key in case if key not in ("case", "patient")):
+                    yield Row(
+                        **about,
+                        **totals[site],
+                        round=last,
+                        site=site,
+                        case=case["case"],
+                        patient=case["patient"],
+                        split="test",
+                        model=model,
+                        metric=metric,
+                        value=case[metric],
+                        unit=task.units[metric],
+                    )
+
+
+def write_overlays(
+    clients: Mapping[str, ClientRuntime],
+    run: Run,
+    scores: Mapping[str, Any],
+    metric: str,
+    folder: Path,
+) -> None:
+    """Draw every site's best, median and worst test case, with the model that it would use."""
+    index = []
+    selected = run.best()
+    for site, by_model in sorted(scores.items()):
+        kind = "personal" if "personal" in by_model else "global"
+        model = clients[site].best() if kind == "personal" else (selected or {}).get("model")
+        ranked = sorted(
+            (c for c in by_model.get(kind, []) if c[metric] is not None),
+            key=lambda case: case[metric],
+        )
+        if model is None or not ranked:
+            continue
+        chosen = {"worst": ranked[0], "median": ranked[len(ranked) // 2], "best": ranked[-1]}
+        positions = {
+            int(case["case"].rpartition("c")[2]) - 1: rank for rank, case in chosen.items()
+        }
+        for position, example, prediction in clients[site].training.predictions(
+            model, clients[site].site.test, only=set(positions)
+        ):
+            rank = positions[position]
+            batch = example.batch
+            slice_ = len(prediction) // 2
+            mask = batch["mask"][slice_].numpy() if "mask" in batch else None
+            picture = draw_overlay(
+                batch["image"][slice_].numpy(),
+                batch["label"][slice_].numpy(),
+                prediction[slice_].numpy(),
+                mask,
+            )
+            file = folder / f"{site}-{kind}-{rank}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            picture.save(file)
+            case = chosen[rank]
+            index.append({
+                "site": site, "model": kind, "rank": rank, "case": case["case"], "metric": metric,
+                "value": case[metric], "file": file.name,
+            })  # fmt: skip
+    write_atomically(folder / "index.json", json.dumps(index).encode())
