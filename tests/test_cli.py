@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -57,13 +58,20 @@ def call(*arguments: str) -> Result:
     return CliRunner().invoke(cli.app, arguments)
 
 
-def shell(*arguments: str, cwd: Path, **kwargs) -> "subprocess.Popen[str]":
+@contextmanager
+def shell(*arguments: str, cwd: Path) -> "Iterator[subprocess.Popen[str]]":
+    """A command line in a process group of its own, as a terminal gives it; none of it is left."""
     command = [sys.executable, "-c", "from collegium.cli import main; main()", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
-    return subprocess.Popen(
-        command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, **kwargs,
-    )  # fmt: skip
+    with subprocess.Popen(
+        command, cwd=cwd, env=environment, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_help_imports_nothing_heavy_and_documents_the_exit_codes(tmp_path: Path):
@@ -278,28 +286,27 @@ def test_the_report_of_no_run_says_so(tmp_path: Path):
     assert "no results to report yet" in result.stderr
 
 
-def wait_for(process: "subprocess.Popen[str]", pattern: str) -> int:
-    """Read what a process reports until a line matches, interrupt it there, and give the match."""
+def interrupt(process: "subprocess.Popen[str]", pattern: str) -> tuple[int, str]:
+    """Press Ctrl-C once a line matches; give the number in it and all that was written after it."""
     assert process.stderr is not None
     for line in process.stderr:
         if found := re.search(pattern, line):
-            process.send_signal(signal.SIGINT)
-            return int(found[1])
-    raise AssertionError(f"no line matches {pattern}; it ended with {process.wait()}")
+            os.killpg(process.pid, signal.SIGINT)
+            return int(found[1]), process.communicate(timeout=60)[1]
+    raise AssertionError(f"no line matches {pattern}")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_an_interrupted_run_says_how_to_go_on_and_resumes(folder: Path, jobs: int):
-    process = shell("run", "x.yaml", "rounds=400", f"engine.jobs={jobs}", cwd=folder)
-    wait_for(process, r"round (2)/400")
-    _, text = process.communicate(timeout=60)
-    assert process.returncode == 130
+    with shell("run", "x.yaml", "rounds=400", f"engine.jobs={jobs}", cwd=folder) as process:
+        _, text = interrupt(process, r"local seed 0  round (2)/400")
+        assert process.returncode == 130
     assert text.endswith(
         "error: stopped; finished rounds are kept, go on with: collegium resume run\n"
     )
     assert "Traceback" not in text
-    process = shell("resume", "run", cwd=folder)
-    assert wait_for(process, r"local seed 0  round (\d+)/400") > 2
-    process.communicate(timeout=60)
-    assert process.returncode == 130
+    with shell("resume", "run", cwd=folder) as process:
+        number, _ = interrupt(process, r"local seed 0  round (\d+)/400")
+        assert process.returncode == 130
+    assert number > 2

@@ -115,11 +115,12 @@ def test_every_listed_algorithm_loads_and_is_described_by_its_name(name: str):
 def test_an_algorithm_from_a_file_remembers_where_it_is_from(file: Path, monkeypatch):
     monkeypatch.chdir(file.parent)
     kind: Any = load_algorithm("mine.py:Mine")
-    name, params = describe(kind(tau=0.5))
+    half = kind(tau=0.5)
+    name, params = describe(half)
     assert name == f"{file}:Mine"
     assert params == {"tau": 0.5, "steps": (1, 2)}
     assert load_algorithm(name) is kind
-    assert build_algorithm(AlgorithmConfig(name, {"tau": 0.5, "steps": [1, 2]})) == kind(tau=0.5)
+    assert build_algorithm(AlgorithmConfig(name, {"tau": 0.5, "steps": [1, 2]})) == half
 
 
 def test_a_subclass_in_a_file_is_not_described_as_its_base(file: Path):

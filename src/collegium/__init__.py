@@ -1,3 +1,100 @@
 """Hospitals train models together, and each ends up with one that is good for its own patients."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collegium.algorithm import Algorithm, Client, Replies, Server, handler
+    from collegium.algorithms.ditto import Ditto
+    from collegium.algorithms.fedavg import FedAvg
+    from collegium.algorithms.fedbn import FedBN
+    from collegium.algorithms.fedper import FedPer
+    from collegium.algorithms.fedprox import FedProx
+    from collegium.algorithms.fedrep import FedRep
+    from collegium.algorithms.finetune import FineTune
+    from collegium.algorithms.ifca import IFCA
+    from collegium.algorithms.iopfl import IOPFL
+    from collegium.algorithms.local import Local
+    from collegium.algorithms.pooled import Pooled
+    from collegium.algorithms.scaffold import Scaffold
+    from collegium.algorithms.silobn import SiloBN
+    from collegium.data.dataset import Dataset, Example, TensorDataset
+    from collegium.data.site import EgressPolicy, Site
+    from collegium.errors import CollegiumError
+    from collegium.message import Message
+    from collegium.simulation import Simulated, simulate
+    from collegium.tasks import SegmentationTask, SupervisedTask, Task
+    from collegium.tensors import Tensors, mean
+    from collegium.training import TrainingConfig
+
 __version__ = "0.1.0"
+
+_HOMES = {
+    "algorithm": ("Algorithm", "Client", "Replies", "Server", "handler"),
+    "algorithms.ditto": ("Ditto",),
+    "algorithms.fedavg": ("FedAvg",),
+    "algorithms.fedbn": ("FedBN",),
+    "algorithms.fedper": ("FedPer",),
+    "algorithms.fedprox": ("FedProx",),
+    "algorithms.fedrep": ("FedRep",),
+    "algorithms.finetune": ("FineTune",),
+    "algorithms.ifca": ("IFCA",),
+    "algorithms.iopfl": ("IOPFL",),
+    "algorithms.local": ("Local",),
+    "algorithms.pooled": ("Pooled",),
+    "algorithms.scaffold": ("Scaffold",),
+    "algorithms.silobn": ("SiloBN",),
+    "data.dataset": ("Dataset", "Example", "TensorDataset"),
+    "data.site": ("EgressPolicy", "Site"),
+    "errors": ("CollegiumError",),
+    "message": ("Message",),
+    "simulation": ("Simulated", "simulate"),
+    "tasks": ("SegmentationTask", "SupervisedTask", "Task"),
+    "tensors": ("Tensors", "mean"),
+    "training": ("TrainingConfig",),
+}
+"""Where the public names live; each is imported at its first use: `--help` loads no torch."""
+
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "IFCA",
+    "IOPFL",
+    "Algorithm",
+    "Client",
+    "CollegiumError",
+    "Dataset",
+    "Ditto",
+    "EgressPolicy",
+    "Example",
+    "FedAvg",
+    "FedBN",
+    "FedPer",
+    "FedProx",
+    "FedRep",
+    "FineTune",
+    "Local",
+    "Message",
+    "Pooled",
+    "Replies",
+    "Scaffold",
+    "SegmentationTask",
+    "Server",
+    "SiloBN",
+    "Simulated",
+    "Site",
+    "SupervisedTask",
+    "Task",
+    "TensorDataset",
+    "Tensors",
+    "TrainingConfig",
+    "handler",
+    "mean",
+    "simulate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(f"collegium.{_HOME[name]}"), name)
+    raise AttributeError(f"module 'collegium' has no attribute {name!r}")

@@ -147,6 +147,8 @@ class Scores:
             raise ProtocolError("expected lists of case scores by kind of model")
         for rows in value.values():
             for row in rows:
+                if not isinstance(row, Mapping):
+                    raise ProtocolError(f"a row of scores is a {type(row).__name__}")
                 numbers = [v for k, v in row.items() if k not in ("case", "patient")]
                 if not all(
                     v is None or (isinstance(v, int | float) and math.isfinite(v)) for v in numbers

@@ -143,9 +143,11 @@ class ClientRuntime:
             if request.stage == "train"
             else f"{request.round:06d}-~"
         )
+        self.store.clean()
+        self.kept.clean()
         name = self.store.newest(before)
         data = self.store.read(name) if name else pack({})
-        self.state = self.store.decode(name, data) if name else {}
+        self.state = self.store.decode(name, data, self.training.device) if name else {}
         self.round = request.round
         self._path = ("client", self.id, request.round, request.stage, request.exchange)
         self._purposes, self._progress = set(), {}
@@ -301,7 +303,7 @@ class ClientRuntime:
         defined = [value for value in values if value is not None]
         score = sum(defined) / len(defined) if defined else None
         old = self.kept.load(BEST) if self.kept.path(BEST).exists() else None
-        if old is None or score is None or old["score"] is None or score > old["score"]:
+        if old is None or old["score"] is None or (score is not None and score > old["score"]):
             self.kept.save(BEST, {"round": self.round, "score": score, "model": model})
 
     def best(self) -> Tensors | None:

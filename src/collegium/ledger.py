@@ -45,7 +45,8 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._last: str | None = None
+        self._last = START
+        self._size = -1
 
     def append(self, parts: Mapping[str, Any], data: bytes, **about: Any) -> None:
         """Record a message before it leaves.
@@ -67,13 +68,15 @@ class Ledger:
         }
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            if self._last is None:
-                self._last = self._repair()
+            if not self.path.exists() or self.path.stat().st_size != self._size:
+                self._last = self._repair()  # another process answered for this site meanwhile
             line["previous"] = self._last
             line["hash"] = _digest(line)
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+            with self.path.open("ab") as file:
+                file.write(json.dumps(line).encode() + b"\n")
+                self._size = file.tell()
         except OSError as error:
+            self._size = -1
             raise storage_error(error, self.path) from error
         self._last = line["hash"]
 
@@ -89,15 +92,26 @@ class Ledger:
         if len(whole) < len(data):
             os.truncate(self.path, len(whole))
         lines = whole.splitlines()
-        return str(json.loads(lines[-1])["hash"]) if lines else START
+        return str(_parse(lines[-1]).get("hash")) if lines else START
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a ledger; an unfinished last line is not one."""
+    """Return the lines of a ledger; an unfinished last line is not one.
+
+    What is no longer JSON becomes an empty line, at which the chain breaks.
+    """
     if not path.exists():
         return []
-    text = path.read_text(encoding="utf-8")
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    data = path.read_bytes()
+    return [_parse(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def first_break(lines: list[dict[str, Any]]) -> int | None:
@@ -122,13 +136,13 @@ def summarise(path: Path) -> dict[str, Any]:
     lines = read(path)
     parts: dict[str, dict[str, int]] = {}
     for line in lines:
-        for name, part in line["parts"].items():
+        for name, part in line.get("parts", {}).items():
             total = parts.setdefault(name, {"messages": 0, "bytes": 0})
             total["messages"] += 1
             total["bytes"] += part["bytes"]
     return {
         "messages": len(lines),
-        "bytes": sum(line["bytes"] for line in lines),
+        "bytes": sum(line.get("bytes", 0) for line in lines),
         "parts": parts,
         "intact": first_break(lines) is None,
     }

@@ -81,14 +81,7 @@ def unpack(data: bytes, device: str | torch.device = "cpu") -> Any:
     Raises:
         ProtocolError: the bytes are damaged or not ours.
     """
-    try:
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        nesting = json.loads(header["__metadata__"]["nesting"])
-        tensors = {name: tensor.to(device) for name, tensor in safetensors.torch.load(data).items()}
-    except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise ProtocolError(
-            f"{len(data)} bytes are damaged or not a message ({type(error).__name__})"
-        ) from error
+    tensors: dict[str, Tensor] = {}
 
     def restore(item: Any) -> Any:
         if isinstance(item, list):
@@ -99,7 +92,16 @@ def unpack(data: bytes, device: str | torch.device = "cpu") -> Any:
             return Tensors((name, tensors[str(index)]) for name, index in item[MARK])
         return {key: restore(entry) for key, entry in item.items()}
 
-    return restore(nesting)
+    try:
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        nesting = json.loads(header["__metadata__"]["nesting"])
+        for name, tensor in safetensors.torch.load(data).items():
+            tensors[name] = tensor.to(device)
+        return restore(nesting)
+    except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise ProtocolError(
+            f"{len(data)} bytes are damaged or not a message ({type(error).__name__})"
+        ) from error
 
 
 @dataclass(frozen=True)

@@ -80,14 +80,13 @@ class Run:
         if finished.exists():
             return dict(json.loads(finished.read_text()))
         server.begin()
+        self._kept.clean()
         self._evaluate_if_due()
         while server.round < self.rounds:
-            server.advance()
-            self._write_record()
+            server.advance(self._write_record)
             observe(self._evaluate_if_due())
         if server.round == self.rounds:
-            server.conclude()
-            self._write_record()
+            server.conclude(self._write_record)
             observe(self._evaluate_if_due())
         scores = self._test()
         write_atomically(finished, json.dumps(scores).encode())
@@ -153,7 +152,7 @@ class Run:
             ]
         )
         old = self._kept.load(BEST) if self._kept.path(BEST).exists() else None
-        if old is None or score is None or old["score"] is None or score > old["score"]:
+        if old is None or old["score"] is None or (score is not None and score > old["score"]):
             state = {
                 "round": self.server.round,
                 "score": score,

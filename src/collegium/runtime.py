@@ -244,7 +244,7 @@ class ServerRuntime:
 
     def _check(self, envelope: Any, where: str) -> Message:
         """Return the message in ``envelope`` if every part is what the algorithm declares."""
-        if isinstance(envelope, dict) and "error" in envelope:
+        if isinstance(envelope, dict) and isinstance(envelope.get("error"), dict):
             kind = KINDS.get(str(envelope["error"].get("kind")), ClientError)
             text = f"{where}: {envelope['error'].get('text')}"
             raise (kind if issubclass(kind, ClientError) else ClientError)(text)
@@ -271,6 +271,7 @@ class ServerRuntime:
         Raises:
             CheckpointError: every stored state is damaged.
         """
+        self.store.clean()
         names = [name for name in self.store.names() if name.isdigit()]
         for name in reversed(names):
             try:
@@ -289,19 +290,30 @@ class ServerRuntime:
             )
         self._commit(self.algorithm.setup, 0)
 
-    def advance(self) -> None:
-        """Run and commit the next round."""
-        self._commit(self.algorithm.round, self.round + 1)
+    def advance(self, committing: Callable[[], None] = lambda: None) -> None:
+        """Run the next round, call ``committing``, and commit the round.
 
-    def conclude(self) -> None:
-        """Run and commit what the algorithm does after the last round."""
-        self._commit(self.algorithm.finish, self.round + 1, force=True)
+        What ``committing`` writes is thus never behind the committed state.
+        """
+        self._commit(self.algorithm.round, self.round + 1, committing)
 
-    def _commit(self, step: Callable[[Any], None], number: int, *, force: bool = False) -> None:
+    def conclude(self, committing: Callable[[], None] = lambda: None) -> None:
+        """Run, and commit like a round, what the algorithm does after the last round."""
+        self._commit(self.algorithm.finish, self.round + 1, committing, force=True)
+
+    def _commit(
+        self,
+        step: Callable[[Any], None],
+        number: int,
+        committing: Callable[[], None] = lambda: None,
+        *,
+        force: bool = False,
+    ) -> None:
         self.round, self.stage, self._exchange = number, "train", 0
         self.traffic, self.left_out = {}, []
         step(self)
         self._settle()
+        committing()
         if force or number % self.checkpoint_every == 0:
             self.store.save(f"{number:06d}", self.state)  # the rename inside is the commit point
             self._committed = number
@@ -318,6 +330,14 @@ class ServerRuntime:
         replies = dict(self.ask(method, **items).items())
         self._open, self.stage = None, "train"
         return replies
+
+    def deploy(self) -> dict[str, Tensors]:
+        """Return the models for a client outside, by name; no client's state changes."""
+        self.stage, self._exchange = "evaluate", 0
+        models = self.algorithm.deploy(self)
+        self._settle()
+        self.stage = "train"
+        return models
 
 
 class Handles(Protocol):

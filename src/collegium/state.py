@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from collegium.errors import CheckpointError, ProtocolError, StorageError
 from collegium.message import pack, unpack
@@ -33,6 +36,8 @@ def write_atomically(path: Path, data: bytes) -> None:
         finally:
             os.close(folder)
     except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise storage_error(error, path) from error
 
 
@@ -58,7 +63,13 @@ class Store:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        for leftover in root.glob("*.tmp"):
+
+    def clean(self) -> None:
+        """Remove what interrupted writes left.
+
+        Only the one process that writes here now may call it: another's write may be under way.
+        """
+        for leftover in self.root.glob("*.tmp"):
             leftover.unlink(missing_ok=True)
 
     def path(self, name: str) -> Path:
@@ -96,14 +107,14 @@ class Store:
         except OSError as error:
             raise StorageError(f"{self.path(name)}: {error.strerror or error}") from error
 
-    def decode(self, name: str, data: bytes) -> Any:
-        """Return the value that ``data`` holds.
+    def decode(self, name: str, data: bytes, device: str | torch.device = "cpu") -> Any:
+        """Return the value that ``data`` holds, its tensors on ``device``.
 
         Raises:
             CheckpointError: the file is damaged, for example cut short.
         """
         try:
-            return unpack(data)
+            return unpack(data, device)
         except ProtocolError as error:
             raise CheckpointError(
                 f"{self.path(name)} is damaged (cut short or overwritten); restore it or remove it"

@@ -10,12 +10,15 @@ Two rules hold for every operation of this module:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from collegium.errors import ProtocolError
+
+logger = logging.getLogger(__name__)
 
 BLOCK = 1 << 18
 """Elements summed at a time by `Mean`: a block of float64 sums stays in the processor's cache."""
@@ -184,14 +187,16 @@ class Mean:
         self.total += weight
         if weight > 0:
             self._waiting.append((tensors, weight))
+        else:
+            logger.warning("%s has weight 0 and no say in the mean", source or "an operand")
         if len(self._waiting) == self.GROUP:
             self._flush()
 
     def _flush(self) -> None:
         waiting, self._waiting = self._waiting, []
-        if not waiting:
+        if not waiting or self._first is None:
             return
-        for name, tensor in waiting[0][0].distinct().items():
+        for name, tensor in self._first.distinct().items():
             operands = [(tensors[name], weight) for tensors, weight in waiting]
             if not _is_quantity(tensor):
                 highest = torch.stack([t for t, _ in operands]).amax(0)
@@ -211,7 +216,9 @@ class Mean:
         Raises:
             ProtocolError: nothing was added, or every weight was zero.
         """
-        if self._first is None or self.total <= 0:
+        if self._first is None:
+            raise ProtocolError("nothing to average: no client sent a reply that can be used")
+        if self.total <= 0:
             raise ProtocolError(
                 "nothing to average: every client reported 0 examples; the model stays as it was"
             )

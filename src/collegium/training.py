@@ -104,8 +104,9 @@ def plan_batches(
     """Yield batches of (epoch, index), each epoch in an order of its own.
 
     With ``epochs`` every epoch is cut into batches, and a last batch of one example is merged into
-    the batch before it, since batch normalisation cannot learn from one value. With ``steps`` the
-    epochs follow each other without a cut, so that all batches are full.
+    the batch before it, since batch normalisation cannot learn from one value (a ``batch_size`` of
+    1 means what it says). With ``steps`` the epochs follow each other without a cut, so that all
+    batches are full.
     """
 
     def order(epoch: int) -> list[tuple[int, int]]:
@@ -125,7 +126,7 @@ def plan_batches(
     for epoch in range(epochs):
         samples = order(epoch)
         cuts = list(range(0, count, batch_size))
-        if len(cuts) > 1 and count - cuts[-1] == 1:
+        if batch_size > 1 and len(cuts) > 1 and count - cuts[-1] == 1:
             cuts.pop()
         for start, end in zip(cuts, [*cuts[1:], count], strict=True):
             yield samples[start:end]
@@ -214,7 +215,9 @@ class LocalTraining:
             epochs, steps = config.local_epochs, config.local_steps if steps is None else steps
         self.load(model)
         moving = {
-            n: p for n, p in self.module.named_parameters() if trainable is None or n in trainable
+            n: p
+            for n, p in self.module.named_parameters()
+            if p.requires_grad and (trainable is None or n in trainable)
         }
         optimizer = config.build_optimizer(list(moving.values()), lr)
         if optimizer_state:
@@ -374,9 +377,10 @@ def _extract(optimizer: torch.optim.Optimizer, moving: dict[str, nn.Parameter]) 
 def _restore(
     optimizer: torch.optim.Optimizer, moving: dict[str, nn.Parameter], state: dict[str, Any]
 ) -> None:
-    """Put back what `_extract` returned."""
+    """Put back what `_extract` returned; the step count stays on the CPU, where torch keeps it."""
     for name, parameter in moving.items():
         if name in state:
             optimizer.state[parameter] = {
-                key: tensor.clone() for key, tensor in state[name].items()
+                key: tensor.to("cpu" if key == "step" else parameter.device, copy=True)
+                for key, tensor in state[name].items()
             }

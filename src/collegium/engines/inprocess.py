@@ -93,11 +93,18 @@ class _Worker:
         self._request: Request | None = None
 
     def send(self, request: Request) -> None:
-        """Send a request: one frame of JSON, one with the payload."""
+        """Send a request: one frame of JSON, one with the payload.
+
+        Raises:
+            MissingReply: the process ended before it could take the request.
+        """
         header = {key: value for key, value in asdict(request).items() if key != "payload"}
         self._request = request
-        self.connection.send_bytes(json.dumps(header).encode())
-        self.connection.send_bytes(request.payload)
+        try:
+            self.connection.send_bytes(json.dumps(header).encode())
+            self.connection.send_bytes(request.payload)
+        except ConnectionError as error:
+            raise self._lost() from error
 
     def receive(self) -> Answer:
         """Return the answer.
@@ -109,15 +116,17 @@ class _Worker:
             header = json.loads(self.connection.recv_bytes())
             return Answer(header["client"], self.connection.recv_bytes(), header["seconds"])
         except (EOFError, ConnectionError) as error:
-            self._process.join(5)
-            request = self._request
-            assert request is not None
-            raise MissingReply(
-                f"client {request.client!r}, round {request.round}, {request.method}: its "
-                f"process ended with code "
-                f"{self._process.exitcode} (-9 is often a lack of memory); the finished "
-                f"rounds are kept, use fewer workers and resume"
-            ) from error
+            raise self._lost() from error
+
+    def _lost(self) -> MissingReply:
+        self._process.join(5)
+        request = self._request
+        assert request is not None
+        return MissingReply(
+            f"client {request.client!r}, round {request.round}, {request.method}: its process ended "
+            f"with code {self._process.exitcode} (-9 is often a lack of memory); the finished "
+            f"rounds are kept, use fewer workers and resume"
+        )
 
     def close(self) -> None:
         """End the process."""

@@ -221,7 +221,7 @@ def embed(path: Path) -> str:
         with Image.open(path) as picture:
             picture = picture.convert("RGB")
             picture.thumbnail((LARGEST, LARGEST))
-            picture.save(buffer, "JPEG", quality=88, subsampling=0, optimize=True)
+            picture.save(buffer, "JPEG", quality=88, subsampling=0)
     except (OSError, UnidentifiedImageError) as error:
         raise DataError(
             f"{path}: the overlay cannot be read ({error}); remove its line from index.json."

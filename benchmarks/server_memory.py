@@ -1,0 +1,91 @@
+"""Peak memory of the server side with 400 clients against 4: a model of 8 million parameters.
+
+The clients answer at once with the model that they received, so that what is measured is the
+server. Each number of clients is a process of its own.
+
+    python benchmarks/server_memory.py [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+MODELS = 1.5
+PARAMETERS = 8_000_000
+
+
+def child(clients: int) -> None:
+    """Run two rounds of FedAvg with clients that echo the model, and print the peak memory."""
+    import torch
+
+    from collegium import FedAvg
+    from collegium.message import pack, unpack
+    from collegium.models.parts import find_parts
+    from collegium.runtime import Answer, Request, ServerRuntime
+    from collegium.tensors import Tensors
+
+    network = torch.nn.Sequential(
+        *(torch.nn.Linear(1000, 1000, bias=False) for _ in range(PARAMETERS // 1_000_000))
+    )
+
+    class Echo:
+        def exchange(self, requests: Iterable[Request]) -> Iterator[Answer]:
+            for request in requests:
+                model = unpack(request.payload)["model"]
+                yield Answer(
+                    request.client, pack({"reply": {"model": model, "num_examples": 10}}), 0.0
+                )
+
+        def close(self) -> None:
+            pass
+
+    with tempfile.TemporaryDirectory() as folder:
+        server = ServerRuntime(
+            FedAvg(),
+            [f"site-{k:03d}" for k in range(clients)],
+            lambda k: Tensors(network.state_dict()),
+            find_parts(network),
+            Echo(),
+            Path(folder),
+        )
+        server.begin()
+        server.advance()
+        server.advance()
+    print(json.dumps(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
+
+
+def measure(clients: int) -> int:
+    """Return the peak memory in bytes with this many clients."""
+    command = [sys.executable, __file__, "--child", str(clients)]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def main() -> int:
+    """Measure, print and judge."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="100 clients instead of 400")
+    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        child(options.child)
+        return 0
+    many = 100 if options.quick else 400
+    model = 4 * PARAMETERS
+    few, lots = measure(4), measure(many)
+    print(f"  4 clients: peak {few / 1e6:.0f} MB")
+    print(f"{many:3d} clients: peak {lots / 1e6:.0f} MB; a model is {model / 1e6:.0f} MB")
+    more = (lots - few) / model
+    good = more <= MODELS
+    print(f"server_memory: {more:.2f} models more (target {MODELS}): {'ok' if good else 'short'}")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
