@@ -76,7 +76,8 @@ def main() -> int:
     median = {name: statistics.median(found) for name, found in times.items()}
     per_client = median["streaming"] / clients
     print(
-        f"memcpy of one model  {median['memcpy'] * 1e3:8.1f} ms  ({8 * size / median['memcpy'] / 1e9:.1f} GB/s)"
+        f"memcpy of one model  {median['memcpy'] * 1e3:8.1f} ms  "
+        f"({8 * size / median['memcpy'] / 1e9:.1f} GB/s)"
     )
     print(f"streaming, a client  {per_client * 1e3:8.1f} ms")
     print(f"stacking, a client   {median['stacking'] / clients * 1e3:8.1f} ms")

@@ -244,15 +244,6 @@ class Loose(FedAvg):
 '''
 
 
-def test_the_demo_is_the_same_as_the_example_in_configs():
-    packaged = yaml.safe_load((ROOT / "src" / "collegium" / "demo.yaml").read_text())
-    example = yaml.safe_load((ROOT / "configs" / "demo.yaml").read_text())
-    places = ("federation", "output")
-    assert {k: v for k, v in packaged.items() if k not in places} == {
-        k: v for k, v in example.items() if k not in places
-    }
-
-
 # With the experiment
 
 

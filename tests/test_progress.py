@@ -13,13 +13,13 @@ from collegium.progress import byte_count, duration, measurements, show_progress
 def event(kind: str, **changes: Any) -> Event:
     values: dict[str, Any] = {
         "kind": kind, "algorithm": "fedavg", "seed": 0, "round": 0, "rounds": 40, "losses": {},
-        "scores": {}, "bytes_up": 0, "bytes_down": 0, "seconds": 0.0, "text": "",
+        "metric": "", "scores": {}, "bytes_up": 0, "bytes_down": 0, "seconds": 0.0, "text": "",
     } | changes  # fmt: skip
     return Event(**values)
 
 
 ROUND = event(
-    "round", round=3, losses={"a": 0.5, "b": 0.324}, scores={"a": 0.7, "b": 0.724},
+    "round", round=3, losses={"a": 0.5, "b": 0.324}, metric="dice", scores={"a": 0.7, "b": 0.724},
     bytes_up=2_100_000, bytes_down=2_149_000, seconds=2.7,
 )  # fmt: skip
 
@@ -48,7 +48,7 @@ def live(*events: Event, cells: int | None = 2) -> str:
 def test_a_round_is_one_plain_line_with_means_bytes_and_time_left():
     lines = plain(event("cell"), ROUND, times=[5, 7.7])
     assert lines[1] == (
-        "fedavg seed 0  round 3/40  loss 0.412  score 0.712  up 2.1 MB  down 2.1 MB  eta 1m40s"
+        "fedavg seed 0  round 3/40  loss 0.412  dice 0.712  up 2.1 MB  down 2.1 MB  eta 1m40s"
     )
 
 

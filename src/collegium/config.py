@@ -227,14 +227,12 @@ def difference(
 
 
 def _decisive(config: ExperimentConfig | Mapping[str, Any]) -> dict[str, Any]:
-    """Keep what determines the numbers."""
+    """Keep what determines the numbers; where data and results lie does not."""
     data = to_dict(config) if isinstance(config, ExperimentConfig) else schema.plain(config)
     data.pop("output", None)
+    data["federation"] = {k: v for k, v in data.get("federation", {}).items() if k != "root"}
     engine = data.get("engine", {})
     return data | {"engine": {k: v for k, v in engine.items() if k not in ("workers", "jobs")}}
-
-
-# What follows turns a mapping into the dataclasses.
 
 
 def _normalise(data: dict[str, Any], source: Source) -> None:

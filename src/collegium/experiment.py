@@ -31,12 +31,12 @@ from collegium.config import (
     parse_config,
     to_dict,
 )  # fmt: skip
-from collegium.data.federation import open_federation
+from collegium.data.federation import open_federation, sites_of
 from collegium.data.site import Site
 from collegium.engines.inprocess import InProcess
 from collegium.errors import CheckpointError, ClientError, StorageError
 from collegium.models.factory import build_model
-from collegium.outcome import cell_rows, task_of, write_overlays
+from collegium.outcome import cell_rows, task_of, write_models, write_overlays
 from collegium.results import ROWS_FILE, Row, read_rows, write_table
 from collegium.run import RoundRecord
 from collegium.simulation import build_clients, build_run, check_method
@@ -58,6 +58,7 @@ class Event:
         seed: the cell's seed.
         round: round just finished.
         rounds: rounds in all.
+        metric: what the scores are.
         losses: mean training loss by site.
         scores: mean validation score by site, of the personal model where there is one; empty where
             it was not evaluated.
@@ -72,6 +73,7 @@ class Event:
     seed: int = 0
     round: int = 0
     rounds: int = 0
+    metric: str = ""
     losses: Mapping[str, float] = field(default_factory=dict)
     scores: Mapping[str, float] = field(default_factory=dict)
     bytes_up: int = 0
@@ -123,17 +125,23 @@ def run_cell(data: Mapping[str, Any], label: str, seed: int, observe: Observer) 
     root = cell_folder(config, algorithm, seed)
     if (root / ROWS_FILE).exists():
         return
-    about: dict[str, Any] = {"algorithm": label, "seed": seed, "rounds": config.rounds}
+    metric = task_of(config).metric
+    about: dict[str, Any] = {
+        "algorithm": label,
+        "seed": seed,
+        "rounds": config.rounds,
+        "metric": metric,
+    }
     observe(Event("cell", **about))
     build = partial(cell_clients, data, label, seed)
     transport = InProcess(build, config.engine.workers, config.engine.threads)
     run = build_run(
         build_algorithm(algorithm),
-        list(open_names(config)),
+        sites_of(config.federation),
         partial(build_model, config.model.name, **config.model.params),
         transport,
         rounds=config.rounds,
-        metric=task_of(config).metric,
+        metric=metric,
         seed=seed,
         root=root,
         evaluate_every=config.evaluation.every,
@@ -143,17 +151,13 @@ def run_cell(data: Mapping[str, Any], label: str, seed: int, observe: Observer) 
         scores = run.execute(lambda record: observe(_round_event(record, about)))
     finally:
         transport.close()
+    write_models(run, root, sites_of(config.federation))
     if seed == config.seeds[0]:
-        write_overlays(build(), run, scores, task_of(config).metric, root / "overlays")
+        write_overlays(build(), run, scores, metric, root / "overlays")
     rows = cell_rows(config, label, seed, run, scores)
     text = "".join(json.dumps(asdict(row)) + "\n" for row in rows)
     write_atomically(root / ROWS_FILE, text.encode())
     observe(Event("done", **about))
-
-
-def open_names(config: ExperimentConfig) -> list[str]:
-    """Return the names of the inside sites."""
-    return sorted(set(config.federation.sites) - set(config.federation.outside))
 
 
 def _round_event(record: RoundRecord, about: Mapping[str, Any]) -> Event:
@@ -354,6 +358,8 @@ def _run_cells_at_once(
                         _note_failure(error, *futures[future], failures, observe)
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
+                for child in multiprocessing.active_children():
+                    child.terminate()  # what is stored stays whole, whenever a process ends
                 raise
     finally:
         queue.put(None)

@@ -37,42 +37,52 @@ def pack(value: Any) -> bytes:
     Raises:
         ProtocolError: something else is in it.
     """
-    places: dict[Hashable, int] = {}
-    blobs: dict[str, Tensor] = {}
-    kept: list[Tensor] = []  # keeps every tensor alive, since a place is known by its address
+    writer = _Writer()
+    nesting = json.dumps(writer.nest(value), separators=(",", ":"))
+    return safetensors.torch.save(writer.blobs, metadata={"nesting": nesting})
 
-    def place(tensor: Tensor) -> int:
-        key = identity(tensor)
-        if key not in places:
-            places[key] = len(places)
-            kept.append(tensor)
-            blobs[str(places[key])] = _alone(tensor)
-        return places[key]
 
-    def nest(item: Any) -> Any:
+class _Writer:
+    """Collects the tensors of a value and gives its nesting, in which each has a place."""
+
+    def __init__(self) -> None:
+        self.blobs: dict[str, Tensor] = {}
+        self._places: dict[Hashable, int] = {}
+        self._memories: set[int] = set()
+        self._alive: list[Tensor] = []  # a place is known by its tensor's address
+
+    def nest(self, item: Any) -> Any:
+        """Return ``item`` with its tensors replaced by their places."""
         if isinstance(item, Tensors):
-            return {MARK: [[name, place(tensor)] for name, tensor in item.items()]}
+            return {MARK: [[name, self._place(tensor)] for name, tensor in item.items()]}
         if item is None or isinstance(item, bool | int | float | str):
             return item
         if isinstance(item, list | tuple):
-            return [nest(entry) for entry in item]
+            return [self.nest(entry) for entry in item]
         if isinstance(item, Mapping) and all(isinstance(key, str) and key != MARK for key in item):
-            return {key: nest(entry) for key, entry in item.items()}
+            return {key: self.nest(entry) for key, entry in item.items()}
         raise ProtocolError(
-            f"a message cannot hold a {type(item).__name__}; put tensors into Tensors and "
-            f"the rest into plain values"
+            f"a message cannot hold a {type(item).__name__}; put tensors into Tensors and the rest "
+            f"into plain values"
         )
 
-    nesting = json.dumps(nest(value), separators=(",", ":"))
-    return safetensors.torch.save(blobs, metadata={"nesting": nesting})
+    def _place(self, tensor: Tensor) -> int:
+        key = identity(tensor)
+        if key not in self._places:
+            self._places[key] = len(self._places)
+            self._alive.append(tensor)
+            self.blobs[str(self._places[key])] = self._alone(tensor)
+        return self._places[key]
 
-
-def _alone(tensor: Tensor) -> Tensor:
-    """Return the tensor on the CPU, contiguous, in memory that holds nothing else."""
-    own = tensor.detach().to("cpu").contiguous()
-    return (
-        own if own.untyped_storage().nbytes() == own.numel() * own.element_size() else own.clone()
-    )
+    def _alone(self, tensor: Tensor) -> Tensor:
+        """Return the tensor on the CPU, contiguous, in memory that holds nothing else."""
+        own = tensor.detach().to("cpu").contiguous()
+        memory = own.untyped_storage()
+        whole = memory.nbytes() == own.numel() * own.element_size()
+        if whole and memory.data_ptr() not in self._memories:
+            self._memories.add(memory.data_ptr())
+            return own
+        return own.clone()
 
 
 def unpack(data: bytes, device: str | torch.device = "cpu") -> Any:
@@ -81,27 +91,26 @@ def unpack(data: bytes, device: str | torch.device = "cpu") -> Any:
     Raises:
         ProtocolError: the bytes are damaged or not ours.
     """
-    tensors: dict[str, Tensor] = {}
-
-    def restore(item: Any) -> Any:
-        if isinstance(item, list):
-            return [restore(entry) for entry in item]
-        if not isinstance(item, dict):
-            return item
-        if MARK in item:
-            return Tensors((name, tensors[str(index)]) for name, index in item[MARK])
-        return {key: restore(entry) for key, entry in item.items()}
-
     try:
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         nesting = json.loads(header["__metadata__"]["nesting"])
-        for name, tensor in safetensors.torch.load(data).items():
-            tensors[name] = tensor.to(device)
-        return restore(nesting)
+        tensors = {name: t.to(device) for name, t in safetensors.torch.load(data).items()}
+        return _restore(nesting, tensors)
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
         raise ProtocolError(
             f"{len(data)} bytes are damaged or not a message ({type(error).__name__})"
         ) from error
+
+
+def _restore(item: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Put the tensors back to their places in a nesting."""
+    if isinstance(item, list):
+        return [_restore(entry, tensors) for entry in item]
+    if not isinstance(item, dict):
+        return item
+    if MARK in item:
+        return Tensors((name, tensors[str(index)]) for name, index in item[MARK])
+    return {key: _restore(entry, tensors) for key, entry in item.items()}
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,20 @@
-"""What a finished cell leaves behind: rows of the tidy table, and pictures of test cases."""
+"""What a finished cell leaves behind: rows of the tidy table, models, pictures of test cases."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from collegium.client import ClientRuntime
+from collegium.client import BEST, ClientRuntime
 from collegium.config import ExperimentConfig
 from collegium.errors import ConfigError
+from collegium.models.files import export_model
 from collegium.report.overlays import draw_overlay
 from collegium.results import Row
 from collegium.run import Run
-from collegium.state import write_atomically
+from collegium.state import Store, write_atomically
 from collegium.tasks import SegmentationTask, Task
 
 
@@ -88,6 +89,23 @@ def cell_rows(
                         value=case[metric],
                         unit=task.units[metric],
                     )
+
+
+def write_models(run: Run, root: Path, sites: Sequence[str]) -> None:
+    """Write the selected models as plain safetensors: the global one, and each site's at the site.
+
+    Args:
+        run: the finished run.
+        root: the cell's folder.
+        sites: the sites' names.
+    """
+    selected = run.best()
+    if selected:
+        export_model(selected["model"], root / "server" / "global.safetensors")
+    for site in sites:
+        kept = Store(root / "clients" / site)
+        if kept.path(BEST).exists():
+            export_model(kept.load(BEST)["model"], kept.root / "personal.safetensors")
 
 
 def write_overlays(

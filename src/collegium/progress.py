@@ -144,7 +144,7 @@ def measurements(event: "Event") -> list[str]:
     """Write the means over the sites, and the bytes of all of them, where there are any."""
     words = [
         f"{name} {fmean(known.values()):.3f}"
-        for name, values in (("loss", event.losses), ("score", event.scores))
+        for name, values in (("loss", event.losses), (event.metric or "score", event.scores))
         if (known := defined(values))
     ]
     if event.bytes_up or event.bytes_down:

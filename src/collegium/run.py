@@ -19,7 +19,8 @@ class RoundRecord:
     """What is known of one round.
 
     Attributes:
-        round: its number; the number after the last round holds what the algorithm does at the end.
+        round: its number; 0 is the set-up, and the number after the last round holds what the
+            algorithm does at the end.
         losses: mean training loss by client.
         bytes_up: bytes that left each client.
         bytes_down: bytes sent to each client.
@@ -79,7 +80,7 @@ class Run:
         finished = self._records / "test.json"
         if finished.exists():
             return dict(json.loads(finished.read_text()))
-        server.begin()
+        server.begin(self._write_record)
         self._kept.clean()
         self._evaluate_if_due()
         while server.round < self.rounds:

@@ -263,8 +263,8 @@ class ServerRuntime:
                 raise ProtocolError(f"{where}: part {name!r}: {error}") from error
         return Message(reply, where)
 
-    def begin(self) -> None:
-        """Load the newest whole state, or run the algorithm's set-up where there is none.
+    def begin(self, committing: Callable[[], None] = lambda: None) -> None:
+        """Load the newest whole state, or run and commit the algorithm's set-up.
 
         A damaged state is named, removed, and the one before it used.
 
@@ -288,7 +288,7 @@ class ServerRuntime:
                 f"no whole state is left in {self.store.root}; start the run again in a "
                 f"new output folder"
             )
-        self._commit(self.algorithm.setup, 0)
+        self._commit(self.algorithm.setup, 0, committing)
 
     def advance(self, committing: Callable[[], None] = lambda: None) -> None:
         """Run the next round, call ``committing``, and commit the round.

@@ -6,9 +6,10 @@ experiments described by a file (`collegium.experiment`) go through the same pie
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,12 +20,13 @@ from collegium.client import ClientRuntime
 from collegium.data.dataset import ConcatDataset
 from collegium.data.site import Site
 from collegium.engines.inprocess import InProcess
-from collegium.errors import ConfigError
+from collegium.errors import CheckpointError, ConfigError
 from collegium.models.parts import find_parts
 from collegium.process import prepare
 from collegium.randomness import ambient
 from collegium.run import RoundRecord, Run
 from collegium.runtime import ServerRuntime, Transport, refuse_forbidden
+from collegium.state import write_atomically
 from collegium.tasks import Task
 from collegium.tensors import Tensors
 from collegium.training import LocalTraining, TrainingConfig
@@ -171,14 +173,26 @@ def simulate(
         observe: called after every round.
 
     Raises:
-        CollegiumError: in one sentence, whatever of the above cannot work.
+        CheckpointError: ``output`` holds a run with other settings.
+        CollegiumError: in one sentence, whatever else of the above cannot work.
     """
     prepare(threads)
     recipe = training or TrainingConfig()
     by_name = {site.name: site for site in sites}
+    if len(by_name) < len(sites):
+        raise ConfigError("several sites have the same name; give each a name of its own")
     check_method(algorithm, recipe, by_name)
+    settings = {
+        "algorithm": {"name": type(algorithm).__name__, **algorithm.hyperparameters()},
+        "training": asdict(recipe),
+        "sites": {n: [len(s.train), len(s.val), len(s.test)] for n, s in by_name.items()},
+        "rounds": rounds,
+        "seed": seed,
+        "evaluate_every": evaluate_every,
+    }
     with tempfile.TemporaryDirectory(prefix="collegium-") as temporary:
         root = output or Path(temporary)
+        _claim(root, settings)
         clients = build_clients(
             algorithm, by_name, network, task, recipe, seed=seed, root=root, device=device
         )
@@ -202,4 +216,18 @@ def simulate(
             {name: model for name, model in personal.items() if model is not None},
             scores,
             run.records(),
+        )
+
+
+def _claim(root: Path, settings: Mapping[str, Any]) -> None:
+    """Write down what the run in ``root`` is made with, or see that it is the same again."""
+    path = root / "simulation.json"
+    data = json.dumps(settings, sort_keys=True, default=str).encode()
+    if not path.exists():
+        write_atomically(path, data)
+    elif path.read_bytes() != data:
+        old, new = json.loads(path.read_bytes()), json.loads(data)
+        changed = ", ".join(sorted(key for key in new if new[key] != old.get(key)))
+        raise CheckpointError(
+            f"{root} holds a run with other settings ({changed}); choose another output folder"
         )

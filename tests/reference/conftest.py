@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -198,6 +198,7 @@ class Federation:
         sites: Sequence[Site] | None = None,
         lose: Mapping[int, str] | None = None,
         deploy: bool = True,
+        on_failure: Literal["fail", "skip"] = "fail",
     ) -> Outcome:
         """Run the library, and keep every state and every message."""
         self._runs += 1
@@ -209,7 +210,7 @@ class Federation:
         transport = Recording(lambda: clients, lose or {})
         run = build_run(
             algorithm, list(by_name), network, transport, rounds=rounds, metric=self.task.metric,
-            seed=self.seed, root=root, on_failure="skip" if lose else "fail",
+            seed=self.seed, root=root, on_failure=on_failure,
         )  # fmt: skip
         outcome = Outcome(log=transport.log)
 

@@ -109,14 +109,12 @@ def train(
 
 def combine(models: Sequence[Model], factors: Sequence[float]) -> Model:
     """Give the sum of factor times model over floating-point tensors, the maximum over counters."""
-    return {
-        name: (
-            sum(f * m[name] for f, m in zip(factors, models, strict=True))
-            if first.dtype.kind == "f"
-            else np.max([m[name] for m in models], axis=0)
-        )
-        for name, first in models[0].items()
-    }  # fmt: skip
+    combined = {}
+    for name, first in models[0].items():
+        stacked = np.stack([model[name] for model in models])
+        is_counter = first.dtype.kind != "f"
+        combined[name] = stacked.max(0) if is_counter else np.tensordot(factors, stacked, axes=1)
+    return combined
 
 
 def average(models: Sequence[Model], weights: Sequence[float]) -> Model:

@@ -13,7 +13,7 @@ STEPS = {"A": 2, "B": 4, "C": 6}
 
 
 def expected(federation: Any, by_hand: Any, weights: dict[str, int]) -> tuple[list[Any], list[Any]]:
-    """The global model after every round, first the initial one; the local models of every round."""
+    """The global model after every round, first the initial one; the local models of each round."""
     models, trained = [federation.initial()], []
     for t in range(1, ROUNDS + 1):
         trained.append(

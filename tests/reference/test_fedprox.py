@@ -36,7 +36,7 @@ def test_the_gradient_gains_mu_times_the_distance_from_the_received_model(
 
 
 def test_buffers_are_not_held_back(federation: Any, by_hand: Any) -> None:
-    """A step without learning rate leaves the parameters, and moves the statistics, however large mu is."""
+    """At learning rate 0 parameters stay and statistics move, however large mu is."""
     recipe = replace(federation.full_batch, lr=0.0)
     outcome = federation.run(FedProx(mu=1e6), recipe, rounds=2)
     model = federation.initial()

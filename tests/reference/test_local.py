@@ -32,7 +32,8 @@ def test_sites_part_from_each_other(federation: Any) -> None:
 
 def test_nothing_but_progress_and_scores_leaves_a_site(federation: Any) -> None:
     outcome = federation.run(Local(), rounds=ROUNDS)
-    assert {part for _, _, reply in outcome.log for part in reply} == {"progress", "scores"}
+    sent = {(request.method, *reply) for request, _, reply in outcome.log}
+    assert sent == {("start",), ("train", "progress"), ("evaluate", "scores"), ("test", "scores")}
     assert all(reply["progress"].keys() == {"loss", "steps"} for reply in outcome.replies("train"))
     assert all(reply["scores"].keys() == {"personal"} for reply in outcome.replies("evaluate"))
 

@@ -76,5 +76,5 @@ def test_it_is_refused_where_no_simulator_holds_the_data_of_all_sites(
         Pooled(), list(clients), federation.normed, InProcess(lambda: clients),
         rounds=1, metric="negative_loss", seed=0, root=tmp_path,
     )  # fmt: skip
-    with pytest.raises(ClientError, match="client 'A', round 1.*which only a simulation has"):
+    with pytest.raises(ClientError, match=r"client 'A', round 1.*which only a simulation has"):
         run.execute()

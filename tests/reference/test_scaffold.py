@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from collegium.algorithms.scaffold import Scaffold
+from collegium.data.dataset import TensorDataset
 from collegium.errors import ConfigError
 from collegium.simulation import simulate
 from collegium.training import TrainingConfig
@@ -83,7 +84,7 @@ def test_a_client_that_is_missing_keeps_its_variate_and_its_share_in_the_servers
     federation: Any, by_hand: Any
 ) -> None:
     lose = {2: "B"}
-    outcome = federation.run(Scaffold(), rounds=ROUNDS, lose=lose)
+    outcome = federation.run(Scaffold(), rounds=ROUNDS, lose=lose, on_failure="skip")
     for t, (x, c, own) in enumerate(expected(federation, by_hand, lose=lose), start=1):
         by_hand.assert_same(outcome.server[t]["model"], x, f"round {t}")
         by_hand.assert_same(outcome.server[t]["control"], c, f"round {t}, server variate")
@@ -154,3 +155,27 @@ def test_the_pace_follows_the_steps_where_the_recipe_counts_in_steps(
         y, _ = by_hand.train(x, federation.data[name], batches, 0.1)
         new = {n: (x[n] - y[n]) / (local_steps * 0.1) for n in by_hand.PARAMETERS}
         by_hand.assert_same(outcome.clients[1][name]["control"], new, name)
+
+
+def test_a_site_without_examples_takes_no_step_and_keeps_its_variate(federation: Any) -> None:
+    sites = federation.sites()
+    empty = TensorDataset({key: value[:0] for key, value in sites[1].train.inputs.items()})
+    sites[1] = replace(sites[1], train=empty)
+    outcome = federation.run(Scaffold(), rounds=ROUNDS, sites=sites)
+    for t in range(1, ROUNDS + 1):
+        own = {name: state["control"] for name, state in outcome.clients[t].items()}
+        for name, tensor in outcome.server[t]["control"].items():
+            assert float(abs(own["B"][name]).max()) == 0.0
+            mean = (own["A"][name] + own["C"][name]) / 3
+            np.testing.assert_allclose(tensor, mean, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 4])
+def test_the_pace_counts_the_steps_really_taken(federation: Any, batch_size: int) -> None:
+    """In the first round the variate is the way gone over steps times learning rate."""
+    recipe = replace(federation.recipe, batch_size=batch_size)
+    outcome = federation.run(Scaffold(), recipe, rounds=1, network=federation.linear)
+    for name, reply in zip(federation.names, outcome.replies("train"), strict=True):
+        way, steps = reply["model_update"]["weight"], outcome.progress(name)[0]["steps"]
+        control = outcome.clients[1][name]["control"]["weight"]
+        np.testing.assert_allclose(control, -way / (steps * 0.1), rtol=1e-9)

@@ -10,12 +10,12 @@ import torch
 from collegium.errors import DataError
 from collegium.ledger import Ledger
 from collegium.report.html import (
-    ledger_summaries,
     read_run,
     select_on_validation,
     undefined_scores,
     write_report,
 )
+from collegium.report.ledgers import ledger_summaries
 from collegium.report.overlays import draw_overlay
 from collegium.results import Row, append_rows, write_table
 from collegium.tensors import Tensors

@@ -63,4 +63,6 @@ class FedRep(PartialSharing):
         return client.fit(model, trainable=head, stream="head", **budget)
 
     def _head_steps(self, steps: int) -> int:
-        return round(steps * self.head_epochs / (self.head_epochs + self.body_epochs))
+        """Return the head's share; at least one step is left to the body."""
+        share = round(steps * self.head_epochs / (self.head_epochs + self.body_epochs))
+        return min(share, steps - 1)

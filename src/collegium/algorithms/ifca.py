@@ -51,8 +51,9 @@ class IFCA(Algorithm):
 
     @handler
     def train(self, client: Client, request: Message) -> Message:
-        """Choose a model and train it."""
-        losses = [client.loss(model) for model in request["models"]]
+        """Choose a model and train it; a site without examples has nothing to choose by."""
+        models = request["models"] if client.num_examples else []
+        losses = [client.loss(model) for model in models] or [0.0]
         k = client.state["cluster"] = losses.index(min(losses))
         model = client.fit(request["models"][k])
         return Message.of(model=model, cluster=k, num_examples=client.num_examples)

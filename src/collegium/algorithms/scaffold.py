@@ -51,7 +51,7 @@ class Scaffold(Algorithm):
         shift = control - own
         model = client.fit(start, correct=lambda gradient, _: gradient + shift.select(gradient))
         update = model - start
-        pace = max(client.num_steps, 1) * client.lr
-        new = own - control + (-1.0 / pace) * update.select(control)
+        pace = client.num_steps * client.lr
+        new = own - control + (-1.0 / pace) * update.select(control) if pace else own
         client.state["control"] = new
         return Message.of(model_update=update, control_update=new - own)

@@ -123,9 +123,9 @@ class _Worker:
         request = self._request
         assert request is not None
         return MissingReply(
-            f"client {request.client!r}, round {request.round}, {request.method}: its process ended "
-            f"with code {self._process.exitcode} (-9 is often a lack of memory); the finished "
-            f"rounds are kept, use fewer workers and resume"
+            f"client {request.client!r}, round {request.round}, {request.method}: its process "
+            f"ended with code {self._process.exitcode} (-9 is often a lack of memory); the "
+            f"finished rounds are kept, use fewer workers and resume"
         )
 
     def close(self) -> None:

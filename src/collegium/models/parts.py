@@ -58,7 +58,7 @@ def find_parts(module: nn.Module) -> ModelParts:
 
     A network may declare roles in `module.roles`, a mapping from "head", "encoder" or "decoder" to
     names of submodules. What it does not declare is found: the head is the last linear layer or
-    convolution in module order, and the path up of MONAI's `UNet` is known by its type.
+    convolution in module order; MONAI's `UNet` is known by its type.
 
     Args:
         module: Any network. It is not changed.
@@ -150,7 +150,11 @@ def _declared_roles(module: nn.Module) -> Mapping[str, Sequence[str]]:
 
 
 def _monai_unet_roles(module: nn.Module) -> dict[str, list[str]]:
-    """The path up of MONAI's `UNet`: the last of (down, SkipConnection, up) at every level."""
+    """The path up of MONAI's `UNet`: the last of (down, SkipConnection, up) at every level.
+
+    The head is the outermost of them, which maps features to classes. Its last convolution alone
+    would be a map from classes to classes, after a transposed one that already gave the classes.
+    """
     library = sys.modules.get("monai.networks.nets.unet")  # loaded if the module is one of its own
     if library is None or not isinstance(module, library.UNet):
         return {}
@@ -161,7 +165,7 @@ def _monai_unet_roles(module: nn.Module) -> dict[str, list[str]]:
         and len(level) == 3
         and isinstance(level[1], library.SkipConnection)
     ]
-    return {"decoder": [f"{level}.2" for level in levels]}
+    return {"decoder": [f"{level}.2" for level in levels], "head": [f"{levels[0]}.2"]}
 
 
 def _default_roles(module: nn.Module) -> dict[str, list[str]]:

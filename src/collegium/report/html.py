@@ -14,14 +14,12 @@ from collegium.benchmark.significance import MINIMUM_PATIENTS, higher_is_better
 from collegium.benchmark.tables import Comparison, JoiningTable, MethodTable
 from collegium.errors import DataError
 from collegium.report import plots
+from collegium.report.ledgers import Summary, ledger_rows, ledger_summaries
 from collegium.report.overlays import Overlay, embed, read_overlays
 from collegium.results import Row, read_table, replace_file
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
-
-Summary = Mapping[str, Any]
-"""What `collegium.ledger.summarise` returns: parts, messages, bytes, intact."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +32,7 @@ class Run:
         order: Labels of the algorithms: the one that trains alone first, then as configured.
         local: Label of the algorithm that trains each site alone.
         metric: The headline metric, the one that selects models on validation.
+        pooled: Labels of algorithms that put all data in one place, a bound that nobody can join.
     """
 
     info: Mapping[str, Any]
@@ -41,6 +40,7 @@ class Run:
     order: tuple[str, ...]
     local: str
     metric: str
+    pooled: frozenset[str] = frozenset()
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -105,7 +105,12 @@ def read_run(output: Path) -> Run:
     config = info.get("config", {})
     local = _local_label(config)
     order = _order([local, *_labels(config)], rows)
-    return Run(info, rows, order, local, _headline_metric(rows))
+    pooled = frozenset(
+        label
+        for entry, label in zip(_algorithms(config), _labels(config), strict=True)
+        if entry.get("name") == "pooled"
+    )
+    return Run(info, rows, order, local, _headline_metric(rows), pooled)
 
 
 def _algorithms(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -133,43 +138,6 @@ def _headline_metric(rows: Sequence[Row]) -> str:
             if row.split == split and row.model and row.metric != "loss":
                 return row.metric
     return "loss"
-
-
-def ledger_summaries(
-    output: Path, summarise: Callable[[Path], Summary] | None = None
-) -> dict[str, dict[str, dict[str, Any]]]:
-    """Sum up the ledgers of a run: what left each site, over all seeds.
-
-    Args:
-        output: The output folder of an experiment.
-        summarise: Reads one ledger; by default `collegium.ledger.summarise`.
-
-    Returns:
-        Label of the algorithm -> site -> parts, messages, bytes, intact, missing (whether a
-        seed left no ledger, as when nothing was sent).
-    """
-    if summarise is None:
-        from collegium import ledger
-
-        summarise = ledger.summarise
-    found: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
-    for client in sorted(output.glob("*/seed-*/clients/*/")):
-        label = client.parents[2].name
-        empty = {"parts": {}, "messages": 0, "bytes": 0, "intact": True, "missing": False}
-        total = found[label].setdefault(client.name, empty)
-        path = client / "ledger.jsonl"
-        if not path.is_file():
-            total["missing"] = True
-            continue
-        summary = summarise(path)
-        for name, part in summary["parts"].items():
-            sums = total["parts"].setdefault(name, {"messages": 0, "bytes": 0})
-            for key in sums:
-                sums[key] += part[key]
-        total["messages"] += summary["messages"]
-        total["bytes"] += summary["bytes"]
-        total["intact"] = total["intact"] and summary["intact"]
-    return dict(found)
 
 
 def render(
@@ -220,7 +188,7 @@ def render(
         overlays=_overlay_groups(overlays, answers(run, joining)),
         undefined=undefined_scores(run.rows),
         scored=len(tables.final_scores(run.rows)),
-        ledgers=_ledger_rows(ledgers, run.order),
+        ledgers=ledger_rows(ledgers, run.order),
         config_text=json.dumps(run.config, indent=2, ensure_ascii=False, default=str),
         versions=_versions(run.info),
     )
@@ -235,7 +203,7 @@ def _facts(run: Run) -> dict[str, Any]:
     labels = _labels(run.config) or run.order
     return {
         "name": str(run.config.get("name") or run.rows[0].experiment),
-        "rounds": max(row.round for row in run.rows),
+        "rounds": run.config.get("rounds") or max(row.round for row in run.rows),
         "seeds": seeds,
         "sites": {
             site: {
@@ -262,14 +230,16 @@ def select_on_validation(run: Run) -> dict[str, tuple[str, str]]:
         run: What was run.
 
     Returns:
-        Site -> (algorithm, model), without the algorithm that trains alone.
+        Site -> (algorithm, model), without training alone and without pooling the data, which
+        nobody can join.
     """
     curves: dict[tuple[str, str, str], dict[int, list[float]]]
     curves = defaultdict(lambda: defaultdict(list))
     units = set()
     for row in run.rows:
-        wanted = row.split == "val" and row.metric == run.metric and row.algorithm != run.local
-        if wanted and row.value is not None:
+        wanted = row.split == "val" and row.metric == run.metric
+        joined = row.algorithm not in (run.local, *run.pooled)
+        if wanted and joined and row.value is not None:
             curves[row.site, row.algorithm, row.model][row.seed].append(row.value)
             units.add(row.unit)
     higher = all(higher_is_better(run.metric, unit) for unit in units)
@@ -303,10 +273,11 @@ def answers(run: Run, joining: JoiningTable) -> dict[str, dict[str, Any]]:
                 (c for c in comparisons if (c.algorithm, c.model) == chosen.get(site)), None
             ),
             "counts": {
-                word: sum(c.outcome == word for c in comparisons)
+                word: sum(c.outcome == word for c in comparisons if c.algorithm not in run.pooled)
                 for word in ("helps", "hurts", "cannot tell")
             },
             "methods": comparisons,
+            "joinable": sum(c.algorithm not in run.pooled for c in comparisons),
         }
         for site, comparisons in by_site.items()
     }
@@ -379,18 +350,6 @@ def _overlay_groups(
         keys = dict.fromkeys([key for key in first if key in methods] + sorted(methods))
         shown[site] = [{"name": tables.method_name(*k), "pictures": methods[k]} for k in keys]
     return shown
-
-
-def _ledger_rows(
-    ledgers: Mapping[str, Mapping[str, Summary]], order: Sequence[str]
-) -> dict[str, list[dict[str, Any]]]:
-    """Site -> one entry per algorithm."""
-    labels = sorted(ledgers, key=lambda k: (order.index(k) if k in order else len(order), k))
-    sites: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for label in labels:
-        for site, summary in ledgers[label].items():
-            sites[site].append({"name": tables.method_name(label, ""), **summary})
-    return dict(sorted(sites.items()))
 
 
 def _versions(info: Mapping[str, Any]) -> dict[str, str]:

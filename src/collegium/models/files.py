@@ -1,0 +1,131 @@
+"""Models as files: reading what others trained, writing what a run ended with.
+
+Written files are safetensors with one tensor per memory: where several names share one (tied
+weights), the first holds it, and the entry ``ties`` of the file's metadata, a JSON mapping from
+each other name to that one, says so. A reader who does not know of it finds all but those names.
+"""
+
+import json
+import logging
+import warnings
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+
+from collegium.errors import CheckpointError, StorageError
+from collegium.state import write_atomically
+from collegium.tensors import Tensors, identity
+
+logger = logging.getLogger(__name__)
+
+TIES = "ties"
+"""The metadata entry that says which names share the tensor of which."""
+
+WRAPPERS = ("model", "state_dict")
+"""Keys under which training code commonly puts the weights beside other things."""
+
+PREFIX = "module."
+"""What `DataParallel` puts before every name."""
+
+
+def import_model(path: Path) -> Tensors:
+    """Read a model from a safetensors file or a torch state dict.
+
+    A state dict may lie under "model" or "state_dict". Names that share memory still do
+    afterwards. A prefix "module." that all names carry is taken off, and said to be.
+
+    Raises:
+        CheckpointError: the file is damaged, or holds no model.
+        StorageError: the file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            start = file.read(8)
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror or error}; correct the path") from error
+    items = _read_torch(path) if _is_torch(start) else _read_safetensors(path)
+    model = Tensors(_state_dict(items, path))
+    if model and all(name.startswith(PREFIX) for name in model):
+        logger.warning(
+            "%s: all %d names carry 'module.' (saved from DataParallel); the prefix was taken off",
+            path, len(model),
+        )  # fmt: skip
+        model = Tensors((name.removeprefix(PREFIX), tensor) for name, tensor in model.items())
+    return model
+
+
+def export_model(model: Tensors, path: Path) -> None:
+    """Write ``model`` as safetensors, whole or not at all.
+
+    Raises:
+        StorageError: the disk is full or not writable.
+    """
+    first: dict[Hashable, str] = {}
+    ties: dict[str, str] = {}
+    for name, tensor in model.items():
+        holder = first.setdefault(identity(tensor), name)
+        if holder != name:
+            ties[name] = holder
+    held = {
+        name: tensor.detach().to("cpu", copy=True).contiguous()
+        for name, tensor in model.without(ties).items()
+    }
+    metadata = {"format": "pt"} | ({TIES: json.dumps(ties)} if ties else {})
+    write_atomically(path, safetensors.torch.save(held, metadata=metadata))
+
+
+def _is_torch(start: bytes) -> bool:
+    """Whether a file with this start was written by `torch.save`: a zip archive or a pickle."""
+    return start.startswith((b"PK\x03\x04", b"\x80"))
+
+
+def _damaged(path: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{path} is damaged (cut short or overwritten); copy it again or take another one"
+    )
+
+
+def _read_torch(path: Path) -> Any:
+    try:
+        with warnings.catch_warnings():  # of pickles that torch did not write
+            warnings.simplefilter("ignore")
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many kinds for what it cannot read
+        if "Unsupported" in str(error):
+            raise CheckpointError(
+                f"{path} holds more than tensors and plain values, which is not loaded because it "
+                f"could run code; save its state_dict() alone"
+            ) from error
+        raise _damaged(path) from error
+
+
+def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        data = path.read_bytes()
+        items = safetensors.torch.load(data)
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        ties = json.loads(header.get("__metadata__", {}).get(TIES, "{}"))
+        return items | {name: items[holder] for name, holder in ties.items()}
+    except (safetensors.SafetensorError, ValueError, KeyError, AttributeError) as error:
+        raise _damaged(path) from error
+
+
+def _state_dict(items: Any, path: Path) -> Mapping[str, torch.Tensor]:
+    """Find the state dict, alone or under one of `WRAPPERS`."""
+    for key in WRAPPERS:
+        if isinstance(items, Mapping) and isinstance(items.get(key), Mapping):
+            items = items[key]
+            break
+    if not isinstance(items, Mapping) or not items:
+        raise CheckpointError(f"{path} holds no state dict; save the network's state_dict()")
+    for name, value in items.items():
+        if not isinstance(name, str) or not isinstance(value, torch.Tensor):
+            raise CheckpointError(
+                f"{path}: {name!r} is a {type(value).__name__} where a tensor belongs; save the "
+                f"network's state_dict()"
+            )
+    return {name: value.detach() for name, value in items.items()}

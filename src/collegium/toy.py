@@ -1,0 +1,248 @@
+"""A toy federation: three sites of different sizes that train in a fraction of a second.
+
+Its network has batch normalisation and dropout, and its transports shuffle, repeat, lose and
+interrupt requests, or hand them to other processes. The conformance suite runs on it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from collegium.algorithm import Algorithm
+from collegium.client import ClientRuntime
+from collegium.data.dataset import ConcatDataset, TensorDataset
+from collegium.data.site import Site
+from collegium.engines.inprocess import InProcess
+from collegium.errors import MissingReply
+from collegium.message import Message, pack, unpack
+from collegium.models.parts import find_parts
+from collegium.randomness import ambient, generator
+from collegium.registry import describe, load_algorithm
+from collegium.run import Run
+from collegium.runtime import Answer, Request, ServerRuntime, Transport, answer
+from collegium.tasks import SupervisedTask
+from collegium.tensors import Tensors
+from collegium.training import LocalTraining, TrainingConfig
+
+SIZES = {"A": 9, "B": 14, "C": 21}
+"""Training examples of the toy's sites."""
+
+TRAINING = TrainingConfig(optimizer="sgd", lr=0.05, batch_size=4, local_epochs=1)
+"""The toy's recipe: plain SGD, with which every method is right."""
+
+
+def toy_network() -> nn.Module:
+    """Return the toy's network: 3 inputs, batch normalisation, dropout, one output.
+
+    Its head is the last layer.
+    """
+    return nn.Sequential(
+        nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Dropout(0.2), nn.Linear(4, 1)
+    )
+
+
+def toy_model(k: int, seed: int = 7) -> Tensors:
+    """Return the ``k``-th initial model of the toy."""
+    with ambient(seed, "model", k):
+        return Tensors(toy_network().state_dict()).clone()
+
+
+def toy_site(name: str, *, seed: int = 7) -> Site:
+    """Return a site whose data is a linear function with a site's own shift."""
+    count = SIZES[name] + 8
+    inputs = torch.randn(count, 3, generator=generator(seed, "toy", name, "inputs"))
+    slope = torch.tensor([[1.0], [-2.0], [0.5]]) + 0.5 * torch.randn(
+        3, 1, generator=generator(seed, "toy", name, "slope")
+    )
+    labels = inputs @ slope
+    train, val, test = (
+        TensorDataset({"image": inputs[rows], "label": labels[rows]})
+        for rows in (slice(8, None), slice(0, 4), slice(4, 8))
+    )
+    return Site(name, train, val, test)
+
+
+def toy_clients(
+    algorithm: Algorithm | tuple[str, dict[str, Any]],
+    root: Path,
+    names: Sequence[str] = ("A", "B", "C"),
+    *,
+    training: TrainingConfig = TRAINING,
+    seed: int = 7,
+) -> dict[str, ClientRuntime]:
+    """Return the toy's clients."""
+    if isinstance(algorithm, tuple):
+        algorithm = load_algorithm(algorithm[0])(**algorithm[1])
+    sites = {name: toy_site(name) for name in names}
+    local = LocalTraining(toy_network(), SupervisedTask(nn.functional.mse_loss), training)
+    pool = ConcatDataset([sites[name].train for name in sorted(sites)])
+    return {
+        name: ClientRuntime(
+            site,
+            algorithm,
+            local,
+            seed=seed,
+            root=root / "clients" / name,
+            pool=pool if algorithm.simulation_only else None,
+        )
+        for name, site in sites.items()
+    }
+
+
+class ToyFederation:
+    """A federation of toy sites in a folder.
+
+    Args:
+        algorithm: the algorithm to run.
+        root: folder for all states.
+        transport: made from this federation; by default the clients answer in this process.
+        training: the local recipe.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        root: Path,
+        transport: Callable[[ToyFederation], Transport] | None = None,
+        *,
+        names: Sequence[str] = ("A", "B", "C"),
+        training: TrainingConfig = TRAINING,
+        on_failure: str = "fail",
+    ) -> None:
+        self.algorithm, self.root, self.names, self.training = algorithm, root, names, training
+        engine = transport(self) if transport else InProcess(self.clients)
+        self.server = ServerRuntime(
+            algorithm,
+            names,
+            toy_model,
+            find_parts(toy_network()),
+            engine,
+            root / "server",
+            on_failure="skip" if on_failure == "skip" else "fail",
+        )
+
+    def clients(self) -> dict[str, ClientRuntime]:
+        """Build all clients anew, as a restarted site does."""
+        return toy_clients(self.algorithm, self.root, self.names, training=self.training)
+
+    def run(self, rounds: int = 2) -> ToyFederation:
+        """Run up to round ``rounds``, with evaluation and test, from where the state stands."""
+        try:
+            Run(self.server, rounds, "negative_loss").execute()
+        finally:
+            self.server.transport.close()
+        return self
+
+    def states(self) -> dict[str, bytes]:
+        """Return every stored state of server and clients, and the selected models, by file."""
+        found = [*self.root.rglob("*.state"), self.root / "server/records/test.json"]
+        return {str(file.relative_to(self.root)): file.read_bytes() for file in sorted(found)}
+
+
+class Wire:
+    """A transport that shuffles requests and rebuilds every client for each of them.
+
+    It may also die, repeat requests or lose clients.
+    """
+
+    def __init__(
+        self,
+        federation: ToyFederation,
+        *,
+        die_at: int = -1,
+        repeat: bool = False,
+        lose: Mapping[int, str] | None = None,
+    ) -> None:
+        self._federation, self._die_at, self._repeat, self._lose = (
+            federation,
+            die_at,
+            repeat,
+            lose or {},
+        )
+        self.count = 0
+        self.log: list[tuple[Request, Message]] = []
+
+    def exchange(self, requests: Iterable[Request]) -> Iterator[Answer]:
+        """Answer in an arbitrary order."""
+        shuffled = list(requests)
+        order = torch.randperm(len(shuffled), generator=generator(self.count, "order"))
+        shuffled = [shuffled[position] for position in order]
+        for request in shuffled:
+            if self.count == self._die_at:
+                raise KeyboardInterrupt
+            self.count += 1
+            if self._lose.get(request.round) == request.client and request.stage == "train":
+                error = {"kind": MissingReply.__name__, "text": "no answer in 1 s"}
+                yield Answer(request.client, pack({"error": error}), 0.0)
+                continue
+            for _ in range(2 if self._repeat else 1):
+                reply = answer(self._federation.clients()[request.client], request)
+            envelope = unpack(reply.data)
+            if "reply" in envelope:
+                self.log.append((request, Message(envelope["reply"])))
+            yield reply
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class Renamed:
+    """A transport in which every client answers under the name of the next one."""
+
+    def __init__(self, federation: ToyFederation) -> None:
+        names = sorted(federation.names)
+        self._next = dict(zip(names, [*names[1:], names[0]], strict=True))
+        self._clients = federation.clients()
+
+    def exchange(self, requests: Iterable[Request]) -> Iterator[Answer]:
+        """Answer in order."""
+        for request in requests:
+            yield answer(self._clients[self._next[request.client]], request)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class ToyClients(dict[str, ClientRuntime]):
+    """The clients of whichever toy federation is asked for, built when they are."""
+
+    def __missing__(self, key: str) -> ClientRuntime:
+        self.clear()
+        name, params, training, root, client = json.loads(key)
+        clients = toy_clients((name, params), Path(root), training=TrainingConfig(**training))
+        self[key] = clients[client]
+        return self[key]
+
+
+def toy_workers(count: int = 2) -> InProcess:
+    """Return an engine whose processes serve one toy federation after the other.
+
+    They take seconds to start, so that whoever checks several algorithms hands the same ones to
+    all; close it in the end.
+    """
+    return InProcess(ToyClients, count)
+
+
+class AtWorkers:
+    """A transport that lets `toy_workers` answer."""
+
+    def __init__(self, workers: InProcess, federation: ToyFederation) -> None:
+        name, params = describe(federation.algorithm)
+        self._workers = workers
+        self._about = [name, params, asdict(federation.training), str(federation.root)]
+
+    def exchange(self, requests: Iterable[Request]) -> Iterator[Answer]:
+        """Address the requests so that a worker knows whose client it has to build."""
+        keys = (replace(r, client=json.dumps([*self._about, r.client])) for r in requests)
+        for reply in self._workers.exchange(keys):
+            yield replace(reply, client=json.loads(reply.client)[-1])
+
+    def close(self) -> None:
+        """The workers go on."""

@@ -1,0 +1,241 @@
+"""The field cases about models: averaging, names, ties, damage, half precision, small batches."""
+
+import json
+import logging
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from collegium.algorithms.fedavg import FedAvg
+from collegium.algorithms.fedbn import FedBN
+from collegium.border import ModelPart
+from collegium.data.dataset import TensorDataset
+from collegium.data.site import Site
+from collegium.engines.inprocess import InProcess
+from collegium.errors import CheckpointError, ProtocolError
+from collegium.message import pack, unpack
+from collegium.models.factory import build_model
+from collegium.models.files import export_model, import_model
+from collegium.models.parts import find_parts
+from collegium.runtime import ServerRuntime
+from collegium.simulation import simulate
+from collegium.state import Store
+from collegium.tasks import SegmentationTask
+from collegium.tensors import Mean, Tensors, mean
+from collegium.training import TrainingConfig
+
+
+@pytest.fixture
+def case(shared: Path, request: pytest.FixtureRequest) -> Path:
+    number = request.node.name.removeprefix("test_").partition("_")[0]
+    (folder,) = (shared / "cases").glob(f"{number}_*")
+    return folder
+
+
+def values(folder: Path) -> dict:
+    found: dict = json.loads((folder / "case.json").read_text("utf-8"))["right_outcome"]["values"]
+    return found
+
+
+def sites(folder: Path) -> list[Tensors]:
+    return [import_model(path) for path in sorted(folder.glob("site_*.pt"))]
+
+
+def weights(folder: Path) -> list[float]:
+    return list(json.loads((folder / "num_examples.json").read_text("utf-8")).values())
+
+
+def network() -> nn.Module:
+    """The network of the cases: a convolution and its batch normalisation."""
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
+
+
+def test_mod01_fedavg_averages_statistics_and_keeps_the_largest_count(case):
+    expected = values(case)
+    model = mean(sites(case), weights(case))
+    assert model["1.running_mean"].tolist() == expected["running_mean"]
+    assert model["1.running_var"].tolist() == expected["running_var"]
+    count = model["1.num_batches_tracked"]
+    assert str(count.dtype) == f"torch.{expected['num_batches_tracked_dtype']}"
+    assert int(count) == expected["num_batches_tracked_max"]
+    assert float(model["0.weight"].sum()) == pytest.approx(expected["conv_weight_sum"], abs=1e-6)
+    assert not network().load_state_dict(dict(model), strict=True).missing_keys
+
+
+def test_mod01_fedbn_leaves_the_norm_of_every_site_alone(case):
+    part = FedBN.all_sends()["model"]
+    assert isinstance(part, ModelPart)
+    names = part.names(find_parts(network()))
+    models = sites(case)
+    shared_part = mean([model.select(names) for model in models], weights(case))
+    assert set(shared_part) == {"0.weight", "0.bias"}
+    for model in models:
+        personal = model | shared_part
+        for name in model:
+            assert torch.equal(personal[name], model[name]) == name.startswith("1.")
+
+
+def test_mod03_prefix_is_taken_off_on_import_and_the_mean_is_right(case, caplog):
+    expected = values(case)
+    with caplog.at_level(logging.WARNING):
+        model = mean(sites(case))
+    assert float(model["0.weight"].sum()) == pytest.approx(expected["conv_weight_sum"], abs=1e-6)
+    (record,) = caplog.records
+    assert "site_b.pt" in record.getMessage()
+    assert f"all {expected['n_keys']} names carry 'module.'" in record.getMessage()
+
+
+def test_mod03_prefix_in_a_message_is_refused_and_explained(case):
+    a, b = (Tensors(torch.load(case / f"site_{site}.pt", weights_only=True)) for site in ("a", "b"))
+    running = Mean()
+    running.add(a, source="client 'a'")
+    with pytest.raises(ProtocolError) as caught:
+        running.add(b, source="client 'b'")
+    assert "client 'b'" in str(caught.value)
+    assert f"all {values(case)['n_keys']} names carry 'module.'" in str(caught.value)
+
+
+def test_mod04_refusal_names_the_site_and_the_missing_names(case):
+    running = Mean()
+    a, b = sites(case)
+    running.add(a, source="client 'site_a'")
+    with pytest.raises(ProtocolError) as caught:
+        running.add(b, source="client 'site_b'")
+    assert "site_b" in str(caught.value)
+    assert f"missing {', '.join(values(case)['missing'])}" in str(caught.value)
+    assert "unexpected" not in str(caught.value)
+
+
+def test_mod05_ties_survive_averaging_saving_and_sending(case, tmp_path):
+    expected = values(case)
+    model = mean(sites(case))
+    path = tmp_path / "mean.safetensors"
+    export_model(model, path)
+    data = pack({"model": model})
+    for found in (model, import_model(path), unpack(data)["model"]):
+        first, second = found["encoder.w"], found["decoder.encoder.w"]
+        assert first.data_ptr() == second.data_ptr()
+        assert found.numel() == expected["distinct_numbers"]
+        assert float(second.sum()) == pytest.approx(expected["sum"], abs=1e-6)
+    numbers = 4 * expected["distinct_numbers"]
+    header = int.from_bytes(data[:8], "little")
+    assert len(data) == 8 + header + numbers
+
+
+def test_mod06_import_names_the_damaged_file(case):
+    expected = values(case)
+    folder = case / "checkpoints"
+    whole = [folder / f"round_{number:03d}.pt" for number in (1, 2)]
+    assert [len(import_model(path)) for path in whole] == [7, 7]
+    damaged = folder / expected["damaged"]
+    with pytest.raises(CheckpointError) as caught:
+        import_model(damaged)
+    assert str(caught.value).startswith(f"{damaged} is damaged (cut short")
+    assert "PytorchStreamReader" not in str(caught.value)
+
+
+def test_mod06_run_goes_on_from_the_newest_whole_state(case, tmp_path, caplog):
+    expected = values(case)
+    store = Store(tmp_path)
+    for number in (1, 2):
+        model = import_model(case / f"checkpoints/round_{number:03d}.pt")
+        store.save(f"{number:06d}", {"model": model})
+    good = store.read("000002")
+    share = (case / "checkpoints" / expected["damaged"]).stat().st_size / (
+        case / "checkpoints/round_002.pt"
+    ).stat().st_size
+    store.write("000003", good[: int(share * len(good))])
+    shutil.copy(case / "checkpoints/round_004.pt.tmp", tmp_path / "000004.state.77.tmp")
+    server = ServerRuntime(
+        FedAvg(), ["a"], lambda k: Tensors(network().state_dict()), find_parts(network()),
+        InProcess(dict), tmp_path,
+    )  # fmt: skip
+    with caplog.at_level(logging.WARNING):
+        server.begin()
+    assert server.round == expected["resume_from"]
+    assert server.round + 1 == expected["next_round"]
+    second = import_model(case / "checkpoints/round_002.pt")
+    assert torch.equal(server.state["model"]["0.weight"], second["0.weight"])
+    (record,) = caplog.records
+    assert f"{tmp_path / '000003.state'} is damaged (cut short" in record.getMessage()
+    assert not list(tmp_path.glob("*.tmp"))
+    assert store.names() == ["000001", "000002"]
+
+
+@pytest.mark.parametrize("flush", [False, True])
+def test_mod07_half_precision_is_summed_in_float64(case, flush):
+    expected = values(case)
+    torch.set_flush_denormal(flush)
+    try:
+        model = mean(sites(case), weights(case))
+    finally:
+        torch.set_flush_denormal(False)
+    assert model["w"].dtype == torch.float16
+    assert float(model["w"][0]) == expected["w0"]
+    assert float(model["w"][1]) == 2.0**-23
+    assert float(model["w"][2]) == expected["w2"]
+    assert model["bn.running_var"].tolist() == [expected["running_var"]]
+
+
+def images_of(folder: Path) -> TensorDataset:
+    from PIL import Image
+
+    def read(path: Path) -> np.ndarray:
+        with Image.open(path) as image:
+            return np.asarray(image.convert("L"))
+
+    images = np.stack([read(path) for path in sorted((folder / "images").glob("*.png"))])
+    masks = np.stack([read(path) for path in sorted((folder / "masks").glob("*.png"))])
+    return TensorDataset(
+        {
+            "image": torch.from_numpy(images).float()[:, None] / 255,
+            "label": torch.from_numpy(masks > 0).long(),
+        }
+    )
+
+
+def unet() -> nn.Module:
+    """Four down-samplings: 16 x 16 pixels become 1 x 1."""
+    return build_model("unet", in_channels=1, channels=(2, 2, 2, 2, 2), num_res_units=0)
+
+
+def test_mod08_small_sites_train_by_the_documented_rules(case, tmp_path, caplog):
+    expected = values(case)
+    data = {site: images_of(case / site) for site in ("site_a", "site_b")}
+    assert [len(data[site]) for site in data] == [
+        expected["site_a_images"],
+        expected["site_b_images"],
+    ]
+    with caplog.at_level(logging.WARNING):
+        result = simulate(
+            FedBN(),
+            [Site(name, train, train, train) for name, train in data.items()],
+            unet,
+            SegmentationTask(2, metrics=("dice",)),
+            rounds=1,
+            training=TrainingConfig(batch_size=4, optimizer="sgd", lr=0.1),
+            output=tmp_path,
+        )
+    assert "a batch of one example: batch normalisation uses its running statistics" in caplog.text
+    losses = result.records[0].losses
+    assert set(losses) == set(data)
+    assert all(loss is not None and np.isfinite(loss) for loss in losses.values())
+    counters = [name for name in result.personal["site_a"] if name.endswith("num_batches_tracked")]
+    assert counters
+    for name in counters:  # five images in batches of four are one batch: the tail is merged
+        assert int(result.personal["site_a"][name]) == 1
+        assert int(result.personal["site_b"][name]) == 0
+    start = unet().state_dict()
+    for name in start:
+        if name.endswith("running_mean"):
+            assert torch.equal(result.personal["site_b"][name], start[name])
+            assert not torch.equal(result.personal["site_a"][name], start[name])
+    moved = [
+        name for name, tensor in result.personal["site_b"].items()
+        if name.endswith("weight") and not torch.equal(tensor, result.personal["site_a"][name])
+    ]  # fmt: skip
+    assert moved

@@ -1,0 +1,232 @@
+"""Algorithms that each break one rule; the conformance suite must find which.
+
+They build on FedAvg, published as https://arxiv.org/abs/1602.05629.
+"""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from collegium.algorithm import Client, Server, handler
+from collegium.algorithms.fedavg import FedAvg
+from collegium.border import Count, Part
+from collegium.message import Message
+from collegium.tensors import Tensors
+
+
+def shifted(model: Tensors, amount: float) -> Tensors:
+    """Return the model with ``amount`` added to every number that is a quantity."""
+    return model.map(lambda tensor: tensor + amount if tensor.is_floating_point() else tensor)
+
+
+@dataclass(frozen=True)
+class TorchGlobal(FedAvg):
+    """FedAvg with noise from torch's global generator, which depends on who drew before."""
+
+    @handler
+    def train(self, client: Client, request: Message) -> Message:
+        """Add noise that nobody can repeat."""
+        reply = super().train(client, request)
+        return Message({**reply, "model": shifted(reply["model"], float(torch.rand(())))})
+
+
+@dataclass(frozen=True)
+class PythonGlobal(FedAvg):
+    """FedAvg with noise from Python's global generator, which depends on who drew before."""
+
+    @handler
+    def train(self, client: Client, request: Message) -> Message:
+        """Add noise that nobody can repeat."""
+        reply = super().train(client, request)
+        return Message({**reply, "model": shifted(reply["model"], random.random())})
+
+
+@dataclass(frozen=True)
+class NumpyGlobal(FedAvg):
+    """FedAvg with noise from numpy's global generator, which depends on who drew before."""
+
+    @handler
+    def train(self, client: Client, request: Message) -> Message:
+        """Add noise that nobody can repeat."""
+        reply = super().train(client, request)
+        noise = float(np.random.rand())  # noqa: NPY002  (the fault)
+        return Message({**reply, "model": shifted(reply["model"], noise)})
+
+
+@dataclass(frozen=True)
+class CountsOnItself(FedAvg):
+    """FedAvg that counts its calls in an attribute and lets the count change the model."""
+
+    @handler
+    def train(self, client: Client, request: Message) -> Message:
+        """Use what should be in client.state."""
+        count = vars(self).get("count", 0) + 1
+        object.__setattr__(self, "count", count)
+        reply = super().train(client, request)
+        return Message({**reply, "model": shifted(reply["model"], 1e-3 * count)})
+
+
+@dataclass(frozen=True)
+class RemembersOnItself(FedAvg):
+    """FedAvg that writes down on itself who answered, without any harm yet."""
+
+    def round(self, server: Server) -> None:
+        """Use what should be in server.state."""
+        super().round(server)
+        object.__setattr__(self, "seen", True)
+
+
+@dataclass(frozen=True)
+class Undeclared(FedAvg):
+    """FedAvg whose clients also send something that the class does not declare."""
+
+    @handler
+    def train(self, client: Client, request: Message) -> Message:
+        """Send one part too many."""
+        return Message({**super().train(client, request), "age": 71})
+
+
+@dataclass(frozen=True)
+class DeclaresTooMuch(FedAvg):
+    """FedAvg that declares a part which none of its clients ever sends."""
+
+    sends: ClassVar[Mapping[str, Part]] = {"ghost": Count()}
+
+
+@dataclass(frozen=True)
+class OrderDependent(FedAvg):
+    """FedAvg whose server moves half-way to each client in turn, so that the last weighs most."""
+
+    neutral: ClassVar[Mapping[str, Any] | None] = None
+
+    def round(self, server: Server) -> None:
+        """Forget earlier clients geometrically."""
+        for _, reply in server.ask(self.train, model=server.state["model"]):
+            server.state["model"] = 0.5 * server.state["model"] + 0.5 * reply["model"]
+
+
+@dataclass(frozen=True)
+class LearnsInEvaluation(FedAvg):
+    """FedAvg whose clients count their evaluations in a state that evaluating must not touch."""
+
+    @handler
+    def evaluate(self, client: Client, request: Message) -> Message:
+        """Change client.state where it is not kept."""
+        client.state["evaluations"] = client.state.get("evaluations", 0) + 1
+        return super().evaluate(client, request)
+
+
+@dataclass(frozen=True)
+class ServerLearnsInEvaluation(FedAvg):
+    """FedAvg whose server changes its state when it says what clients receive to be evaluated."""
+
+    def shared(self, server: Server) -> Mapping[str, Any]:
+        """Change server.state."""
+        server.state["asked"] = server.state.get("asked", 0) + 1
+        return super().shared(server)
+
+
+@dataclass(frozen=True)
+class Forgetful(FedAvg):
+    """FedAvg with momentum at the client, kept on the client object instead of in its state."""
+
+    neutral: ClassVar[Mapping[str, Any] | None] = None
+
+    @handler
+    def train(self, client: Client, request: Message) -> Message:
+        """Lose the last update where the site restarts."""
+        reply = super().train(client, request)
+        last = vars(client).get("last", 0.0 * reply["model"])
+        model = reply["model"] + 0.5 * last
+        vars(client)["last"] = reply["model"] - request["model"]
+        return Message({**reply, "model": model})
+
+
+@dataclass(frozen=True)
+class Accumulates(FedAvg):
+    """FedAvg that counts deliveries in a file, so that a repeated request counts twice."""
+
+    @handler
+    def train(self, client: Client, request: Message) -> Message:
+        """Let the count change the model."""
+        path = client.root / "deliveries"  # type: ignore[attr-defined]
+        count = len(path.read_text()) if path.exists() else 0
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x" * (count + 1))
+        reply = super().train(client, request)
+        return Message({**reply, "model": shifted(reply["model"], 1e-3 * count)})
+
+
+@dataclass(frozen=True)
+class NotNeutral(FedAvg):
+    """FedAvg that says it is FedAvg, but takes a step of only nine tenths."""
+
+    def round(self, server: Server) -> None:
+        """Move less than FedAvg does."""
+        start = server.state["model"]
+        super().round(server)
+        server.state["model"] = 0.1 * start + 0.9 * server.state["model"]
+
+
+@dataclass(frozen=True)
+class Diverges(FedAvg):
+    """FedAvg that keeps something infinite in its state, as a division by nothing gives."""
+
+    def round(self, server: Server) -> None:
+        """Divide by nothing."""
+        super().round(server)
+        server.state["scale"] = float("inf") * server.state["model"]
+
+
+@dataclass(frozen=True)
+class StandsStill(FedAvg):
+    """FedAvg whose server forgets to use what the clients send, so that nothing is learnt."""
+
+    neutral: ClassVar[Mapping[str, Any] | None] = None
+
+    def round(self, server: Server) -> None:
+        """Ask and forget."""
+        server.ask(self.train, model=server.state["model"])
+
+
+@dataclass(frozen=True)
+class Undescribed(FedAvg):
+    """FedAvg with a hyper-parameter that no docstring describes."""
+
+    strength: float = 1.0
+
+
+@dataclass(frozen=True)
+class NotWritable(FedAvg):
+    """FedAvg with a hyper-parameter that JSON turns into something else.
+
+    Attributes:
+        steps: a tuple of numbers.
+    """
+
+    steps: tuple[int, ...] = field(default=(1, 2))
+
+
+@dataclass(frozen=True)
+class NeedsEverybody(FedAvg):
+    """FedAvg that stops, without saying why, when one client is missing."""
+
+    def round(self, server: Server) -> None:
+        """Count the replies."""
+        replies = server.ask(self.train, model=server.state["model"]).hold()
+        server.state["model"] = replies.mean("model")
+        if len(replies.clients) < len(server.clients):
+            server.ask(self.missing)
+
+    def missing(self, client: Client, request: Message) -> Message:
+        """Not a handler."""
+        return Message.of()
+
+
+@dataclass(frozen=True)
+class Terse(FedAvg):
+    """FedAvg."""
