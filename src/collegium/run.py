@@ -99,6 +99,8 @@ class Run:
 
     def _write_record(self) -> None:
         server = self.server
+        if server.round == 0 and not server.traffic:
+            return  # a set-up that asked nobody
         record = RoundRecord(
             server.round,
             {client: traffic.loss for client, traffic in server.traffic.items()},
