@@ -127,11 +127,12 @@ def test_long_lists_of_names_are_cut():
     )
 
 
-def test_mean_equals_numpy_in_float64_to_the_last_bit(monkeypatch):
-    monkeypatch.setattr(module, "BLOCK", 7)  # many blocks
+@pytest.mark.parametrize("long", [1, 1000])  # by the compiled loops, and by torch
+def test_mean_equals_numpy_in_float64_to_the_last_bit(monkeypatch, long):
+    monkeypatch.setattr(module, "LONG", long)
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal((5, 9)).astype(np.float32) for _ in range(11)]
-    weights = [int(w) for w in rng.integers(1, 1000, 11)]
+    weights = [*(int(w) for w in rng.integers(1, 1000, 9)), 0.1, 1 / 3]
     total = np.zeros((5, 9))
     for array, weight in zip(arrays, weights, strict=True):
         total += array.astype(np.float64) * weight

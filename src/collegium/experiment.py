@@ -11,6 +11,7 @@ import logging
 import multiprocessing
 import os
 import platform
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -234,26 +235,33 @@ def read_run_config(output: Path) -> ExperimentConfig:
             f"{output} holds no run (there is no {RUN_FILE}); start one with 'collegium run'"
         )
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))["config"]
-    except (ValueError, KeyError) as error:
+        stored = {**json.loads(path.read_text(encoding="utf-8"))["config"]}
+    except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"{path} is damaged; start the run again with 'collegium run' and the same file"
+            f"{path} is damaged; remove it and go on with 'collegium run' and the same file"
         ) from error
     return parse_config({**stored, "output": str(output)}, where=str(path))
 
 
 def _write_run_file(config: ExperimentConfig, output: Path) -> None:
-    """Write what the run is made with; a run of another configuration is refused."""
+    """Write what the run is made with.
+
+    A run of another configuration is refused, unless it ended before any cell began, as with a
+    mistake in its settings.
+    """
     path = output / RUN_FILE
     if path.exists():
         stored = read_run_config(output)
-        if digest(stored) != digest(config):
+        if digest(stored) == digest(config):
+            return
+        if any(cell_folder(stored, a, s).exists() for a in stored.algorithms for s in stored.seeds):
             changes = "; ".join(difference(stored, config)[:5])
             raise CheckpointError(
                 f"{output} holds a run made with other settings ({changes}); choose "
                 f"another output folder"
             )
-        return
+        if stored.federation.splits != config.federation.splits:
+            shutil.rmtree(output / "splits", ignore_errors=True)
     packages = ("torch", "monai", "numpy", "safetensors")
     about = {
         "config": to_dict(config),

@@ -1,5 +1,6 @@
 """What a process that trains must do first: threads, denormals, determinism, memory allocator."""
 
+import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ def prepare(threads: int = 1) -> None:
     """
     torch.set_flush_denormal(True)
     torch.set_num_threads(threads)
+    _keep_freed_memory()
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.backends.cudnn.benchmark = False
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -35,6 +37,18 @@ def prepare(threads: int = 1) -> None:
     torch.use_deterministic_algorithms(True)
     # else every new tensor is filled once more
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def _keep_freed_memory() -> None:
+    """Let the C library reuse large blocks of memory instead of mapping them afresh each time.
+
+    What `ALLOCATOR` does for workers, for a process that runs already; only glibc has it.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mmap_threshold, trim_threshold = -3, -1  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD
+        mallopt(mmap_threshold, 1 << 30)
+        mallopt(trim_threshold, (1 << 31) - 1)
 
 
 @contextmanager

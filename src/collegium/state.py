@@ -53,6 +53,10 @@ def storage_error(error: OSError, path: Path) -> StorageError:
             f"no permission to write in {path.parent}; choose another output folder or "
             f"change its permissions"
         )
+    if error.errno in (errno.ENOTDIR, errno.EEXIST):
+        return StorageError(
+            f"{path}: a file stands in the place of a folder; choose another output folder"
+        )
     return StorageError(
         f"{path}: {error.strerror or error}; check the disk and go on with 'collegium resume'"
     )

@@ -20,8 +20,8 @@ from collegium.errors import ProtocolError
 
 logger = logging.getLogger(__name__)
 
-BLOCK = 1 << 18
-"""Elements summed at a time by `Mean`: a block of float64 sums stays in the processor's cache."""
+LONG = 1 << 17
+"""Elements from which on a vector is summed by a compiled loop instead of several passes."""
 
 
 def identity(tensor: Tensor) -> Hashable:
@@ -151,9 +151,9 @@ def require_same_names(
 class Mean:
     """A weighted mean taken as its operands arrive, in float64 and in their order.
 
-    Holds one float64 sum and at most `GROUP` operands, whatever their number: summing a group block
-    by block lets the sum pass through memory once per group instead of once per operand. Integer
-    tensors keep the maximum, dtypes survive, half precision cannot overflow on the way.
+    Holds one float64 sum and at most `GROUP` operands, whatever their number: vectors are added
+    group by group, so that the sum passes through memory once per group instead of once per
+    operand. Integer tensors keep the maximum, dtypes survive, half precision cannot overflow.
     """
 
     GROUP = 4
@@ -204,11 +204,13 @@ class Mean:
                     torch.maximum(self._sums[name], highest) if name in self._sums else highest
                 )
                 continue
-            if name not in self._sums:
-                self._sums[name] = torch.zeros(
+            fresh = name not in self._sums
+            if fresh:
+                self._sums[name] = torch.empty(
                     tensor.numel(), dtype=torch.float64, device=tensor.device
                 )
-            _add_weighted(self._sums[name], [(t.reshape(-1), w) for t, w in operands])
+            vectors = [(t.detach().reshape(-1), w) for t, w in operands]
+            _add_weighted(self._sums[name], vectors, fresh=fresh)
 
     def result(self) -> Tensors:
         """Return the mean.
@@ -226,19 +228,40 @@ class Mean:
         first, means = self._first, {}
         for name, tensor in first.distinct().items():
             means[identity(tensor)] = (
-                (self._sums[name] / self.total).to(tensor.dtype).reshape(tensor.shape)
+                _divide(self._sums[name], self.total, tensor.dtype).reshape(tensor.shape)
                 if _is_quantity(tensor)
                 else self._sums[name]
             )
         return Tensors((name, means[identity(tensor)]) for name, tensor in first.items())
 
 
-def _add_weighted(total: Tensor, operands: Sequence[tuple[Tensor, float]]) -> None:
-    """Add weighted flat tensors to a flat float64 ``total``, block by block."""
-    for start in range(0, len(total), BLOCK):
-        block = total[start : start + BLOCK]
-        for tensor, weight in operands:
-            block.add_(tensor[start : start + BLOCK].double(), alpha=weight)
+def _is_long(vector: Tensor, dtype: torch.dtype) -> bool:
+    """Whether the compiled loops are worth loading for a vector; they round as torch does."""
+    return len(vector) >= LONG and dtype == torch.float32 and vector.device.type == "cpu"
+
+
+def _add_weighted(total: Tensor, operands: Sequence[tuple[Tensor, float]], *, fresh: bool) -> None:
+    """Add weighted vectors to a float64 one; ``fresh``: it is uninitialised and counts as zero."""
+    if _is_long(total, operands[0][0].dtype):
+        from collegium import kernels
+
+        kernels.add_weighted(total, operands, fresh=fresh)
+        return
+    if fresh:
+        total.zero_()
+    for tensor, weight in operands:
+        total.add_(tensor.double() * weight)
+
+
+def _divide(total: Tensor, by: float, dtype: torch.dtype) -> Tensor:
+    """Return a float64 vector divided by a number, in ``dtype``."""
+    if _is_long(total, dtype):
+        from collegium import kernels
+
+        result = torch.empty(len(total), dtype=dtype)
+        kernels.divide(total, by, result)
+        return result
+    return (total / by).to(dtype)
 
 
 def mean(items: Sequence[Tensors], weights: Sequence[float] | None = None) -> Tensors:

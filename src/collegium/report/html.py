@@ -94,7 +94,8 @@ def read_run(output: Path) -> Run:
     path = output / "run.json"
     try:
         info = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (OSError, ValueError) as error:
+        config = {**info.get("config", {})}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
         raise DataError(
             f"{path}: the description of the run cannot be read ({error}); "
             "restore the file, or remove it to make a report without it."
@@ -102,7 +103,6 @@ def read_run(output: Path) -> Run:
     rows = read_table(output)
     if not rows:
         raise DataError(f"{output}: no results to report yet; run the experiment first.")
-    config = info.get("config", {})
     local = _local_label(config)
     order = _order([local, *_labels(config)], rows)
     pooled = frozenset(
