@@ -53,9 +53,8 @@ format: .venv/.stamp ## Format the code and mend what ruff can mend
 docs: .venv/.stamp-docs ## Build the documentation into site/, warnings being errors
 	NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet
 
-bench: .venv/.stamp ## Run the demo's algorithms with three seeds into runs/bench
-	$(BIN)/collegium phantoms demo-data --cases 24
-	$(BIN)/collegium run configs/demo.yaml 'seeds=[0, 1, 2]' output=runs/bench
+bench: .venv/.stamp ## Run the benchmarks; each ends with its figure and "ok" or "short"
+	@for script in benchmarks/*.py; do $(BIN)/python $$script || failed=1; done; exit $${failed:-0}
 
 clean: ## Remove what the tools wrote; .venv, runs and data stay
 	rm -rf build dist site .bootstrap .coverage htmlcov .hypothesis .import_linter_cache .mypy_cache \

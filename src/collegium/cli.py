@@ -299,7 +299,7 @@ def config_show(config: ConfigPath, overrides: Overrides = None) -> None:
 
 
 def show_inspection(inspection: "Inspection") -> None:
-    """Write a table of the sites, then all problems and findings."""
+    """Write a table of the sites, then notes, what a person should check, and problems."""
     columns = ["site", "cases", "patients", "train", "val", "test", "shapes", "channels", "range"]
     rows = []
     for site in inspection.sites:
@@ -316,9 +316,10 @@ def show_inspection(inspection: "Inspection") -> None:
     for site in inspection.sites:
         for note in site.notes:
             typer.echo(f"note: site {site.name}: {note}")
+    for finding in inspection.findings:
+        typer.echo(f"to check: {finding.text}")
     problems = [p for site in inspection.sites for p in site.problems]
-    findings = [finding.text for finding in inspection.findings]
-    for problem in [*problems, *inspection.problems, *findings]:
+    for problem in [*problems, *inspection.problems]:
         typer.echo(f"problem: {problem}")
 
 

@@ -145,7 +145,7 @@ def read_yaml_file(path: Path) -> tuple[dict[str, Any], Source]:
         raise ConfigError(f"{path}: there is no such file; check the path") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read as text: {error}") from error
-    data, source = read_yaml(text, str(path), path.resolve().parent)
+    data, source = read_yaml(text, str(path), path.absolute().parent)
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: should hold keys and values, not {short(data)}")
     return data, source
