@@ -142,7 +142,7 @@ WRITTEN = (
 
 def test_a_disk_that_is_full_again_and_again_costs_no_bit(folder: Path, monkeypatch, whole):
     """The disk fills up at one file after the other; each time the run goes on from there."""
-    for file in map(Path, WRITTEN):
+    for file in [Path(name) for name in WRITTEN]:
         with full_disk(monkeypatch, str(file)):
             result = call("run", "x.yaml")
         refused(result, 5, str(file.parent))

@@ -1,4 +1,4 @@
-"""The compiled loops against numpy, for any number of threads."""
+"""The compiled loops against numpy, for any number of threads and any cut through the vectors."""
 
 import numpy as np
 import pytest
@@ -20,21 +20,26 @@ def _threads(request):
 @pytest.mark.parametrize("fresh", [True, False])
 def test_weighted_sums_equal_numpy_to_the_last_bit(count, fresh):
     rng = np.random.default_rng(count)
-    vectors = [rng.standard_normal(1001).astype(np.float32) for _ in range(count)]
     weights = [0.3, 7.0, 1 / 3, 1e-3][:count]
-    start = rng.standard_normal(1001)
-    expected = np.zeros(1001) if fresh else start.copy()
-    for vector, weight in zip(vectors, weights, strict=True):
-        expected += vector.astype(np.float64) * weight
-    total = torch.from_numpy(start.copy())
-    operands = [(torch.from_numpy(v), w) for v, w in zip(vectors, weights, strict=True)]
-    kernels.add_weighted(total, operands, fresh=fresh)
-    assert total.numpy().tobytes() == expected.tobytes()
+    sums, expected = [], []
+    for length in (1, 1001, 37, 0, 400):
+        vectors = [rng.standard_normal(length).astype(np.float32) for _ in weights]
+        start = rng.standard_normal(length)
+        total = np.zeros(length) if fresh else start.copy()
+        for vector, weight in zip(vectors, weights, strict=True):
+            total += vector.astype(np.float64) * weight
+        expected.append(total)
+        operands = [torch.from_numpy(vector) for vector in vectors]
+        sums.append(kernels.Sum(torch.from_numpy(start.copy()), operands, fresh))
+    kernels.add_weighted(sums, weights)
+    for found, total in zip(sums, expected, strict=True):
+        assert found.total.numpy().tobytes() == total.tobytes()
 
 
 @pytest.mark.usefixtures("_threads")
 def test_division_rounds_once_to_float32():
-    total = np.random.default_rng(5).standard_normal(1001)
-    result = torch.empty(1001)
-    kernels.divide(torch.from_numpy(total), 3.7, result)
-    assert result.numpy().tobytes() == (total / 3.7).astype(np.float32).tobytes()
+    rng = np.random.default_rng(5)
+    totals = [rng.standard_normal(length) for length in (1001, 3)]
+    results = kernels.divide([torch.from_numpy(total) for total in totals], 3.7)
+    for result, total in zip(results, totals, strict=True):
+        assert result.numpy().tobytes() == (total / 3.7).astype(np.float32).tobytes()

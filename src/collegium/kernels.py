@@ -6,6 +6,7 @@ result is cached.
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar, cast
 
@@ -48,46 +49,77 @@ def _divide(total: Array, by: float, result: Array) -> None:
         result[i] = total[i] / by
 
 
-def add_weighted(
-    total: torch.Tensor, operands: Sequence[tuple[torch.Tensor, float]], *, fresh: bool
-) -> None:
-    """Add up to four weighted float32 or float64 vectors to a float64 one, in their order.
+@dataclass(frozen=True)
+class Sum:
+    """One float64 vector and the float32 ones, up to four, that are to be added to it.
 
-    Args:
+    Attributes:
         total: the sum, contiguous, on the CPU; changed in place.
-        operands: vectors of the same length, contiguous, with their weights.
+        operands: vectors of the same length, contiguous.
         fresh: whether ``total`` is uninitialised and counts as zero.
     """
-    vectors = [tensor.numpy() for tensor, _ in operands]
-    weights = np.array([weight for _, weight in operands])
-    out = total.numpy()
 
-    def work(part: slice) -> None:
+    total: torch.Tensor
+    operands: Sequence[torch.Tensor]
+    fresh: bool
+
+
+def add_weighted(sums: Sequence[Sum], weights: Sequence[float]) -> None:
+    """Add the weighted operands of every sum, in their order, each rounded as numpy would."""
+    factors = np.array(weights)
+    arrays = [(s.total.numpy(), [t.numpy() for t in s.operands], s.fresh) for s in sums]
+
+    def work(index: int, part: slice) -> None:
+        total, vectors, fresh = arrays[index]
         if len(vectors) == 4:
             a, b, c, d = (vector[part] for vector in vectors)
-            _add_four(out[part], a, b, c, d, weights, fresh)
+            _add_four(total[part], a, b, c, d, factors, fresh)
             return
         for position, vector in enumerate(vectors):
-            _add_one(out[part], vector[part], weights[position], fresh and position == 0)
+            _add_one(total[part], vector[part], factors[position], fresh and position == 0)
 
-    _in_parts(len(out), work)
-
-
-def divide(total: torch.Tensor, by: float, result: torch.Tensor) -> None:
-    """Write a float64 vector divided by a number into a float32 or float64 one."""
-    source, target = total.numpy(), result.numpy()
-    _in_parts(len(source), lambda part: _divide(source[part], by, target[part]))
+    _share_out([len(total) for total, _, _ in arrays], work)
 
 
-def _in_parts(length: int, work: Callable[[slice], None]) -> None:
-    """Do ``work`` on as many parts at once as torch may use threads; no part depends on another."""
+def divide(totals: Sequence[torch.Tensor], by: float) -> list[torch.Tensor]:
+    """Return float64 vectors divided by a number, as float32 ones."""
+    results = [torch.empty(len(total)) for total in totals]
+    pairs = [(total.numpy(), result.numpy()) for total, result in zip(totals, results, strict=True)]
+    _share_out(
+        [len(total) for total in totals],
+        lambda index, part: _divide(pairs[index][0][part], by, pairs[index][1][part]),
+    )
+    return results
+
+
+def _share_out(lengths: Sequence[int], work: Callable[[int, slice], None]) -> None:
+    """Do ``work`` on all elements of some vectors, as many at once as torch may use threads.
+
+    Every thread gets a stretch of the vectors laid end to end; no element depends on another.
+    """
     threads = torch.get_num_threads()
-    if threads == 1:
-        work(slice(0, length))
-        return
-    size = -(-length // threads)
-    parts = [slice(start, min(start + size, length)) for start in range(0, length, size)]
-    list(_pool(threads).map(work, parts))
+    share = -(-sum(lengths) // threads)
+    stretches: list[list[tuple[int, slice]]] = [[]]
+    room = share
+    for index, length in enumerate(lengths):
+        start = 0
+        while start < length:
+            if room == 0:
+                stretches.append([])
+                room = share
+            end = min(length, start + room)
+            stretches[-1].append((index, slice(start, end)))
+            room -= end - start
+            start = end
+
+    def do(stretch: Sequence[tuple[int, slice]]) -> None:
+        for index, part in stretch:
+            work(index, part)
+
+    if len(stretches) == 1:
+        do(stretches[0])
+    else:
+        list(_pool(threads).map(do, stretches))
 
 
 @cache

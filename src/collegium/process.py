@@ -34,7 +34,7 @@ def prepare(threads: int = 1) -> None:
     torch.backends.cudnn.benchmark = False
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
-    torch.use_deterministic_algorithms(True)
+    torch.set_deterministic_debug_mode("error")  # without the second that the other call imports
     # else every new tensor is filled once more
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,8 +21,11 @@ from collegium.errors import ProtocolError
 
 logger = logging.getLogger(__name__)
 
-LONG = 1 << 17
-"""Elements from which on a vector is summed by a compiled loop instead of several passes."""
+LARGE = 1 << 21
+"""Numbers in a model from which on it is worth loading the compiled loops for its mean."""
+
+LONG = 1 << 14
+"""Numbers in a tensor from which on a compiled loop is quicker than several passes of torch."""
 
 
 def identity(tensor: Tensor) -> Hashable:
@@ -126,7 +130,7 @@ class Tensors(Mapping[str, Tensor]):
 
 
 def require_same_names(
-    expected: Mapping[str, Tensor], found: Mapping[str, Tensor], where: str = ""
+    expected: Mapping[str, object], found: Mapping[str, Tensor], where: str = ""
 ) -> None:
     """Raise a `ProtocolError` that lists missing and unexpected names unless the names agree."""
     if expected.keys() == found.keys():
@@ -161,8 +165,9 @@ class Mean:
     def __init__(self) -> None:
         self.total = 0.0
         self._waiting: list[tuple[Tensors, float]] = []
-        self._first: Tensors | None = None
+        self._layout: dict[str, _Place] = {}
         self._sums: dict[str, Tensor] = {}
+        self._large = False
 
     def add(self, tensors: Tensors, weight: float = 1.0, source: str = "") -> None:
         """Take in one operand.
@@ -175,14 +180,15 @@ class Mean:
         Raises:
             ProtocolError: names or shapes differ from the first operand's.
         """
-        if self._first is None:
-            self._first = tensors
-        require_same_names(self._first, tensors, source)
+        if not self._layout:
+            self._layout = _layout(tensors)
+            self._large = tensors.numel() >= LARGE
+        require_same_names(self._layout, tensors, source)
         for name, tensor in tensors.items():
-            if tensor.shape != self._first[name].shape:
+            if tensor.shape != self._layout[name].shape:
                 raise ProtocolError(
                     f"{source}: {name} has shape {tuple(tensor.shape)}, not "
-                    f"{tuple(self._first[name].shape)}"
+                    f"{tuple(self._layout[name].shape)}"
                 )
         self.total += weight
         if weight > 0:
@@ -194,23 +200,33 @@ class Mean:
 
     def _flush(self) -> None:
         waiting, self._waiting = self._waiting, []
-        if not waiting or self._first is None:
-            return
-        for name, tensor in self._first.distinct().items():
-            operands = [(tensors[name], weight) for tensors, weight in waiting]
-            if not _is_quantity(tensor):
-                highest = torch.stack([t for t, _ in operands]).amax(0)
-                self._sums[name] = (
-                    torch.maximum(self._sums[name], highest) if name in self._sums else highest
-                )
+        weights = [weight for _, weight in waiting]
+        long = []
+        for name, place in self._layout.items() if waiting else ():
+            if place.holder != name:
                 continue
+            vectors = [tensors[name].detach().reshape(-1) for tensors, _ in waiting]
             fresh = name not in self._sums
+            if not place.dtype.is_floating_point:
+                highest = torch.stack(vectors).amax(0)
+                self._sums[name] = highest if fresh else torch.maximum(self._sums[name], highest)
+                continue
             if fresh:
-                self._sums[name] = torch.empty(
-                    tensor.numel(), dtype=torch.float64, device=tensor.device
-                )
-            vectors = [(t.detach().reshape(-1), w) for t, w in operands]
-            _add_weighted(self._sums[name], vectors, fresh=fresh)
+                self._sums[name] = torch.empty_like(vectors[0], dtype=torch.float64)
+            if self._is_long(name):
+                long.append((self._sums[name], vectors, fresh))
+            else:
+                _add_weighted(self._sums[name], vectors, weights, fresh=fresh)
+        if long:
+            from collegium import kernels
+
+            kernels.add_weighted([kernels.Sum(*entry) for entry in long], weights)
+
+    def _is_long(self, name: str) -> bool:
+        """Whether the compiled loops, which round as torch does, are quicker for a tensor."""
+        total, dtype = self._sums[name], self._layout[name].dtype
+        fits = dtype == torch.float32 and total.device.type == "cpu"
+        return fits and self._large and len(total) >= LONG
 
     def result(self) -> Tensors:
         """Return the mean.
@@ -218,50 +234,52 @@ class Mean:
         Raises:
             ProtocolError: nothing was added, or every weight was zero.
         """
-        if self._first is None:
+        if not self._layout:
             raise ProtocolError("nothing to average: no client sent a reply that can be used")
         if self.total <= 0:
             raise ProtocolError(
                 "nothing to average: every client reported 0 examples; the model stays as it was"
             )
         self._flush()
-        first, means = self._first, {}
-        for name, tensor in first.distinct().items():
-            means[identity(tensor)] = (
-                _divide(self._sums[name], self.total, tensor.dtype).reshape(tensor.shape)
-                if _is_quantity(tensor)
-                else self._sums[name]
-            )
-        return Tensors((name, means[identity(tensor)]) for name, tensor in first.items())
+        means = {}
+        long = [name for name in self._sums if self._is_long(name)]
+        if long:
+            from collegium import kernels
+
+            quotients = kernels.divide([self._sums[name] for name in long], self.total)
+            means = dict(zip(long, quotients, strict=True))
+        for name in self._sums.keys() - means.keys():
+            total, dtype = self._sums[name], self._layout[name].dtype
+            means[name] = (total / self.total).to(dtype) if dtype.is_floating_point else total
+        shaped = {name: total.reshape(self._layout[name].shape) for name, total in means.items()}
+        return Tensors((name, shaped[place.holder]) for name, place in self._layout.items())
 
 
-def _is_long(vector: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the compiled loops are worth loading for a vector; they round as torch does."""
-    return len(vector) >= LONG and dtype == torch.float32 and vector.device.type == "cpu"
+@dataclass(frozen=True)
+class _Place:
+    """What `Mean` remembers of a tensor: its form, and the first name that holds its memory."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    holder: str
 
 
-def _add_weighted(total: Tensor, operands: Sequence[tuple[Tensor, float]], *, fresh: bool) -> None:
+def _layout(tensors: Tensors) -> dict[str, _Place]:
+    holders: dict[Hashable, str] = {}
+    return {
+        name: _Place(tensor.shape, tensor.dtype, holders.setdefault(identity(tensor), name))
+        for name, tensor in tensors.items()
+    }
+
+
+def _add_weighted(
+    total: Tensor, vectors: Sequence[Tensor], weights: Sequence[float], *, fresh: bool
+) -> None:
     """Add weighted vectors to a float64 one; ``fresh``: it is uninitialised and counts as zero."""
-    if _is_long(total, operands[0][0].dtype):
-        from collegium import kernels
-
-        kernels.add_weighted(total, operands, fresh=fresh)
-        return
     if fresh:
         total.zero_()
-    for tensor, weight in operands:
-        total.add_(tensor.double() * weight)
-
-
-def _divide(total: Tensor, by: float, dtype: torch.dtype) -> Tensor:
-    """Return a float64 vector divided by a number, in ``dtype``."""
-    if _is_long(total, dtype):
-        from collegium import kernels
-
-        result = torch.empty(len(total), dtype=dtype)
-        kernels.divide(total, by, result)
-        return result
-    return (total / by).to(dtype)
+    for vector, weight in zip(vectors, weights, strict=True):
+        total.add_(vector.double() * weight)
 
 
 def mean(items: Sequence[Tensors], weights: Sequence[float] | None = None) -> Tensors:
