@@ -28,11 +28,11 @@ _SPELLED = {
     for name in (
         "APFL", "CFL", "Ditto", "FedADAGrad", "FedAdam", "FedALA", "FedAMP", "FedAvg", "FedAvgM",
         "FedBABU", "FedBN", "FedDG", "FedDyn", "FedFomo", "FedMTL", "FedNova", "FedPer", "FedProx",
-        "FedRep", "FedRoD", "FedYogi", "FineTune", "FPFC", "GRACE", "HarmoFL", "IFCA", "IOPFL",
+        "FedRep", "FedRoD", "FedYogi", "FineTune", "FPFC", "GRACE", "HarmoFL", "IFCA",
         "LGFedAvg", "Local", "MOON", "PerFedAvg", "pFedMe", "pFedNet", "Pooled", "ResFIM",
-        "SCAFFOLD", "SioBN", "SuperFed",
+        "SCAFFOLD", "SiloBN", "SuperFed",
     )
-}  # fmt: skip
+} | {"iopfl": "IOP-FL"}  # fmt: skip
 
 
 @dataclass(frozen=True)
