@@ -74,7 +74,7 @@ class Run:
         """Run what is left and return the test scores by client, kind of model and case.
 
         Args:
-            observe: called after every round.
+            observe: called after every round, and after the end where it asked somebody.
         """
         server = self.server
         finished = self._records / "test.json"
@@ -88,7 +88,8 @@ class Run:
             observe(self._evaluate_if_due())
         if server.round == self.rounds:
             server.conclude(self._write_record)
-            observe(self._evaluate_if_due())
+            if self._record_path(server.round).exists():
+                observe(self._evaluate_if_due())
         scores = self._test()
         write_atomically(finished, json.dumps(scores).encode())
         return scores
@@ -99,8 +100,8 @@ class Run:
 
     def _write_record(self) -> None:
         server = self.server
-        if server.round == 0 and not server.traffic:
-            return  # a set-up that asked nobody
+        if not 0 < server.round <= self.rounds and not server.traffic:
+            return  # a set-up or an end that asked nobody
         record = RoundRecord(
             server.round,
             {client: traffic.loss for client, traffic in server.traffic.items()},
@@ -127,7 +128,9 @@ class Run:
     def _evaluate_if_due(self) -> RoundRecord:
         """Evaluate the round just committed, unless that was done before a restart."""
         server, number = self.server, self.server.round
-        due = number > 0 and (number % self.evaluate_every == 0 or number >= self.rounds)
+        due = number > 0 and (number % self.evaluate_every == 0 or number == self.rounds)
+        if number > self.rounds:  # the end, which most algorithms leave empty
+            due = self._record_path(number).exists()
         path = self._records / f"evaluation-{number:06d}.json"
         if due and not path.exists():
             replies = server.evaluate(server.algorithm.evaluate, **server.shared())

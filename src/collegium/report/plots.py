@@ -28,8 +28,8 @@ _COLUMNS = 2
 
 
 def title(metric: str) -> str:
-    """Return a metric as a heading: "Dice" for ``dice``, "HD95 vessel" for ``hd95_vessel``."""
-    first, *rest = metric.replace("_", " ").split(" ")
+    """Return a metric as a heading, without its unit: "Dice" for ``dice``, "HD95" for ``hd95_px``."""
+    first, *rest = metric.removesuffix("_px").replace("_", " ").split(" ")
     first = _ABBREVIATIONS.get(first, first[:1].upper() + first[1:])
     return " ".join([first, *rest])
 
