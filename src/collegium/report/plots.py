@@ -28,7 +28,7 @@ _COLUMNS = 2
 
 
 def title(metric: str) -> str:
-    """Return a metric as a heading without its unit: "Dice" for ``dice``, "HD95" for ``hd95_px``."""
+    """Return a metric as a heading, without unit: "Dice" for ``dice``, "HD95" for ``hd95_px``."""
     first, *rest = metric.removesuffix("_px").replace("_", " ").split(" ")
     first = _ABBREVIATIONS.get(first, first[:1].upper() + first[1:])
     return " ".join([first, *rest])
