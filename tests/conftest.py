@@ -6,6 +6,12 @@ from pathlib import Path
 import pytest
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Prepared cases go to a folder of the test session, never to the user's cache."""
+    os.environ["COLLEGIUM_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The folder of reference values and cases; tests that need it are skipped without it."""

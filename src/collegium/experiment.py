@@ -38,6 +38,7 @@ from collegium.engines.inprocess import InProcess
 from collegium.errors import CheckpointError, ClientError, StorageError
 from collegium.models.factory import build_model
 from collegium.outcome import cell_rows, task_of, write_models, write_overlays
+from collegium.preflight import check_engine, check_network
 from collegium.results import ROWS_FILE, Row, read_rows, write_table
 from collegium.run import RoundRecord
 from collegium.simulation import build_clients, build_run, check_method
@@ -194,7 +195,9 @@ def run_experiment(config: ExperimentConfig, observe: Observer = lambda event: N
     with _lock(output):
         _write_run_file(config, output)
         process.prepare(config.engine.threads)
+        check_engine(config)
         sites = open_sites(config)
+        check_network(config, sites)
         for algorithm in config.algorithms:
             check_method(build_algorithm(algorithm), config.training, sites)
         _run_cells(config, observe)

@@ -1,0 +1,77 @@
+"""What can be known to fail is told before the first round: engine, device, network, data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from collegium.config import ExperimentConfig, ModelConfig
+from collegium.data.site import Site
+from collegium.errors import CollegiumError, ConfigError
+from collegium.models.factory import build_model
+from collegium.outcome import task_of
+from collegium.randomness import ambient, generator
+
+ENGINES = ("inprocess",)
+
+
+def check_engine(config: ExperimentConfig) -> None:
+    """Check that the engine and the device exist.
+
+    Raises:
+        ConfigError: one of them does not.
+    """
+    name, device = config.engine.name, config.engine.device
+    if name not in ENGINES:
+        raise ConfigError(f"engine.name is {name!r}; this version has {', '.join(ENGINES)}")
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise ConfigError(f"engine.device is {device!r}; write cpu, cuda or cuda:0") from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"engine.device is {device!r}, but torch finds no CUDA device; use cpu")
+
+
+def check_network(config: ExperimentConfig, sites: Mapping[str, Site]) -> None:
+    """Let the network take one batch of every site and see that its loss can be computed.
+
+    Raises:
+        ConfigError: the network cannot be built, or does not suit the images or the task.
+        DataError: a site's images do not fit into one batch.
+    """
+    network, task = _build(config.model).eval(), task_of(config)
+    for site in sites.values():
+        rows = range(min(len(site.train), config.training.batch_size))
+        if not rows:
+            continue
+        rngs = [generator(0, "preflight", site.name, row) for row in rows]
+        batch = site.train.batch(rows, rngs)
+        shape = tuple(batch["image"].shape[1:])
+        try:
+            with torch.no_grad():
+                task.loss(network(batch["image"]), batch)
+        except CollegiumError:
+            raise
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise ConfigError(
+                f"the model {config.model.name!r} cannot take the images of site {site.name}, "
+                f"whose samples have {shape[0]} channels and {shape[1:]} pixels ({reason}); "
+                f"correct model.in_channels, sampling.crop or image.channels"
+            ) from error
+
+
+def _build(model: ModelConfig) -> nn.Module:
+    try:
+        with ambient(0, "preflight"):
+            return build_model(model.name, **model.params)
+    except CollegiumError:
+        raise
+    except (RuntimeError, ValueError, TypeError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ConfigError(
+            f"the model {model.name!r} cannot be built from {dict(model.params)} ({reason}); "
+            f"correct what stands under model"
+        ) from error
