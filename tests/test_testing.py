@@ -60,7 +60,7 @@ def test_wire_shuffles_and_logs_every_reply(tmp_path):
     wire = federation.server.transport
     assert isinstance(wire, Wire)
     asked = [request.client for request, _ in wire.log]
-    assert wire.count == len(asked) == 3 * (2 + 3 + 1)  # rounds, evaluations, test
+    assert wire.count == len(asked) == 3 * (2 + 2 + 1)  # rounds, evaluations, test
     assert asked[:3] != ["A", "B", "C"] or asked[3:6] != ["A", "B", "C"]
     assert {frozenset(message) for request, message in wire.log if request.method == "train"} == {
         frozenset({"model", "num_examples", "progress"})

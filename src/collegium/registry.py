@@ -162,7 +162,8 @@ def _import_file(path: Path) -> ModuleType:
         raise ConfigError(f"{path} is no Python file; correct the path before the colon")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        # not through a bytecode file, which knows an edit only by the second and the size
+        exec(compile(content, str(path), "exec"), vars(module))
     except Exception as error:  # whatever a user's file raises
         del sys.modules[name]
         raise _not_loading(str(path), error) from error

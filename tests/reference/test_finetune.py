@@ -43,8 +43,8 @@ def test_the_global_model_is_that_of_fedavg_bit_by_bit(federation: Any) -> None:
         federation.run(FineTune(), rounds=ROUNDS),
         federation.run(FedAvg(), rounds=ROUNDS),
     )
-    for t in range(1, ROUNDS + 2):
-        for name, tensor in plain.server[t]["model"].items():
+    for t in range(1, ROUNDS + 2):  # the fine-tuning at the end leaves it as it is
+        for name, tensor in plain.server[min(t, ROUNDS)]["model"].items():
             assert tuned.server[t]["model"][name].equal(tensor), f"round {t}, {name}"
 
 
