@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import platform
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -45,6 +46,9 @@ from collegium.simulation import build_clients, build_run, check_method
 from collegium.state import storage_error, write_atomically
 
 logger = logging.getLogger(__name__)
+
+LISTENING_SECONDS = 3.0
+"""How long a stopped experiment waits for its processes and for their last words."""
 
 RUN_FILE = "run.json"
 """What a run was made with: configuration, versions, machine."""
@@ -369,12 +373,26 @@ def _run_cells_at_once(
                         _note_failure(error, *futures[future], failures, observe)
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
-                for child in multiprocessing.active_children():
-                    child.terminate()  # what is stored stays whole, whenever a process ends
+                _end_jobs()
                 raise
     finally:
         queue.put(None)
-        listener.join()
+        queue.cancel_join_thread()  # a process that was ended may have held the queue's lock
+        listener.join(LISTENING_SECONDS)
+
+
+def _end_jobs() -> None:
+    """Let the processes that run cells end as Ctrl-C makes them; end those that do not.
+
+    What is stored stays whole, whenever a process ends.
+    """
+    children = multiprocessing.active_children()
+    until = time.monotonic() + LISTENING_SECONDS
+    for child in children:
+        child.join(max(0.0, until - time.monotonic()))
+    for child in children:
+        if child.is_alive():
+            child.terminate()
 
 
 def _listen(queue: Any, observe: Observer) -> None:
