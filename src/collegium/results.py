@@ -10,13 +10,13 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
 
 from collegium.errors import DataError, StorageError
+from collegium.state import write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -183,35 +183,8 @@ def write_table(rows: Iterable[Row], folder: Path) -> tuple[Path, Path]:
     rows = list(rows)
     paths = folder / "results.csv", folder / "results.parquet"
     for path, content in zip(paths, (_to_csv(rows), _to_parquet(rows)), strict=True):
-        replace_file(path, content)
+        write_atomically(path, content)
     return paths
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees the old or the new content, never a part.
-
-    Args:
-        path: The file; its folder is made if absent.
-        content: What it shall hold.
-
-    Raises:
-        StorageError: The file cannot be written.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
-        raise StorageError(
-            f"{path}: the file could not be written ({error.strerror}); "
-            "make room or the folder writable."
-        ) from error
 
 
 def _to_csv(rows: Sequence[Row]) -> bytes:

@@ -16,7 +16,8 @@ from collegium.errors import DataError
 from collegium.report import plots
 from collegium.report.ledgers import Summary, ledger_rows, ledger_summaries
 from collegium.report.overlays import Overlay, embed, read_overlays
-from collegium.results import Row, read_table, replace_file
+from collegium.results import Row, read_table
+from collegium.state import write_atomically
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -75,7 +76,7 @@ def write_report(
     overlays = list((federation_overlays or read_overlays)(output))
     page = render(run, overlays, ledger_summaries(output))
     path = output / "report.html"
-    replace_file(path, page.encode())
+    write_atomically(path, page.encode())
     return path
 
 
