@@ -134,7 +134,8 @@ class ServerRuntime:
         self.on_failure, self.checkpoint_every = on_failure, checkpoint_every
         self.store = Store(root)
         self.state: State = {}
-        self.round, self.stage = 0, "train"
+        self.round = 0
+        self.stage: Stage = "train"
         self.traffic: dict[str, Traffic] = {}
         self.left_out: list[dict[str, str]] = []
         self._make_model = make_model
@@ -187,7 +188,7 @@ class ServerRuntime:
                     client,
                     self.round,
                     exchange,
-                    self._stage(),
+                    self.stage,
                     name,
                     payload,
                     max(self._committed - 1, 0),
@@ -195,9 +196,6 @@ class ServerRuntime:
 
         self._open = Replies(self._receive(names, name, requests()))
         return self._open
-
-    def _stage(self) -> Stage:
-        return "evaluate" if self.stage == "evaluate" else "train"
 
     def _settle(self) -> None:
         """See the last exchange through before the next one begins."""

@@ -4,8 +4,6 @@ import csv
 import json
 import os
 import re
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,49 +12,10 @@ from typer.testing import CliRunner, Result
 
 from collegium import cli
 from collegium.message import pack
-from collegium.phantoms import make_federation
 from collegium.state import Store
 
-EXPERIMENT = """\
-name: tiny
-federation: data/federation.yaml
-model: {name: unet, in_channels: 1, channels: [4, 8], num_res_units: 0}
-algorithm: ditto
-rounds: 2
-training: {batch_size: 2, local_steps: 1}
-output: run
-"""
 REPORT = "run/report.html\n"
 CELL = Path("run/ditto/seed-0")
-
-
-@pytest.fixture(scope="session")
-def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A federation of two sites with six cases of five patients each."""
-    return make_federation(tmp_path_factory.mktemp("drawn"), 2, cases=6, size=32).parent
-
-
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(autouse=True)
-def surroundings(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[None]:
-    """A cache of the tests' own; and the library's logger is left as it was found."""
-    monkeypatch.setenv("COLLEGIUM_CACHE", str(cache))
-    level = cli.logger.level
-    yield
-    cli.logger.setLevel(level)
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drawn: Path) -> Path:
-    """The current folder: a tiny experiment, with a copy of the data that may be damaged."""
-    shutil.copytree(drawn, tmp_path / "data")
-    (tmp_path / "x.yaml").write_text(EXPERIMENT)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def call(*arguments: str) -> Result:
@@ -146,8 +105,8 @@ def test_an_unusable_file_stops_before_training_until_it_is_mended(
         ("unet", "unett", ("model.name: ", "did you mean 'unet'?", "(x.yaml, line 3)")),
     ],
 )  # fmt: skip
-def test_a_wrong_name_in_the_file_is_shown_with_its_line(folder: Path, old, new, words):
-    (folder / "x.yaml").write_text(EXPERIMENT.replace(old, new))
+def test_a_wrong_name_in_the_file_is_shown_with_its_line(folder: Path, experiment, old, new, words):
+    (folder / "x.yaml").write_text(experiment.replace(old, new))
     refused(call("run", "x.yaml"), 2, *words)
     assert not (folder / "run").exists()
 
@@ -210,10 +169,12 @@ def test_a_folder_without_a_run_cannot_be_resumed(folder: Path, place: str):
 
 
 @pytest.mark.parametrize("output", ["x.yaml", "x.yaml/run"])
-def test_a_file_in_the_place_of_the_output_folder_is_named(folder: Path, output: str):
+def test_a_file_in_the_place_of_the_output_folder_is_named(
+    folder: Path, experiment: str, output: str
+):
     result = call("run", "x.yaml", f"output={output}")
     refused(result, 5, "x.yaml", "a file stands in the place of a folder; choose another")
-    assert (folder / "x.yaml").read_text() == EXPERIMENT
+    assert (folder / "x.yaml").read_text() == experiment
 
 
 def test_an_output_folder_without_permission_is_named(folder: Path):

@@ -3,7 +3,6 @@
 import errno
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,54 +14,15 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from collegium import cli
-from collegium.phantoms import make_federation
 
-ROOT = Path(__file__).resolve().parents[1]
-EXPERIMENT = """\
-name: tiny
-federation: data/federation.yaml
-model: {name: unet, in_channels: 1, channels: [4, 8], num_res_units: 0}
-algorithm: ditto
-rounds: 2
-training: {batch_size: 2, local_steps: 1}
-output: run
-"""
+ROOT = Path(__file__).resolve().parents[2]
 CELL = Path("run/ditto/seed-0")
 LONG = "rounds=24"
 
 
 @pytest.fixture(scope="session")
-def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A federation of two sites with six cases of five patients each."""
-    return make_federation(tmp_path_factory.mktemp("drawn"), 2, cases=6, size=32).parent
-
-
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(autouse=True)
-def surroundings(monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[None]:
-    """A cache of the tests' own; and the library's logger is left as it was found."""
-    monkeypatch.setenv("COLLEGIUM_CACHE", str(cache))
-    level = cli.logger.level
-    yield
-    cli.logger.setLevel(level)
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drawn: Path) -> Path:
-    """The current folder: a tiny experiment, with a copy of the data that may be damaged."""
-    shutil.copytree(drawn, tmp_path / "data")
-    (tmp_path / "x.yaml").write_text(EXPERIMENT)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture(scope="session")
 def whole(
-    drawn: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory
+    experiment: str, drawn: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., dict[str, bytes]]:
     """Gives the bits of a run with these settings that nothing interrupted."""
     runs: dict[tuple[str, ...], dict[str, bytes]] = {}
@@ -70,7 +30,7 @@ def whole(
     def run(*settings: str) -> dict[str, bytes]:
         if settings not in runs:
             place = tmp_path_factory.mktemp("whole")
-            (place / "x.yaml").write_text(EXPERIMENT)
+            (place / "x.yaml").write_text(experiment)
             federation = f"federation={drawn / 'federation.yaml'}"
             ends_well(
                 call("run", str(place / "x.yaml"), federation, f"output={place / 'run'}", *settings)
