@@ -1,7 +1,10 @@
 """What all tests share."""
 
+import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,3 +23,11 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no reference data at {folder}: set COLLEGIUM_SHARED to its folder")
     return folder
+
+
+@pytest.fixture(scope="session")
+def golden(shared: Path) -> Callable[[str], dict[str, Any]]:
+    """Cases of `golden.json` by name: inputs, params, expected values and their tolerance."""
+    cases = json.loads((shared / "specs" / "golden.json").read_text())["cases"]
+    by_name: dict[str, dict[str, Any]] = {case["name"]: case for case in cases}
+    return by_name.__getitem__

@@ -1,6 +1,8 @@
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from collegium.losses import (
     cross_entropy_loss,
     dice_ce_loss,
     soft_dice_loss,
+    weighted_focal_loss,
 )
 
 TWO = math.log(2)
@@ -127,3 +130,19 @@ def test_a_class_absent_from_the_truth_costs_its_probability() -> None:
     logits, label = torch.zeros(1, 2, 3), torch.zeros(1, 3, dtype=torch.int64)
     # background 2*1.5 / 4.5, foreground 0 / 1.5
     assert float(soft_dice_loss(logits, label)) == pytest.approx(1 - (2 / 3 + 0) / 2, abs=1e-5)
+
+
+def test_weighted_focal_loss_is_that_of_flamby(golden: Callable[[str], dict[str, Any]]) -> None:
+    case = golden("weighted_focal")
+    logits = torch.tensor(case["inputs"]["logits"], dtype=torch.float64)
+    label, alpha = torch.tensor(case["inputs"]["y"]), torch.tensor(case["inputs"]["alpha"])
+    value = weighted_focal_loss(logits, label, alpha.double(), gamma=case["params"]["gamma"])
+    assert float(value) == pytest.approx(case["expected"]["loss"], abs=case["atol"])
+
+
+def test_weighted_focal_loss_without_focus_is_weighted_cross_entropy() -> None:
+    rng = torch.Generator().manual_seed(0)
+    logits, label = torch.randn(7, 3, generator=rng), torch.randint(3, (7,), generator=rng)
+    alpha = torch.tensor([1.0, 0.5, 3.0])
+    expected = torch.nn.functional.cross_entropy(logits, label, alpha, reduction="sum") / 7
+    assert torch.isclose(weighted_focal_loss(logits, label, alpha, gamma=0.0), expected)

@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from collegium.batches import plan_batches
 from collegium.data.dataset import Batch, TensorDataset
 from collegium.errors import ConfigError, DivergedError
 from collegium.randomness import generator
 from collegium.tasks import SupervisedTask
 from collegium.tensors import Tensors
 from collegium.toy import toy_model, toy_network, toy_site
-from collegium.training import LocalTraining, TrainingConfig, count_steps, plan_batches
+from collegium.training import LocalTraining, TrainingConfig, count_steps
 
 SGD = TrainingConfig(optimizer="sgd", lr=0.1, batch_size=4)
 

@@ -21,6 +21,7 @@ from collegium.data.dataset import Dataset
 from collegium.errors import ProtocolError
 from collegium.message import Message
 from collegium.models.parts import ModelParts
+from collegium.objectives import Objective
 from collegium.tensors import Mean, Tensors
 
 State = dict[str, Any]
@@ -167,6 +168,10 @@ class Client(Protocol):
         """
 
     @property
+    def examples(self) -> Dataset:
+        """The site's training examples."""
+
+    @property
     def pool(self) -> Dataset:
         """The training data of all sites together.
 
@@ -182,6 +187,7 @@ class Client(Protocol):
         *,
         penalty: Callable[[Tensors], Tensor] | None = None,
         correct: Callable[[Tensors, Tensors], Tensors] | None = None,
+        objective: Objective | None = None,
         trainable: Collection[str] | None = None,
         epochs: int | None = None,
         steps: int | None = None,

@@ -22,6 +22,7 @@ from collegium.errors import CollegiumError, ConfigError, EgressError, ProtocolE
 from collegium.ledger import Ledger
 from collegium.message import Message, pack, unpack
 from collegium.models.parts import ModelParts
+from collegium.objectives import Objective
 from collegium.randomness import generator
 from collegium.runtime import Request, describe_failure, handler_of, may_leave
 from collegium.state import Store, write_atomically
@@ -99,6 +100,11 @@ class ClientRuntime:
         None where it counts in epochs.
         """
         return self.training.config.local_steps
+
+    @property
+    def examples(self) -> Dataset:
+        """The site's training examples."""
+        return self.site.train
 
     @property
     def pool(self) -> Dataset:
@@ -213,6 +219,7 @@ class ClientRuntime:
         *,
         penalty: Callable[[Tensors], Tensor] | None = None,
         correct: Callable[[Tensors, Tensors], Tensors] | None = None,
+        objective: Objective | None = None,
         trainable: Collection[str] | None = None,
         epochs: int | None = None,
         steps: int | None = None,
@@ -241,6 +248,7 @@ class ClientRuntime:
             steps=steps,
             penalty=penalty,
             correct=correct,
+            objective=objective,
             trainable=trainable,
             optimizer_state=moments,
         )

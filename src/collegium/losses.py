@@ -90,6 +90,28 @@ def dice_ce_loss(
     return soft_dice_loss(logits, label, mask) + cross_entropy_loss(logits, label, mask)
 
 
+def weighted_focal_loss(
+    logits: torch.Tensor, label: torch.Tensor, alpha: torch.Tensor, *, gamma: float = 2.0
+) -> torch.Tensor:
+    """The class-weighted focal loss of FLamby's Fed-ISIC2019 and of GRACE: easy cases count less.
+
+    The mean over cases of -alpha_y (1 - p_y)^gamma log p_y, divided by the number of cases and not
+    by the sum of their weights.
+
+    Args:
+        logits: (B, classes).
+        label: (B,), int64.
+        alpha: (classes,), the weight of every class.
+        gamma: how much less; 0 gives weighted cross-entropy.
+
+    Returns:
+        A scalar.
+    """
+    log_p = functional.log_softmax(_at_least_float32(logits), dim=1)
+    log_p = log_p.gather(1, label.unsqueeze(1)).squeeze(1)
+    return -(alpha[label] * (1 - log_p.exp()) ** gamma * log_p).mean()
+
+
 LOSSES: Mapping[str, Loss] = {
     "dice": soft_dice_loss,
     "ce": cross_entropy_loss,

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from collegium.batches import Path, draw, plan_batches
 from collegium.data.dataset import Batch, Dataset, Example
 from collegium.errors import ConfigError, DivergedError
 from collegium.models.parts import find_parts
-from collegium.randomness import ambient, generator
+from collegium.objectives import LiveNetwork, Objective
+from collegium.randomness import ambient
 from collegium.tasks import Task
 from collegium.tensors import Tensors
 
 logger = logging.getLogger(__name__)
-
-Path = tuple[str | int, ...]
-"""The name of a random generator."""
 
 
 @dataclass(frozen=True)
@@ -82,56 +82,6 @@ class Progress:
     steps: int
 
 
-class _SampleGenerators(Sequence[torch.Generator]):
-    """One generator per sample, made when it is used.
-
-    Augmentation depends on the sample, not on who draws it or when.
-    """
-
-    def __init__(self, seed: int, path: Path, samples: Sequence[tuple[int, int]]) -> None:
-        self._seed, self._path, self._samples = seed, path, samples
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    def __getitem__(self, position: Any) -> Any:
-        return generator(self._seed, *self._path, "sample", *self._samples[position])
-
-
-def plan_batches(
-    count: int, batch_size: int, *, epochs: int, steps: int | None, seed: int, path: Path
-) -> Iterator[list[tuple[int, int]]]:
-    """Yield batches of (epoch, index), each epoch in an order of its own.
-
-    With ``epochs`` every epoch is cut into batches, and a last batch of one example is merged into
-    the batch before it, since batch normalisation cannot learn from one value (a ``batch_size`` of
-    1 means what it says). With ``steps`` the epochs follow each other without a cut, so that all
-    batches are full.
-    """
-
-    def order(epoch: int) -> list[tuple[int, int]]:
-        shuffled = torch.randperm(count, generator=generator(seed, *path, "order", epoch))
-        return [(epoch, int(index)) for index in shuffled]
-
-    if steps is not None:
-        waiting: list[tuple[int, int]] = []
-        epoch = 0
-        for _ in range(steps):
-            while len(waiting) < batch_size:
-                waiting += order(epoch)
-                epoch += 1
-            yield waiting[:batch_size]
-            waiting = waiting[batch_size:]
-        return
-    for epoch in range(epochs):
-        samples = order(epoch)
-        cuts = list(range(0, count, batch_size))
-        if batch_size > 1 and len(cuts) > 1 and count - cuts[-1] == 1:
-            cuts.pop()
-        for start, end in zip(cuts, [*cuts[1:], count], strict=True):
-            yield samples[start:end]
-
-
 def count_steps(count: int, config: TrainingConfig) -> int:
     """Return how many optimiser steps one round takes with ``count`` examples."""
     if count == 0:
@@ -180,6 +130,7 @@ class LocalTraining:
         steps: int | None = None,
         penalty: Callable[[Tensors], Tensor] | None = None,
         correct: Callable[[Tensors, Tensors], Tensors] | None = None,
+        objective: Objective | None = None,
         trainable: Collection[str] | None = None,
         optimizer_state: dict[str, Any] | None = None,
     ) -> tuple[Tensors, Progress]:
@@ -196,6 +147,7 @@ class LocalTraining:
             penalty: added to the loss, a function of the current parameters.
             correct: maps gradient and current parameters to the gradient that the optimiser
                 receives.
+            objective: minimised instead of the task's loss; see `collegium.objectives`.
             trainable: names of the parameters that move; all by default. Normalisation layers whose
                 own parameters stay put use and keep their running statistics.
             optimizer_state: the optimiser's state by parameter name, read and replaced in place;
@@ -222,13 +174,21 @@ class LocalTraining:
         optimizer = config.build_optimizer(list(moving.values()), lr)
         if optimizer_state:
             _restore(optimizer, moving, optimizer_state)
+        network = LiveNetwork(self.module, self.task, moving, lr=lr, autocast=config.autocast)
+        hooks = _Hooks(objective or self._task_loss, penalty, correct)
         total, taken = 0.0, 0
         with ambient(seed, *path, "ambient"), self._frozen(moving):
             for samples in plan_batches(
                 len(data), config.batch_size, epochs=epochs, steps=steps, seed=seed, path=path
             ):
                 batch = self._draw(data, samples, seed, path)
-                total += self._step(batch, optimizer, moving, penalty, correct, taken, lr)
+                try:
+                    total += self._step(batch, optimizer, network, hooks)
+                except _NotFiniteError as error:
+                    raise DivergedError(
+                        f"the loss became {error} at step {taken + 1} (lr {lr:g}); lower "
+                        f"training.lr or set clip_norm"
+                    ) from None
                 taken += 1
         if optimizer_state is not None:
             optimizer_state.clear()
@@ -239,46 +199,42 @@ class LocalTraining:
     def _draw(
         self, data: Dataset, samples: Sequence[tuple[int, int]], seed: int, path: Path
     ) -> Batch:
-        batch = data.batch([index for _, index in samples], _SampleGenerators(seed, path, samples))
+        batch = draw(data, samples, seed, path)
         return {key: tensor.to(self.device) for key, tensor in batch.items()}
 
     def _step(
-        self,
-        batch: Batch,
-        optimizer: torch.optim.Optimizer,
-        moving: dict[str, nn.Parameter],
-        penalty: Callable[[Tensors], Tensor] | None,
-        correct: Callable[[Tensors, Tensors], Tensors] | None,
-        step: int,
-        lr: float,
+        self, batch: Batch, optimizer: torch.optim.Optimizer, network: LiveNetwork, hooks: _Hooks
     ) -> float:
-        """Take one optimiser step and return the loss before it, penalty excluded."""
-        single = len(batch["image"]) == 1
-        if single:
+        """Take one optimiser step and return the task's loss before it."""
+        if len(batch["image"]) == 1:
             self._normalise_by_running_statistics()
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.autocast):
-            output = self.module(batch["image"])
-        loss = self.task.loss(output.float() if self.config.autocast else output, batch)
+        loss, added = hooks.objective(network, batch)
         value = float(loss.detach())
-        if value != value or value in (float("inf"), float("-inf")):
-            raise DivergedError(
-                f"the loss became {value} at step {step + 1} (lr {lr:g}); lower "
-                f"training.lr or set clip_norm"
-            )
-        if penalty:
-            loss = loss + penalty(Tensors(moving))
+        if not math.isfinite(value):
+            raise _NotFiniteError(value)
+        if added is not None:
+            loss = loss + added
+        if hooks.penalty:
+            loss = loss + hooks.penalty(network.parameters)
         loss.backward()  # type: ignore[no-untyped-call]
-        if correct:
-            self._correct(moving, correct)
+        moving = network.moving
+        if hooks.correct:
+            self._correct(moving, hooks.correct)
         if self.config.clip_norm is not None:
             nn.utils.clip_grad_norm_(list(moving.values()), self.config.clip_norm)
         optimizer.step()
         return value
 
+    def _task_loss(self, network: LiveNetwork, batch: Batch) -> tuple[Tensor, None]:
+        """The objective of a method that has none of its own."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.autocast):
+            output = self.module(batch["image"])
+        return self.task.loss(output.float() if self.config.autocast else output, batch), None
+
     @staticmethod
     def _correct(
-        moving: dict[str, nn.Parameter], correct: Callable[[Tensors, Tensors], Tensors]
+        moving: Mapping[str, nn.Parameter], correct: Callable[[Tensors, Tensors], Tensors]
     ) -> None:
         gradient = Tensors(
             (n, p.grad if p.grad is not None else torch.zeros_like(p)) for n, p in moving.items()
@@ -336,6 +292,19 @@ class LocalTraining:
                 on_device = {key: tensor.to(self.device) for key, tensor in example.batch.items()}
                 example = replace(example, batch=on_device)
                 yield index, example, self.task.predict(self.module, example)
+
+
+@dataclass(frozen=True)
+class _Hooks:
+    """What a method puts into the local loop."""
+
+    objective: Objective
+    penalty: Callable[[Tensors], Tensor] | None
+    correct: Callable[[Tensors, Tensors], Tensors] | None
+
+
+class _NotFiniteError(ArithmeticError):
+    """The loss is NaN or infinite."""
 
 
 class _Frozen:

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from collegium.algorithm import Algorithm, State
+from collegium.batches import plan_batches
 from collegium.data.dataset import TensorDataset
 from collegium.data.site import EgressPolicy, Site
 from collegium.engines.inprocess import InProcess
@@ -29,7 +30,7 @@ from collegium.runtime import Answer, Request
 from collegium.simulation import build_clients, build_run, initial_model
 from collegium.tasks import SupervisedTask
 from collegium.tensors import Tensors
-from collegium.training import TrainingConfig, plan_batches
+from collegium.training import TrainingConfig
 
 SEED = 4
 SIZES = {"A": 5, "B": 8, "C": 11}

@@ -86,11 +86,7 @@ def find_parts(module: nn.Module) -> ModelParts:
         starts = tuple(f"{submodule}." if submodule else "" for submodule in submodules)
         return part(name for name in names if name.startswith(starts))
 
-    roles = {
-        **_default_roles(module),
-        **_monai_unet_roles(module),
-        **_declared_roles(module),
-    }
+    roles = _roles(module)
     head = below(roles["head"])
     decoder = below(roles.get("decoder", ())) | head
     norms = {
@@ -115,6 +111,30 @@ def find_parts(module: nn.Module) -> ModelParts:
         encoder=below(roles["encoder"]) if "encoder" in roles else names - decoder,
         decoder=decoder,
     )
+
+
+def head_layer(module: nn.Module) -> nn.Module:
+    """Return the layer that the features enter: the first of the head's submodules.
+
+    Raises:
+        ConfigError: the network has no head.
+    """
+    names = _roles(module)["head"]
+    if not names:
+        raise ConfigError(
+            f"{type(module).__name__} has no linear layer or convolution and declares no head: "
+            f"name it in {type(module).__name__}.roles."
+        )
+    return module.get_submodule(names[0])
+
+
+def _roles(module: nn.Module) -> dict[str, Sequence[str]]:
+    """The submodules of every role: found, known by the network's type, or declared."""
+    return {
+        **_default_roles(module),
+        **_monai_unet_roles(module),
+        **_declared_roles(module),
+    }
 
 
 def _twins(tensors: Mapping[str, torch.Tensor]) -> dict[str, list[str]]:

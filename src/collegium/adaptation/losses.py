@@ -1,0 +1,77 @@
+"""The unsupervised losses of IOP-FL's test-time routing (Jiang et al., 2023, Eq. 7-10).
+
+All take softmax maps (B, classes, *spatial), class 0 being the background, and return a scalar.
+"""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from collegium.errors import ConfigError
+
+
+def consistency_loss(probabilities: Tensor, perturbed: Tensor) -> Tensor:
+    """How far two predictions of the same images are apart (Eq. 7).
+
+    The squared Euclidean distance of a pixel's two class vectors, as a mean over batch and pixels.
+    The released code also averages over the classes, which divides it by their number.
+    """
+    distance: Tensor = (probabilities - perturbed).square().sum(dim=1)
+    return distance.mean()
+
+
+def shape_map(probabilities: Tensor, radius: int = 10) -> Tensor:
+    """How much each foreground class varies around each pixel (Eq. 8).
+
+    The largest minus the smallest probability in the window of 2 radius + 1 pixels a side, clipped
+    at the border, summed over the foreground classes. The paper gives no radius; 10 is the code's.
+
+    Returns:
+        (B, *spatial).
+
+    Raises:
+        ConfigError: ``radius`` is negative, or there are not two or three spatial axes.
+    """
+    if radius < 0:
+        raise ConfigError(f"the radius of the shape loss is {radius}; give a whole number from 0")
+    if probabilities.ndim not in (4, 5):
+        raise ConfigError(
+            f"the shape loss needs images or volumes, but the prediction has the shape "
+            f"{tuple(probabilities.shape)}; switch it off for this task"
+        )
+    pool = functional.max_pool2d if probabilities.ndim == 4 else functional.max_pool3d
+    window = partial(pool, kernel_size=2 * radius + 1, stride=1, padding=radius)
+    foreground = probabilities[:, 1:]
+    variation: Tensor = window(foreground) + window(-foreground)
+    return variation.sum(dim=1)
+
+
+def shape_loss(probabilities: Tensor, radius: int = 10) -> Tensor:
+    """The mean of `shape_map` over batch and pixels (Eq. 8-9).
+
+    Eq. 9 as printed sums over all pixels, which would drown the other terms; the released code
+    takes 1e-6 times the Euclidean norm of the map, which is next to nothing.
+    """
+    return shape_map(probabilities, radius).mean()
+
+
+def entropy_loss(probabilities: Tensor) -> Tensor:
+    """Mean entropy of a pixel's class vector in nats (Eq. 9).
+
+    The released code sums over the batch before it averages and divides by ln 2, so that its weight
+    grows with the batch.
+    """
+    log = probabilities.clamp(min=torch.finfo(probabilities.dtype).tiny).log()
+    entropy: Tensor = -(probabilities * log).sum(dim=1).mean()  # with a finite gradient at 0
+    return entropy
+
+
+def routing_loss(
+    probabilities: Tensor, perturbed: Tensor, *, beta: float = 0.01, radius: int = 10
+) -> Tensor:
+    """Consistency plus ``beta`` times shape and entropy (Eq. 10)."""
+    regular = shape_loss(probabilities, radius) + entropy_loss(probabilities)
+    total: Tensor = consistency_loss(probabilities, perturbed) + beta * regular
+    return total
