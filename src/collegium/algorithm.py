@@ -178,6 +178,9 @@ class Client(Protocol):
         Exists in a simulation only, at the first client.
         """
 
+    def may_send(self, part: str) -> bool:
+        """Return whether the site's policy lets this part of a message out."""
+
     def rng(self, purpose: str) -> torch.Generator:
         """Return the generator for ``purpose``; a purpose may be used once in a handler."""
 

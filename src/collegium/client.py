@@ -186,19 +186,21 @@ class ClientRuntime:
             self.store.remove(name)
 
     def _check_egress(self, reply: Mapping[str, Any]) -> None:
-        declared, policy = self.algorithm.all_sends(), self.site.policy
         for name in reply:
-            if name not in declared:
+            if name not in self.algorithm.all_sends():
                 raise ProtocolError(
                     f"part {name!r} is not among what {type(self.algorithm).__name__} "
                     f"declares to send"
                 )
-            if not may_leave(
-                name, opt_in=declared[name].opt_in, allow=policy.allow, forbid=policy.forbid
-            ):
+            if not self.may_send(name):
                 raise EgressError(
                     f"the policy of site {self.id!r} does not let {name!r} out; nothing was sent"
                 )
+
+    def may_send(self, part: str) -> bool:
+        """Return whether the site's policy lets this part of a message out."""
+        kind, policy = self.algorithm.all_sends()[part], self.site.policy
+        return may_leave(part, opt_in=kind.opt_in, allow=policy.allow, forbid=policy.forbid)
 
     def rng(self, purpose: str) -> torch.Generator:
         """Return the generator for ``purpose``; a purpose may be used once in a handler."""

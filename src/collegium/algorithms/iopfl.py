@@ -48,10 +48,12 @@ class IOPFL(FedAvg):
         """The global model and the personal models of all sites whose policy lets them out."""
         replies = server.ask(self.share_personal, model=server.state["model"])
         return super().deploy(server) | {
-            client: reply["personal"] for client, reply in replies.items()
+            client: reply["personal"] for client, reply in replies.items() if "personal" in reply
         }
 
     @handler
     def share_personal(self, client: Client, request: Message) -> Message:
-        """Hand out the personal model; the site's policy must name the part "personal"."""
+        """Hand out the personal model where the site's policy names the part "personal"."""
+        if not client.may_send("personal"):
+            return Message.of()
         return Message.of(personal=self.personal_model(client, request))
