@@ -1,0 +1,1 @@
+"""How different sites are: distances, groups, embeddings and spectra. Pure functions."""

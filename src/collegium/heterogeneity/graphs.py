@@ -1,0 +1,68 @@
+"""The similarity network of pFedNet (its incidence matrix Q): who is near whom."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from collegium.errors import ConfigError
+from collegium.heterogeneity.distances import checked
+
+Edge = tuple[int, int]
+
+
+def neighbours(distance: ArrayLike, k: int) -> list[list[int]]:
+    """The k nearest other sites of every site, the nearest first.
+
+    A site is never its own neighbour, and of equally near sites the lower index comes first. The
+    authors' code fills the diagonal with a number, so that there a site can become its own.
+
+    Args:
+        distance: (N, N).
+        k: number of neighbours, from 1 to N - 1.
+
+    Raises:
+        ConfigError: there is one site only, or k is out of range.
+        DataError: the matrix is no distance matrix.
+    """
+    matrix = checked(distance)
+    count = len(matrix)
+    if count == 1:
+        raise ConfigError("there is one site only, and nobody for it to be similar to; add sites")
+    if not 1 <= k <= count - 1:
+        raise ConfigError(
+            f"k is {k}, but with {count} sites a site has 1 to {count - 1} neighbours; choose k "
+            f"in this range"
+        )
+    orders = np.argsort(matrix, axis=1, kind="stable").tolist()
+    return [[j for j in order if j != i][:k] for i, order in enumerate(orders)]
+
+
+def edges(neighbours: Sequence[Sequence[int]]) -> list[Edge]:
+    """The undirected edges (i, j) with i < j, sorted: one where either site names the other.
+
+    Each edge comes once. Of the authors' scripts one loses edges that only the higher index names,
+    another counts mutual ones twice.
+    """
+    pairs = {(min(i, j), max(i, j)) for i, near in enumerate(neighbours) for j in near if i != j}
+    return sorted(pairs)
+
+
+def incidence(count: int, edges: Sequence[Edge]) -> NDArray[np.float64]:
+    """The matrix Q (N, M): in the column of edge (i, j) +1 at i, -1 at j and 0 elsewhere.
+
+    Every column sums to 0. Which end has the plus does not matter to a norm of ZQ.
+
+    Args:
+        count: N, the number of sites.
+        edges: M pairs of different indices below N.
+
+    Raises:
+        ConfigError: an edge joins a site to itself or to one that does not exist.
+    """
+    matrix = np.zeros((count, len(edges)))
+    for column, (i, j) in enumerate(edges):
+        if i == j or not (0 <= i < count and 0 <= j < count):
+            raise ConfigError(f"edge {(i, j)} does not join two of {count} sites")
+        matrix[i, column], matrix[j, column] = 1.0, -1.0
+    return matrix
