@@ -1,5 +1,7 @@
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ import torch
 from scipy import ndimage
 from scipy.spatial.distance import directed_hausdorff
 
-from collegium.metrics import dice, hd95, iou, slice_dice_legacy
+from collegium.metrics import box, dice, hd95, iou, label_iou, micro_iou, sdwd, slice_dice_legacy
 
 
 def blobs(seed: int, shape: tuple[int, ...]) -> torch.Tensor:
@@ -134,3 +136,45 @@ def test_a_case_whose_mask_is_empty_is_undefined() -> None:
     everything, nowhere = torch.ones(4, 4, dtype=torch.int64), torch.zeros(4, 4, dtype=torch.bool)
     scores = [metric(everything, everything, mask=nowhere) for metric in (dice, iou, hd95)]
     assert scores == [None, None, None]
+
+
+def test_the_ious_of_pfednet(golden: Callable[[str], dict[str, Any]]) -> None:
+    case = golden("iou_metrics")
+    pred, label = (torch.tensor(case["inputs"][key]) for key in ("pred", "label"))
+    expected, atol = case["expected"], case["atol"]
+    assert micro_iou(pred, label) == pytest.approx(expected["iou"], abs=atol)
+    assert label_iou(pred, label) == pytest.approx(expected["label_iou"], abs=atol)
+    assert label_iou(pred, label) == iou(pred, label)
+
+
+def test_the_ious_of_pfednet_count_a_confusion_of_two_classes_twice() -> None:
+    found, true = torch.tensor([0, 0, 0, 1, 2, 2]), torch.tensor([0, 0, 0, 1, 1, 2])
+    # micro: 5 of 6 are right; without class 0: 2 right, 3 found and 3 true
+    assert micro_iou(found, true) == pytest.approx(5 / (12 - 5))
+    assert label_iou(found, true) == pytest.approx(2 / (3 + 3 - 2))
+    nothing = torch.zeros(3, dtype=torch.int64)
+    assert micro_iou(nothing, nothing) == 1.0
+    assert label_iou(nothing, nothing) is None
+
+
+def test_the_most_frequent_class_is_left_out_whichever_it_is() -> None:
+    found, true = torch.tensor([1, 1, 1, 0]), torch.tensor([1, 1, 0, 0])
+    assert label_iou(found, torch.tensor([1, 1, 1, 0])) == 1.0
+    assert label_iou(found, true) == pytest.approx(2 / 3)  # a tie leaves out class 0
+
+
+def test_sdwd_is_the_population_deviation_over_sites(
+    golden: Callable[[str], dict[str, Any]],
+) -> None:
+    case = golden("sdwd")
+    columns = torch.tensor(case["inputs"]["Z"], dtype=torch.float64).T
+    found = sdwd([{"a": column[:1], "b": column[1:, None]} for column in columns])
+    np.testing.assert_allclose(found, case["expected"]["sdwd"], atol=case["atol"])
+    assert not sdwd([{"a": column} for column in columns[:1]]).any()
+
+
+def test_a_box_holds_what_numpy_says() -> None:
+    values = torch.tensor([3.0, 1.0, 2.0, 10.0])
+    expected = {"min": 1.0, "q1": 1.75, "median": 2.5, "q3": 4.75, "max": 10.0, "mean": 4.0}
+    assert box(values) == expected
+    assert box(torch.zeros(0)) == {}

@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-Loop = TypeVar("Loop", bound=Callable[..., None])
+Loop = TypeVar("Loop", bound=Callable[..., Any])
 
 
-def _compiled(loop: Loop) -> Loop:
+def compiled(loop: Loop) -> Loop:
     """Compile a loop when it is first called; kept for later where there is a place to keep it."""
     try:
         return cast(Loop, numba.njit(nogil=True, cache=True)(loop))
@@ -27,7 +27,7 @@ def _compiled(loop: Loop) -> Loop:
         return cast(Loop, numba.njit(nogil=True)(loop))
 
 
-@_compiled
+@compiled
 def _add_four(
     total: Array, a: Array, b: Array, c: Array, d: Array, weights: Array, fresh: bool
 ) -> None:
@@ -37,13 +37,13 @@ def _add_four(
         total[i] = (((start + wa * a[i]) + wb * b[i]) + wc * c[i]) + wd * d[i]
 
 
-@_compiled
+@compiled
 def _add_one(total: Array, a: Array, weight: float, fresh: bool) -> None:
     for i in range(len(total)):
         total[i] = (0.0 if fresh else total[i]) + weight * a[i]
 
 
-@_compiled
+@compiled
 def _divide(total: Array, by: float, result: Array) -> None:
     for i in range(len(total)):
         result[i] = total[i] / by

@@ -11,11 +11,14 @@ counts the undefined cases and says so.
 
 Truth and prediction are integer tensors of one shape, the shape of the case; class 0 is the
 background. Both are cleared outside the mask before anything is measured.
+
+`micro_iou`, `label_iou`, `sdwd` and `box` are what pFedNet's paper reports; no run selects by them.
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
 import torch
 
 Score = float | None
@@ -122,6 +125,67 @@ def slice_dice_legacy(
         either = found.sum(dim=space) + true.sum(dim=space)
         per_class.append(2 * both / (either + eps))
     return float(torch.stack(per_class).mean())
+
+
+def micro_iou(prediction: torch.Tensor, label: torch.Tensor) -> float:
+    """The "IoU" of pFedNet's tables: accuracy / (2 - accuracy), the background included.
+
+    It is the intersection over the union of all classes taken together, where a wrong voxel counts
+    in the union twice.
+
+    Args:
+        prediction: Classes found, of any shape.
+        label: True classes, of the same shape.
+    """
+    right = int((prediction == label).sum())
+    return right / (2 * label.numel() - right)
+
+
+def label_iou(prediction: torch.Tensor, label: torch.Tensor) -> Score:
+    """The "label IoU" of pFedNet's tables: `micro_iou` without the most frequent true class.
+
+    With two classes it is the ordinary IoU of the rarer one.
+
+    Args:
+        prediction: Classes found, of any shape.
+        label: True classes, of the same shape; of two equally frequent ones the lower is left out.
+
+    Returns:
+        A score in [0, 1], or None where no other class is present.
+    """
+    values, counts = torch.unique(label, return_counts=True)
+    frequent = values[counts.argmax()]
+    found, true = prediction != frequent, label != frequent
+    both = int((found & true & (prediction == label)).sum())
+    either = int(found.sum()) + int(true.sum()) - both
+    return both / either if either else None
+
+
+def sdwd(sites: Sequence[Mapping[str, torch.Tensor]]) -> torch.Tensor:
+    """How far sites' models differ: for each parameter its standard deviation over the sites.
+
+    pFedNet's paper shows it as box plots and does not define it; this is the population's.
+
+    Args:
+        sites: The personal parameters of each site, of equal names and shapes.
+
+    Returns:
+        One number per parameter, in the order of the names, in the parameters' precision.
+    """
+    deviations = [torch.zeros(0)]
+    for name in sites[0]:
+        values = torch.stack([site[name].flatten() for site in sites])
+        deviations.append(values.std(0, correction=0))
+    return torch.cat(deviations)
+
+
+def box(values: torch.Tensor) -> dict[str, float]:
+    """The numbers of a box plot: least, quartiles, greatest and mean; empty without values."""
+    if not len(values):
+        return {}
+    names = ("min", "q1", "median", "q3", "max")
+    quantiles = np.quantile(values.numpy(), (0.0, 0.25, 0.5, 0.75, 1.0))
+    return {**dict(zip(names, quantiles.tolist(), strict=True)), "mean": float(values.mean())}
 
 
 def _foreground(
