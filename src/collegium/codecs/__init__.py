@@ -1,0 +1,1 @@
+"""Codecs: how tensors are made small before they travel; one module each."""
