@@ -108,7 +108,7 @@ numbers = st.one_of(
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(numbers, min_size=1, max_size=12), st.floats(0.01, 12))
+@given(st.lists(numbers, min_size=1, max_size=12), st.floats(0.01, 12, allow_subnormal=False))
 def test_solution_equals_the_dual_one(numbers, gamma):
     values = np.array(numbers)
     expected = by_dual(values, gamma)
@@ -117,7 +117,12 @@ def test_solution_equals_the_dual_one(numbers, gamma):
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.integers(1, 3000), st.floats(-2, 3), st.booleans())
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 3000),
+    st.floats(-2, 3, allow_subnormal=False),
+    st.booleans(),
+)
 def test_walk_and_hulls_agree_and_are_certified(seed, size, scale, whole):
     rng = np.random.default_rng(seed)
     values = rng.laplace(rng.choice([0, 0.5]), 1, size)
