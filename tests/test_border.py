@@ -2,7 +2,20 @@ import pytest
 import torch
 from torch import nn
 
-from collegium.border import Count, Expected, Index, ModelPart, Numbers, Scores
+from collegium.border import (
+    Bits,
+    Count,
+    Expected,
+    Features,
+    Index,
+    ModelPart,
+    Numbers,
+    Part,
+    Scores,
+    Spectra,
+    Statistics,
+    recorded,
+)
 from collegium.errors import ProtocolError
 from collegium.models.parts import find_parts
 from collegium.tensors import Tensors
@@ -116,3 +129,111 @@ def test_scores_of_another_form_are_refused(expected, value):
 def test_row_of_scores_that_is_no_row_is_refused(expected):
     with pytest.raises(ProtocolError, match="a row of scores is a str"):
         Scores().check({"global": ["dice"]}, expected)
+
+
+def test_statistics_are_columns_of_values_or_of_summaries(expected):
+    columns = {"1": [0.5, 2], "2": {"edges": [0.0, 1.0, 2.0], "counts": [2, 0]}}
+    Statistics().check({"unit": "mL", "cases": 2, "columns": columns}, expected)
+    Statistics().check({"unit": "mL", "cases": 0, "columns": {}}, expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"names": ["patient"]}, "expected a unit, a number of cases and columns"),
+        ({"unit": 1}, "a text as unit"),
+        ({"columns": [[1.0]]}, "columns by name"),
+        ({"cases": -1}, "expected a count"),
+        ({"columns": {"1": [1.0]}}, "column 1 has 1 numbers for 2 cases"),
+        ({"columns": {"1": 0.5}}, "column 1 is neither a list of numbers nor a summary"),
+        ({"columns": {"1": {"mean": 0.5}}}, "column 1 is neither a list of numbers nor a summary"),
+        ({"columns": {"1": [1.0, float("nan")]}}, "column 1 holds something else than finite"),
+        ({"columns": {"1": [1.0, "case_07"]}}, "column 1 holds something else than finite"),
+    ],
+)
+def test_statistics_of_another_form_are_refused(expected, change, words):
+    with pytest.raises(ProtocolError, match=words):
+        Statistics().check({"unit": "mL", "cases": 2, "columns": {}, **change}, expected)
+
+
+def test_features_are_one_finite_tensor(expected):
+    Features().check(Tensors({"mean": torch.ones(3, 2)}), expected)
+    for wrong, words in (
+        (Tensors({}), "expected one tensor, found Tensors"),
+        ([1.0], "expected one tensor"),
+        (Tensors({"mean": torch.ones(2, dtype=torch.int64)}), "mean is torch.int64"),
+        (Tensors({"mean": torch.tensor([1.0, float("inf")])}), "mean holds NaN or infinite"),
+    ):
+        with pytest.raises(ProtocolError, match=words):
+            Features().check(wrong, expected)
+
+
+def spectra(windows: torch.Tensor, *size: int) -> Tensors:
+    return Tensors({"windows": windows, "size": torch.tensor(size, dtype=torch.int64)})
+
+
+def test_spectra_are_windows_of_amplitudes_and_the_size_of_the_images(expected):
+    Spectra().check(spectra(torch.ones(5, 2, 3, 3), 96, 128), expected)
+    Spectra().check(spectra(torch.zeros(1, 1, 1, 1, 1), 8, 8, 8), expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (torch.ones(5, 2, 3, 3), "expected tensors named windows and size"),
+        (Tensors({"windows": torch.ones(5, 2, 3, 3)}), "expected tensors named windows and size"),
+        (spectra(torch.ones(5, 2, 3, 3, dtype=torch.int64), 9, 9), "torch.int64, not images"),
+        (spectra(torch.ones(5, 2, 3, 5), 9, 9), r"windows is \(5, 2, 3, 5\) .* one odd length"),
+        (spectra(torch.ones(5, 2, 4, 4), 9, 9), "one odd length"),
+        (spectra(torch.ones(5, 2)), "one odd length"),
+        (spectra(torch.ones(5, 2, 3, 3), 9), "size does not give the pixels along each axis"),
+        (spectra(-torch.ones(5, 2, 3, 3), 9, 9), "NaN, infinite or negative"),
+        (spectra(torch.full((5, 2, 3, 3), float("nan")), 9, 9), "NaN, infinite or negative"),
+        (spectra(torch.full((5, 2, 3, 3), float("inf")), 9, 9), "NaN, infinite or negative"),
+    ],
+)
+def test_spectra_of_another_form_are_refused(expected, value, words):
+    with pytest.raises(ProtocolError, match=words):
+        Spectra().check(value, expected)
+
+
+def bits(*values: int, dtype: torch.dtype = torch.uint8) -> Tensors:
+    return Tensors({"bits": torch.tensor(values, dtype=dtype)})
+
+
+def test_bits_are_as_many_as_trainable_parameters(expected):
+    """The network has 6 + 3, 3 + 3 and 3 + 1 of them: 19."""
+    Bits().check(bits(255, 0, 0b11100000), expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ([1, 2, 3], "expected a tensor named bits"),
+        (Tensors({"mask": torch.zeros(3, dtype=torch.uint8)}), "expected a tensor named bits"),
+        (bits(1, 2), r"bits is \(2,\) torch.uint8, expected \(3,\) torch.uint8 for 19 parameters"),
+        (bits(1, 2, 3, 4), r"bits is \(4,\) torch.uint8"),
+        (bits(1, 2, 32, dtype=torch.int64), r"bits is \(3,\) torch.int64"),
+        (bits(0, 0, 0b00010000), "marks more than the 19 parameters there are"),
+        (bits(0, 0, 1), "marks more than the 19 parameters there are"),
+    ],
+)
+def test_bits_of_another_form_are_refused(expected, value, words):
+    with pytest.raises(ProtocolError, match=words):
+        Bits().check(value, expected)
+
+
+def test_bits_of_whole_bytes_have_nothing_to_fill():
+    network = nn.Linear(4, 2, bias=False)
+    expected = Expected(Tensors(network.state_dict()), find_parts(network), {})
+    Bits().check(bits(0b00010001), expected)
+
+
+def test_recorded_are_the_numbers_that_say_so():
+    sends: dict[str, Part] = {
+        "rates": Numbers(record=True),
+        "progress": Numbers(),
+        "num_examples": Count(),
+    }
+    reply = {"rates": {"a.b": 0.5, "c": 1}, "progress": {"loss": 2.0}, "num_examples": 3}
+    assert recorded(sends, reply) == {"rates/a.b": 0.5, "rates/c": 1.0}

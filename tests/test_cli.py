@@ -127,13 +127,15 @@ def test_config_show_writes_what_runs_to_the_same_again(folder: Path):
     assert [a["name"] for a in data["algorithms"]] == ["local", "fedavg"]
 
 
-def test_the_list_has_a_row_for_every_algorithm_and_model():
+def test_the_list_has_a_row_for_every_algorithm_codec_and_model():
     rows = json.loads(call("list", "--json").stdout)
     assert {"name", "summary", "paper", "sends"} == set(rows[0])
     assert {"fedavg", "local"} <= {row["name"] for row in rows}
     table = call("list").stdout.splitlines()
     assert len(table) == len(rows) + 1
     assert table[0].split() == ["name", "summary", "paper", "sends"]
+    codecs = json.loads(call("list", "codecs", "--json").stdout)
+    assert [row["name"] for row in codecs] == ["cer", "dadaquant", "half", "identity", "stc"]
     models = json.loads(call("list", "models", "--json").stdout)
     assert "unet" in {row["name"] for row in models}
     assert "there is no list of 'modles'" in call("list", "modles").stderr

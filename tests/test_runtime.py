@@ -9,6 +9,7 @@ import torch
 from collegium.algorithms.fedavg import FedAvg
 from collegium.algorithms.fedbn import FedBN
 from collegium.algorithms.iopfl import IOPFL
+from collegium.border import may_leave
 from collegium.errors import (
     CheckpointError,
     ClientError,
@@ -18,17 +19,12 @@ from collegium.errors import (
     EgressError,
     MissingReply,
     ProtocolError,
+    describe_failure,
 )
 from collegium.message import pack, unpack
 from collegium.models.parts import find_parts
-from collegium.runtime import (
-    Answer,
-    Request,
-    ServerRuntime,
-    describe_failure,
-    may_leave,
-    refuse_forbidden,
-)
+from collegium.runtime import Answer, Request, ServerRuntime
+from collegium.simulation import refuse_forbidden
 from collegium.tensors import Tensors
 from collegium.toy import toy_model, toy_network
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collegium.algorithm import Algorithm, Client, Replies, Server, handler
+    from collegium.algorithms.distance import Distance
     from collegium.algorithms.ditto import Ditto
     from collegium.algorithms.fedavg import FedAvg
     from collegium.algorithms.fedbn import FedBN
@@ -12,10 +13,14 @@ if TYPE_CHECKING:
     from collegium.algorithms.fedprox import FedProx
     from collegium.algorithms.fedrep import FedRep
     from collegium.algorithms.finetune import FineTune
+    from collegium.algorithms.grace import Grace
     from collegium.algorithms.ifca import IFCA
     from collegium.algorithms.iopfl import IOPFL
     from collegium.algorithms.local import Local
+    from collegium.algorithms.moon import Moon
+    from collegium.algorithms.pfednet import PFedNet
     from collegium.algorithms.pooled import Pooled
+    from collegium.algorithms.resfim import ResFIM
     from collegium.algorithms.scaffold import Scaffold
     from collegium.algorithms.silobn import SiloBN
     from collegium.data.dataset import Dataset, Example, TensorDataset
@@ -31,6 +36,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "algorithm": ("Algorithm", "Client", "Replies", "Server", "handler"),
+    "algorithms.distance": ("Distance",),
     "algorithms.ditto": ("Ditto",),
     "algorithms.fedavg": ("FedAvg",),
     "algorithms.fedbn": ("FedBN",),
@@ -38,10 +44,14 @@ _HOMES = {
     "algorithms.fedprox": ("FedProx",),
     "algorithms.fedrep": ("FedRep",),
     "algorithms.finetune": ("FineTune",),
+    "algorithms.grace": ("Grace",),
     "algorithms.ifca": ("IFCA",),
     "algorithms.iopfl": ("IOPFL",),
     "algorithms.local": ("Local",),
+    "algorithms.moon": ("Moon",),
+    "algorithms.pfednet": ("PFedNet",),
     "algorithms.pooled": ("Pooled",),
+    "algorithms.resfim": ("ResFIM",),
     "algorithms.scaffold": ("Scaffold",),
     "algorithms.silobn": ("SiloBN",),
     "data.dataset": ("Dataset", "Example", "TensorDataset"),
@@ -64,6 +74,7 @@ __all__ = [
     "Client",
     "CollegiumError",
     "Dataset",
+    "Distance",
     "Ditto",
     "EgressPolicy",
     "Example",
@@ -73,10 +84,14 @@ __all__ = [
     "FedProx",
     "FedRep",
     "FineTune",
+    "Grace",
     "Local",
     "Message",
+    "Moon",
+    "PFedNet",
     "Pooled",
     "Replies",
+    "ResFIM",
     "Scaffold",
     "SegmentationTask",
     "Server",

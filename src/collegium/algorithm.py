@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from collegium.batches import View, as_it_is
 from collegium.border import Numbers, Part, Scores
 from collegium.data.dataset import Dataset
 from collegium.errors import ProtocolError
@@ -45,14 +46,23 @@ class Replies:
     They arrive as they are looked at: `mean` holds one sum and a handful of models, whatever the
     number of clients, and lets the replies go. An algorithm that needs them all at once says so by
     `values`, `items` or `hold`, which keep them.
+
+    Args:
+        source: pairs of client and reply, as they come.
+        factors: by client, what its weight in a `mean` is multiplied by; 1 where it has none.
     """
 
-    def __init__(self, source: Iterator[tuple[str, Message]]) -> None:
+    def __init__(
+        self, source: Iterator[tuple[str, Message]], factors: Mapping[str, float] | None = None
+    ) -> None:
         self._source = source
+        self._factors = factors or {}
         self._held: dict[str, Message] | None = None
         self._spent = False
         self.clients: list[str] = []
         """The clients that have answered so far."""
+        self.averaged = False
+        """Whether `mean` was taken."""
 
     def __iter__(self) -> Iterator[tuple[str, Message]]:
         if self._held is not None:
@@ -97,11 +107,13 @@ class Replies:
         Raises:
             ProtocolError: no reply came, the names differ between clients, or all weights are zero.
         """
+        self.averaged = True
         running = Mean()
         for client, message in self:
+            own = message[weight] if weight else 1.0
             running.add(
                 message[key],
-                message[weight] if weight else 1.0,
+                own * self._factors.get(client, 1.0),
                 source=f"client {client!r}, part {key!r}",
             )
         return running.result()
@@ -202,6 +214,19 @@ class Client(Protocol):
     def loss(self, model: Tensors) -> float:
         """Return the mean loss of ``model`` on the site's training data, in evaluation mode."""
 
+    def fisher(
+        self,
+        model: Tensors,
+        *,
+        views: Sequence[View] = (as_it_is,),
+        limit: int | None = None,
+        stream: str = "fisher",
+    ) -> list[Tensors]:
+        """Return the diagonal Fisher information of ``model`` on the site's training data.
+
+        One for each of ``views``; see `collegium.fisher.diagonal_fisher`.
+        """
+
     def score(self, model: Tensors, split: str, *, headline: bool = False) -> list[dict[str, Any]]:
         """Score ``model`` on every case of a split, under pseudonyms.
 
@@ -215,6 +240,25 @@ class Client(Protocol):
         """Return the best personal model kept so far."""
 
 
+class _Declaration:
+    """`Algorithm.all_sends()`: what a class and its bases declare, the class having the last word.
+
+    Asked of an instance, it leaves out what the instance's hyper-parameters never send.
+    """
+
+    def __get__(
+        self, algorithm: Algorithm | None, kind: type[Algorithm]
+    ) -> Callable[[], dict[str, Part]]:
+        def all_sends() -> dict[str, Part]:
+            declared: dict[str, Part] = {}
+            for base in reversed(kind.__mro__):
+                declared |= vars(base).get("sends", {})
+            unused = algorithm.unused_sends() if algorithm is not None else ()
+            return {name: part for name, part in declared.items() if name not in unused}
+
+        return all_sends
+
+
 @dataclass(frozen=True)
 class Algorithm(ABC):
     """Subclass as a frozen dataclass whose fields are the hyper-parameters.
@@ -222,6 +266,8 @@ class Algorithm(ABC):
     Attributes:
         sends: what leaves a client, part by part; a subclass adds to or replaces what its bases
             declare.
+        all_sends: gives what a class and its bases declare; of an instance, without what its
+            hyper-parameters never send.
         has_global: whether there is one global model that predicts for everybody.
         simulation_only: whether the method needs the sites' data in one place.
         optimizers: the optimisers with which the method is right; None: any. SGD with momentum is
@@ -238,13 +284,11 @@ class Algorithm(ABC):
     optimizers: ClassVar[frozenset[str] | None] = None
     neutral: ClassVar[Mapping[str, Any] | None] = None
 
-    @classmethod
-    def all_sends(cls) -> dict[str, Part]:
-        """Return what this class and its bases declare, the class itself having the last word."""
-        declared: dict[str, Part] = {}
-        for base in reversed(cls.__mro__):
-            declared |= vars(base).get("sends", {})
-        return declared
+    all_sends: ClassVar[_Declaration] = _Declaration()
+
+    def unused_sends(self) -> Collection[str]:
+        """Return the names among `sends` that these hyper-parameters never send; mostly none."""
+        return ()
 
     def hyperparameters(self) -> dict[str, Any]:
         """Return the fields by name."""
@@ -265,10 +309,14 @@ class Algorithm(ABC):
         """Return what clients receive to form their personal model and to be evaluated."""
         return {"model": server.state["model"]}
 
-    def personal_model(self, client: Client, request: Message) -> Tensors | None:
-        """Return the model with which ``client`` predicts, given what `shared` sent.
+    def shared_with(self, server: Server, client: str) -> Mapping[str, Any]:
+        """Return what this client alone receives beside what `shared` gives to all."""
+        return {}
 
-        None: it has none of its own.
+    def personal_model(self, client: Client, request: Message) -> Tensors | None:
+        """Return the model with which ``client`` predicts; None: it has none of its own.
+
+        The request holds what `shared` and `shared_with` gave.
         """
         return None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,12 @@ from collegium.randomness import generator
 
 Path = tuple[str | int, ...]
 """The name of a random generator."""
+
+View = Callable[[Batch, torch.Generator], Batch]
+"""Gives the versions of one sample that are looked at, along the batch axis.
+
+What it draws it draws from the generator, which belongs to the sample.
+"""
 
 
 class _SampleGenerators(Sequence[torch.Generator]):
@@ -67,3 +73,8 @@ def plan_batches(
 def draw(data: Dataset, samples: Sequence[tuple[int, int]], seed: int, path: Path) -> Batch:
     """Return the batch of some (epoch, index) pairs, each cropped and augmented by its own name."""
     return data.batch([index for _, index in samples], _SampleGenerators(seed, path, samples))
+
+
+def as_it_is(sample: Batch, rng: torch.Generator) -> Batch:
+    """The view that leaves a sample alone."""
+    return sample

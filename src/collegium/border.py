@@ -8,7 +8,7 @@ reply against the kind before it is used.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -118,10 +118,17 @@ class Index:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Named finite numbers, such as the mean training loss."""
+    """Named finite numbers, such as the mean training loss.
+
+    Attributes:
+        opt_in: whether a site's policy must name it.
+        says: what it is.
+        record: whether the results hold them, round by round, as ``part/name``.
+    """
 
     opt_in: bool = False
     says: str = "numbers"
+    record: bool = False
 
     def check(self, value: Any, expected: Expected) -> None:
         """Check that all are finite numbers."""
@@ -130,6 +137,130 @@ class Numbers:
         for name, number in value.items():
             if not isinstance(number, int | float) or not math.isfinite(number):
                 raise ProtocolError(f"{name} is {number!r}, not a finite number")
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Numbers about the cases of a site, in columns, such as the volume of each label.
+
+    ``{"unit": "mL", "cases": 12, "columns": {"1": [...]}}``. A column holds one number per case, or
+    a summary of them: named lists of numbers, such as edges and counts.
+    """
+
+    opt_in: bool = False
+    says: str = "numbers about the cases"
+
+    def check(self, value: Any, expected: Expected) -> None:
+        """Check the shape of the table, and that its numbers are finite."""
+        if not isinstance(value, Mapping) or value.keys() != {"unit", "cases", "columns"}:
+            raise ProtocolError("expected a unit, a number of cases and columns")
+        unit, cases, columns = value["unit"], value["cases"], value["columns"]
+        if not isinstance(unit, str) or not isinstance(columns, Mapping):
+            raise ProtocolError("expected a text as unit and columns by name")
+        Count().check(cases, expected)
+        for name, column in columns.items():
+            if isinstance(column, list) and len(column) != cases:
+                raise ProtocolError(f"column {name} has {len(column)} numbers for {cases} cases")
+            lists = column.values() if isinstance(column, Mapping) else [column]
+            if not all(isinstance(numbers, list) for numbers in lists):
+                raise ProtocolError(f"column {name} is neither a list of numbers nor a summary")
+            if not all(_is_finite(number) for numbers in lists for number in numbers):
+                raise ProtocolError(f"column {name} holds something else than finite numbers")
+
+
+@dataclass(frozen=True)
+class Features:
+    """One floating-point tensor of any shape, finite: an average of images, say, or embeddings."""
+
+    opt_in: bool = False
+    says: str = "features of the images"
+
+    def check(self, value: Any, expected: Expected) -> None:
+        """Check that it is one finite floating-point tensor."""
+        if not isinstance(value, Tensors) or len(value) != 1:
+            raise ProtocolError(f"expected one tensor, found {value!r}")
+        for name, tensor in value.items():
+            if not tensor.is_floating_point():
+                raise ProtocolError(f"{name} is {tensor.dtype}, not floating-point")
+            if not torch.isfinite(tensor).all():
+                raise ProtocolError(f"{name} holds NaN or infinite values")
+
+
+@dataclass(frozen=True)
+class Spectra:
+    """Amplitudes of the lowest frequencies of images, and the size of these.
+
+    ``windows`` (images, channels, 2b + 1, ...), floating-point, finite and not negative; ``size``
+    int64, the pixels along each of the axes transformed.
+    """
+
+    opt_in: bool = False
+    says: str = "amplitudes of the lowest frequencies of training images"
+
+    def check(self, value: Any, expected: Expected) -> None:
+        """Check names, shapes and values."""
+        if not isinstance(value, Tensors) or value.keys() != {"windows", "size"}:
+            raise ProtocolError("expected tensors named windows and size")
+        windows, size = value["windows"], value["size"]
+        sides = set(windows.shape[2:])
+        square = windows.ndim > 2 and len(sides) == 1 and min(sides) % 2 == 1
+        if not windows.is_floating_point() or not square:
+            raise ProtocolError(
+                f"windows is {tuple(windows.shape)} {windows.dtype}, not images, channels and "
+                f"sides of one odd length in floating-point numbers"
+            )
+        if size.dtype != torch.int64 or size.shape != (windows.ndim - 2,):
+            raise ProtocolError("size does not give the pixels along each axis")
+        if not torch.isfinite(windows).all() or (windows < 0).any():
+            raise ProtocolError("windows holds NaN, infinite or negative values")
+
+
+@dataclass(frozen=True)
+class Bits:
+    """One bit for each element of the trainable parameters, tied weights once.
+
+    ``bits``, uint8, eight to a byte, the first in its highest bit; the last byte ends in zeros.
+    """
+
+    opt_in: bool = False
+    says: str = "one bit for each parameter"
+
+    def check(self, value: Any, expected: Expected) -> None:
+        """Check name, type, length and the bits that fill the last byte."""
+        if not isinstance(value, Tensors) or value.keys() != {"bits"}:
+            raise ProtocolError("expected a tensor named bits")
+        bits, count = value["bits"], expected.model.select(expected.parts.trainable).numel()
+        length = -(-count // 8)
+        if bits.dtype != torch.uint8 or bits.shape != (length,):
+            raise ProtocolError(
+                f"bits is {tuple(bits.shape)} {bits.dtype}, expected ({length},) torch.uint8 for "
+                f"{count} parameters"
+            )
+        if count % 8 and int(bits[-1]) % (1 << (8 - count % 8)):
+            raise ProtocolError(f"bits marks more than the {count} parameters there are")
+
+
+def may_leave(
+    name: str, *, opt_in: bool, allow: Collection[str] | None, forbid: Collection[str]
+) -> bool:
+    """Return whether a policy lets the part ``name`` out."""
+    if name in forbid:
+        return False
+    return name in allow if allow is not None else not opt_in
+
+
+def recorded(sends: Mapping[str, Part], reply: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a checked reply that the results hold, as ``part/name``."""
+    return {
+        f"{part}/{name}": float(number)
+        for part, value in reply.items()
+        if isinstance(kind := sends[part], Numbers) and kind.record
+        for name, number in value.items()
+    }
+
+
+def _is_finite(number: Any) -> bool:
+    return isinstance(number, int | float) and math.isfinite(number)
 
 
 @dataclass(frozen=True)

@@ -181,6 +181,35 @@ def report(output: Output) -> None:
 
 @app.command()
 @guarded
+def assess(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    *,
+    summary: Annotated[
+        str,
+        typer.Option(help="What leaves of the cases' values: cases, histogram or quantiles."),
+    ] = "cases",
+    encoder: Annotated[
+        str, typer.Option(help="The network that embeds images, as file.py:factory.")
+    ] = "",
+) -> None:
+    """Ask every site about its data, before any training, and report how different they are."""
+    from collegium.assessment.asking import Assessment
+    from collegium.assessment.writing import assess as assess_federation
+    from collegium.assessment.writing import overview, read
+    from collegium.config import load_config
+
+    settings = load_config(config, overrides or ())
+    folder = assess_federation(settings, Assessment(summary=summary, encoder=encoder))  # type: ignore[arg-type]
+    rows, sentences = overview(read(folder))
+    table([list(row.values()) for row in rows], list(rows[0]))
+    for sentence in sentences:
+        typer.echo(sentence)
+    typer.echo(folder / "assessment.html")
+
+
+@app.command()
+@guarded
 def demo(
     output: Annotated[
         Path, typer.Option("--output", help="Folder for the drawn scans and the run.")
@@ -214,22 +243,26 @@ def phantoms(
 @guarded
 def list_(
     what: Annotated[
-        str, typer.Argument(metavar="[algorithms|models]", help="What to list.")
+        str, typer.Argument(metavar="[algorithms|codecs|models]", help="What to list.")
     ] = "algorithms",
     *,
     as_json: AsJson = False,
 ) -> None:
-    """List the algorithms or the models."""
+    """List the algorithms, the codecs or the models."""
     if what == "algorithms":
         from collegium.registry import list_algorithms
 
         rows = [{**row._asdict(), "sends": list(row.sends)} for row in list_algorithms()]
+    elif what == "codecs":
+        from collegium.registry import list_codecs
+
+        rows = [row._asdict() for row in list_codecs()]
     elif what == "models":
         from collegium.models import MODELS
 
         rows = [{"name": name, "summary": summary} for name, summary in MODELS.items()]
     else:
-        fail(f"there is no list of {what!r}; ask for algorithms or models", 2)
+        fail(f"there is no list of {what!r}; ask for algorithms, codecs or models", 2)
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
     else:

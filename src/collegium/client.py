@@ -16,18 +16,38 @@ import torch
 from torch import Tensor
 
 from collegium.algorithm import Algorithm, State
+from collegium.batches import View, as_it_is
+from collegium.border import may_leave
 from collegium.data.dataset import Dataset
 from collegium.data.site import Site
-from collegium.errors import CollegiumError, ConfigError, EgressError, ProtocolError
+from collegium.errors import (
+    CollegiumError,
+    ConfigError,
+    EgressError,
+    ProtocolError,
+    describe_failure,
+)
+from collegium.fisher import diagonal_fisher
 from collegium.ledger import Ledger
 from collegium.message import Message, pack, unpack
 from collegium.models.parts import ModelParts
 from collegium.objectives import Objective
 from collegium.randomness import generator
-from collegium.runtime import Request, describe_failure, handler_of, may_leave
+from collegium.runtime import Request, handler_of
 from collegium.state import Store, write_atomically
 from collegium.tensors import Tensors
 from collegium.training import LocalTraining, Progress, count_steps
+from collegium.wire import (
+    AGAIN,
+    KEY,
+    UNCODED,
+    ClientSide,
+    Coding,
+    Form,
+    LostReference,
+    Sent,
+    on_device,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +68,7 @@ class ClientRuntime:
         seed: of the run.
         root: the site's own folder for this run.
         pool: the training data of all sites, in a simulation.
+        coding: the codecs of training exchanges; the server must have the same.
     """
 
     def __init__(
@@ -59,6 +80,7 @@ class ClientRuntime:
         seed: int,
         root: Path,
         pool: Dataset | None = None,
+        coding: Coding = UNCODED,
     ) -> None:
         self.id, self.site, self.algorithm, self.training = site.name, site, algorithm, training
         self.seed, self.root = seed, root
@@ -66,7 +88,10 @@ class ClientRuntime:
         self.kept = Store(root)
         self.ledger = Ledger(root / "ledger.jsonl")
         self.state: State = {}
+        self.memory: State = {}
         self.round = 0
+        self._coding = coding
+        self._form = Form(training.current(), training.parts.trainable) if coding else None
         self._pool = pool
         self._path: tuple[str | int, ...] = ()
         self._purposes: set[str] = set()
@@ -119,17 +144,22 @@ class ClientRuntime:
     def handle(self, request: Request) -> bytes:
         """Answer ``request``; a failure is an answer too."""
         try:
-            reply = self._run(request)
-            data = pack({"reply": reply})
+            reply, sent = self._run(request)
+            coded = {"coded": sent.coded} if sent.coded else {}
+            data = pack({"reply": sent.parts, **coded})
             self.ledger.append(
                 reply,
                 data,
+                coded=sent.about,
                 round=request.round,
                 exchange=request.exchange,
                 stage=request.stage,
                 method=request.method,
             )
             return data
+        except LostReference as error:
+            logger.warning("site %r, round %d: %s", self.id, request.round, error)
+            return AGAIN
         except Exception as error:
             unforeseen = not isinstance(error, CollegiumError)
             logger.warning(
@@ -142,29 +172,20 @@ class ClientRuntime:
             )
             return pack({"error": describe_failure(error)})
 
-    def _run(self, request: Request) -> dict[str, Any]:
+    def _run(self, request: Request) -> tuple[dict[str, Any], Sent]:
+        """Run the handler; return its reply, and what leaves of it in which form."""
         method = handler_of(self.algorithm, request.method)
         before = (
             f"{request.round:06d}-{request.exchange:04d}"
             if request.stage == "train"
             else f"{request.round:06d}-~"
         )
-        self.store.clean()
-        self.kept.clean()
-        name = self.store.newest(before)
-        data = self.store.read(name) if name else pack({})
-        self.state = self.store.decode(name, data, self.training.device) if name else {}
+        old = self._load(before)
         self.round = request.round
         self._path = ("client", self.id, request.round, request.stage, request.exchange)
         self._purposes, self._progress = set(), {}
-        reply = dict(
-            method(
-                self,
-                Message(
-                    unpack(request.payload, self.training.device), f"request {request.method!r}"
-                ),
-            )
-        )
+        side = self._side(request)
+        reply = dict(method(self, self._message(request, side)))
         if self._progress:
             main = self._progress.get("fit") or next(iter(self._progress.values()))
             reply["progress"] = {
@@ -172,14 +193,44 @@ class ClientRuntime:
                 "steps": sum(p.steps for p in self._progress.values()),
             }
         self._check_egress(reply)
+        sent = Sent(reply, {}, {}) if side is None else side.send(reply)
         if request.stage == "train":
-            self._commit(before, data)
+            self._commit(before, old)
             self.store.prune(f"{request.floor:06d}")
-        return reply
+        return reply, sent
+
+    def _load(self, before: str) -> bytes:
+        """Go back to the newest state before a name, and return it as stored."""
+        self.store.clean()
+        self.kept.clean()
+        name = self.store.newest(before)
+        data = self.store.read(name) if name else pack({})
+        self.state = self.store.decode(name, data, self.training.device) if name else {}
+        self.memory = self.state.pop(KEY, {})
+        return data
+
+    def _side(self, request: Request) -> ClientSide | None:
+        """Return what codes the exchange; None where nothing is coded."""
+        if self._form is None or request.stage != "train":
+            return None
+        place = (self.id, request.round, request.exchange)
+        return ClientSide(self._coding, self._form, self.memory, seed=self.seed, place=place)
+
+    def _message(self, request: Request, side: ClientSide | None) -> Message:
+        """Return a request's parts, where the client computes."""
+        device, sender = self.training.device, f"request {request.method!r}"
+        if side is None:
+            return Message(unpack(request.payload, device), sender)
+        parts = side.receive(unpack(request.payload))
+        return Message(on_device(parts, device), sender)
+
+    def whole_state(self) -> State:
+        """Return what is stored: the algorithm's state, and what the codecs remember."""
+        return self.state | ({KEY: self.memory} if self.memory else {})
 
     def _commit(self, name: str, old: bytes) -> None:
         """Store the state under ``name`` if the handler changed it."""
-        new = pack(self.state)
+        new = pack(self.whole_state())
         if new != old:
             self.store.write(name, new)
         else:
@@ -266,6 +317,29 @@ class ClientRuntime:
         """
         return self.training.loss(
             model, self.site.train, seed=self.seed, path=(*self._path, "loss")
+        )
+
+    def fisher(
+        self,
+        model: Tensors,
+        *,
+        views: Sequence[View] = (as_it_is,),
+        limit: int | None = None,
+        stream: str = "fisher",
+    ) -> list[Tensors]:
+        """Return the diagonal Fisher information of ``model`` on the training data.
+
+        See `collegium.fisher.diagonal_fisher`.
+        """
+        path = self._claim(stream)
+        return diagonal_fisher(
+            self.training,
+            model,
+            self.site.train,
+            seed=self.seed,
+            path=path,
+            limit=limit,
+            views=views,
         )
 
     def score(self, model: Tensors, split: str, *, headline: bool = False) -> list[dict[str, Any]]:

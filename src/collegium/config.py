@@ -17,11 +17,13 @@ from typing import Any, Literal
 from collegium import schema, yamlfile
 from collegium.algorithm import Algorithm
 from collegium.data.federation import FederationConfig, expand_root, sites_of
+from collegium.engines import EngineConfig
 from collegium.errors import ConfigError
 from collegium.models import MODELS
-from collegium.registry import load_algorithm
-from collegium.schema import BROKEN, FRACTION, POSITIVE, Schema, at_least, each, must
+from collegium.registry import load_algorithm, load_codec
+from collegium.schema import BROKEN, FRACTION, POSITIVE, Schema, at_least, each, must, named
 from collegium.training import TrainingConfig
+from collegium.wire import CodecConfig, Coding, CodingConfig
 from collegium.yamlfile import KeyPath, Place, Source
 
 
@@ -41,11 +43,13 @@ class AlgorithmConfig:
         name: A built-in name, `file.py:Class` or `package.module:Class`.
         params: Its hyper-parameters.
         label: Names its folder and its rows in the results; by default the name.
+        codec: Replaces the codecs of the experiment; None: those are used.
     """
 
     name: str
     params: dict[str, Any] = field(default_factory=dict)
     label: str = ""
+    codec: CodingConfig | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "label", self.label or default_label(self.name))
@@ -56,25 +60,6 @@ class EvaluationConfig:
     """When models are scored on validation data: every so many rounds, and after the last."""
 
     every: int = 1
-
-
-@dataclass(frozen=True)
-class EngineConfig:
-    """What carries requests to the clients, and on how much hardware.
-
-    Attributes:
-        name: The engine.
-        workers: Client processes of each cell; never changes a result.
-        threads: Torch threads of each process; results depend on it in the last bits.
-        jobs: Cells, that is (algorithm, seed) pairs, at once; never changes a result.
-        device: Where models are trained, as torch writes it.
-    """
-
-    name: str = "inprocess"
-    workers: int = 1
-    threads: int = 1
-    jobs: int = 1
-    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -103,8 +88,9 @@ class ExperimentConfig:
     loss: Literal["dice_ce", "dice"] = "dice_ce"
     inference: InferenceConfig = InferenceConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
-    engine: EngineConfig = EngineConfig()
+    engine: EngineConfig = field(default_factory=EngineConfig)
     on_failure: Literal["fail", "skip"] = "fail"
+    codec: CodingConfig = field(default_factory=CodingConfig)
     output: str = ""
 
     def __post_init__(self) -> None:
@@ -187,13 +173,36 @@ def build_algorithm(config: AlgorithmConfig) -> Algorithm:
     return algorithm
 
 
+def build_coding(config: ExperimentConfig, algorithm: AlgorithmConfig) -> Coding:
+    """Make the codecs with which an algorithm of an experiment runs.
+
+    Raises:
+        ConfigError: With one sentence for every problem found.
+    """
+    source = Source(Place(f"codecs of {algorithm.label!r}", Path.cwd()))
+    asked = config.codec if algorithm.codec is None else algorithm.codec
+    built = {
+        side: SCHEMA.build_named(load_codec, codec.to_dict(), ("codec", side), source)[1]
+        for side, codec in {"up": asked.up, "down": asked.down}.items()
+        if codec is not None
+    }
+    source.check()
+    return Coding(**built)
+
+
 def to_dict(config: ExperimentConfig) -> dict[str, Any]:
     """Give the mapping of lists, texts, numbers and mappings that `parse_config` reads back."""
     data: dict[str, Any] = schema.plain(config)
     data["model"] = {"name": config.model.name, **data["model"]["params"]}
+    data["codec"] = config.codec.to_dict()
     data["algorithms"] = [
-        {"name": algorithm["name"], "label": algorithm["label"], **algorithm["params"]}
-        for algorithm in data["algorithms"]
+        {
+            "name": algorithm.name,
+            "label": algorithm.label,
+            **({} if algorithm.codec is None else {"codec": algorithm.codec.to_dict()}),
+            **schema.plain(algorithm.params),
+        }
+        for algorithm in config.algorithms
     ]
     return data
 
@@ -244,13 +253,20 @@ def _normalise(data: dict[str, Any], source: Source) -> None:
         data["algorithms"] = [data.pop("algorithm")]
         source.renamed = {("algorithms", "0"): ("algorithm",)}
     if isinstance(data.get("algorithms"), list):
-        data["algorithms"] = [_named(algorithm) for algorithm in data["algorithms"]]
+        data["algorithms"] = [named(algorithm) for algorithm in data["algorithms"]]
     if "model" in data:
-        data["model"] = _named(data["model"])
+        data["model"] = named(data["model"])
+    algorithms = data.get("algorithms")
+    for holder in [data, *(algorithms if isinstance(algorithms, list) else ())]:
+        if isinstance(holder, dict) and "codec" in holder:
+            holder["codec"] = _directions(holder["codec"])
 
 
-def _named(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
+def _directions(codec: Any) -> Any:
+    """Write a bare name as the codec up, nothing as none, and bare names below as mappings."""
+    if codec is None or isinstance(codec, str):
+        codec = {"up": codec}
+    return {k: named(v) for k, v in codec.items()} if isinstance(codec, dict) else codec
 
 
 def _override(data: dict[str, Any], override: str, source: Source) -> None:
@@ -329,7 +345,7 @@ def _check_names(config: ExperimentConfig, source: Source) -> None:
 
 
 def _read_model(value: Any, path: KeyPath, source: Source) -> ModelConfig:
-    name, params = _name_and_rest(value, path, source)
+    name, params = schema.name_and_rest(value, path, source)
     if name and ":" not in name and name not in MODELS:
         source.complain((*path, "name"), schema.unknown(f"model {name!r}", name, list(MODELS)))
         return BROKEN  # type: ignore[no-any-return]
@@ -337,35 +353,21 @@ def _read_model(value: Any, path: KeyPath, source: Source) -> ModelConfig:
 
 
 def _read_algorithm(value: Any, path: KeyPath, source: Source) -> AlgorithmConfig:
-    name, params = _name_and_rest(value, path, source)
-    label = params.pop("label", "")
-    try:
-        kind = load_algorithm(name) if name else BROKEN
-    except ConfigError as error:
-        source.complain((*path, "name"), str(error))
-        kind = BROKEN
+    rest = dict(named(value)) if isinstance(value, str | Mapping) else {}
+    own, label = rest.pop("codec", None), rest.pop("label", "")
+    name, built = SCHEMA.build_named(load_algorithm, rest or value, path, source)
+    where = (*path, "codec")
+    codec = None if own is None else SCHEMA.build(CodingConfig, own, where, source)
     if not isinstance(label, str):
         source.complain((*path, "label"), f"should be text, not {yamlfile.short(label)}")
-    if kind is BROKEN or not isinstance(label, str):
+    if built is BROKEN or codec is BROKEN or not isinstance(label, str):
         return BROKEN  # type: ignore[no-any-return]
-    built = SCHEMA.build(kind, params, path, source, title=default_label(name))
-    if built is BROKEN:
-        return BROKEN  # type: ignore[no-any-return]
-    return AlgorithmConfig(name, schema.plain(built.hyperparameters()), label)
+    return AlgorithmConfig(name, schema.plain(built.hyperparameters()), label, codec)
 
 
-def _name_and_rest(value: Any, path: KeyPath, source: Source) -> tuple[str, dict[str, Any]]:
-    """Split off the name, a path in it made absolute; without one, complain and give ""."""
-    rest = dict(_named(value)) if isinstance(value, str | Mapping) else {}
-    name = rest.pop("name", None)
-    if not isinstance(name, str) or not name:
-        source.complain(path, f"needs a name, but is {yamlfile.short(value)}")
-        return "", rest
-    file, _, attribute = name.rpartition(":")
-    if file.endswith(".py"):
-        base = source.place((*path, "name")).base
-        name = f"{(base / Path(file).expanduser()).resolve()}:{attribute}"
-    return name, rest
+def _read_codec(value: Any, path: KeyPath, source: Source) -> CodecConfig:
+    name, built = SCHEMA.build_named(load_codec, value, path, source)
+    return BROKEN if built is BROKEN else CodecConfig(name, schema.plain(built.hyperparameters()))
 
 
 _SEEDS = must(
@@ -393,6 +395,6 @@ SCHEMA = Schema(
         (TrainingConfig, "local_steps"): at_least(1),
         (TrainingConfig, "clip_norm"): POSITIVE,
     },
-    readers={ModelConfig: _read_model, AlgorithmConfig: _read_algorithm},
+    readers={ModelConfig: _read_model, AlgorithmConfig: _read_algorithm, CodecConfig: _read_codec},
 )
 """What every part of an experiment file has to satisfy."""

@@ -80,3 +80,16 @@ KINDS: dict[str, type[CollegiumError]] = {
     )
 }  # fmt: skip
 """Error classes by name, to raise again at the server what travelled as text from a client."""
+
+
+def describe_failure(error: Exception) -> dict[str, str]:
+    """Return what a server may learn of a failure at a client.
+
+    The text of errors about files, disks and the unforeseen may hold paths or patient identifiers:
+    it stays in the site's log.
+    """
+    kind = type(error).__name__
+    if isinstance(error, ClientError | ConfigError):
+        return {"kind": kind, "text": str(error)}
+    known = kind if isinstance(error, CollegiumError) else ClientError.__name__
+    return {"kind": known, "text": f"{kind}; the details are in the log of this site"}

@@ -5,7 +5,6 @@ It can be stopped at any moment and resumed, and ends in a table and a report.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import multiprocessing
@@ -13,9 +12,8 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib import metadata
@@ -28,6 +26,7 @@ from collegium.config import (
     AlgorithmConfig,
     ExperimentConfig,
     build_algorithm,
+    build_coding,
     difference,
     digest,
     parse_config,
@@ -36,14 +35,14 @@ from collegium.config import (
 from collegium.data.federation import open_federation, sites_of
 from collegium.data.site import Site
 from collegium.engines.inprocess import InProcess
-from collegium.errors import CheckpointError, ClientError, StorageError
+from collegium.errors import CheckpointError, ClientError
 from collegium.models.factory import build_model
 from collegium.outcome import cell_rows, task_of, write_models, write_overlays
 from collegium.preflight import check_engine, check_network
 from collegium.results import ROWS_FILE, Row, read_rows, write_table
 from collegium.run import RoundRecord
 from collegium.simulation import build_clients, build_run, check_method
-from collegium.state import storage_error, write_atomically
+from collegium.state import lock, write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -120,6 +119,7 @@ def cell_clients(data: Mapping[str, Any], label: str, seed: int) -> dict[str, Cl
         seed=seed,
         root=cell_folder(config, algorithm, seed),
         device=config.engine.device,
+        coding=build_coding(config, algorithm),
     )
 
 
@@ -152,6 +152,7 @@ def run_cell(data: Mapping[str, Any], label: str, seed: int, observe: Observer) 
         root=root,
         evaluate_every=config.evaluation.every,
         on_failure=config.on_failure,
+        coding=build_coding(config, algorithm),
     )
     try:
         scores = run.execute(lambda record: observe(_round_event(record, about)))
@@ -196,7 +197,7 @@ def run_experiment(config: ExperimentConfig, observe: Observer = lambda event: N
         CollegiumError: in one sentence, whatever cannot work; finished rounds are kept.
     """
     output = Path(config.output)
-    with _lock(output):
+    with lock(output):
         _write_run_file(config, output)
         process.prepare(config.engine.threads)
         check_engine(config)
@@ -282,25 +283,6 @@ def _write_run_file(config: ExperimentConfig, output: Path) -> None:
         },
     }
     write_atomically(path, json.dumps(about, indent=2).encode())
-
-
-@contextmanager
-def _lock(output: Path) -> Iterator[None]:
-    """Keep a second process out of the same output folder."""
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        file = (output / ".lock").open("w")
-    except OSError as error:
-        raise storage_error(error, output / ".lock") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise StorageError(
-                f"another process is running in {output}; wait for it or choose another "
-                f"output folder"
-            ) from error
-        yield
 
 
 def _run_cells(config: ExperimentConfig, observe: Observer) -> None:

@@ -48,12 +48,20 @@ class Ledger:
         self._last = START
         self._size = -1
 
-    def append(self, parts: Mapping[str, Any], data: bytes, **about: Any) -> None:
+    def append(
+        self,
+        parts: Mapping[str, Any],
+        data: bytes,
+        *,
+        coded: Mapping[str, Mapping[str, Any]] | None = None,
+        **about: Any,
+    ) -> None:
         """Record a message before it leaves.
 
         Args:
             parts: the parts of the message by name.
             data: the bytes that travel.
+            coded: for parts that leave through a codec, its name and the bytes that leave.
             **about: round, exchange, stage and method.
 
         Raises:
@@ -62,7 +70,10 @@ class Ledger:
         line = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             **about,
-            "parts": {name: describe(part) for name, part in parts.items()},
+            "parts": {
+                name: describe(part) | dict(coded.get(name, {}) if coded else {})
+                for name, part in parts.items()
+            },
             "bytes": len(data),
             "sha256": hashlib.sha256(data).hexdigest(),
         }

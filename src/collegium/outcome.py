@@ -52,6 +52,16 @@ def cell_rows(
                 bytes_down=record.bytes_down[site],
                 seconds=record.seconds[site],
             )
+        for site, numbers in record.numbers.items():
+            for name, number in numbers.items():
+                yield Row(
+                    **about,
+                    round=record.round,
+                    site=site,
+                    split="train",
+                    metric=name,
+                    value=number,
+                )
         for model, by_site in record.scores.items():
             for site, value in by_site.items():
                 yield Row(

@@ -1,7 +1,8 @@
-"""Finding algorithms by name: built in, from other packages, from a file or from a module.
+"""Finding algorithms and codecs by name: built in, from other packages, from a file or a module.
 
 Built-in algorithms are the modules of `collegium.algorithms`: the module's name is the algorithm's,
-there is nothing to register, and nothing is imported until one is asked for.
+there is nothing to register, and nothing is imported until one is asked for. The same holds for the
+codecs in `collegium.codecs`. Modules whose name begins with an underscore are neither.
 """
 
 import difflib
@@ -12,19 +13,62 @@ import inspect
 import pkgutil
 import re
 import sys
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from collegium.algorithm import Algorithm
+from collegium.codecs.base import Codec
 from collegium.errors import ConfigError
+
+T = TypeVar("T")
 
 GROUP = "collegium.algorithms"
 """The package of the built-in algorithms, and the entry point group of other packages."""
 
+CODECS = "collegium.codecs"
+"""The same for codecs."""
+
 SOURCE = "__collegium_source__"
-"""The attribute by which a class read from a file remembers its `file.py:Class`."""
+"""The attribute by which a class that is no module's remembers its name, say `file.py:Class`."""
+
+DISTANCE_AWARE = "+distance"
+"""What makes any algorithm that averages distance-aware when it follows its name."""
+
+
+@dataclass(frozen=True)
+class _Shelf(Generic[T]):
+    """A kind of thing that is found by name.
+
+    Attributes:
+        word: What messages call it.
+        group: The package of the built-in ones, and the entry point group.
+        base: The class that all derive from; its own module is not one of them.
+    """
+
+    word: str
+    group: str
+    base: type[T]
+
+
+_ALGORITHMS: _Shelf[Algorithm] = _Shelf("algorithm", GROUP, Algorithm)  # type: ignore[type-abstract]
+_CODECS: _Shelf[Codec] = _Shelf("codec", CODECS, Codec)  # type: ignore[type-abstract]
+
+
+class CodecInfo(NamedTuple):
+    """What there is to say about a codec in one row.
+
+    Attributes:
+        name: As written in an experiment file.
+        summary: The first line of its docstring, or why it cannot be loaded.
+        paper: The first link in its docstring, else in its module's.
+    """
+
+    name: str
+    summary: str
+    paper: str
 
 
 class AlgorithmInfo(NamedTuple):
@@ -45,40 +89,52 @@ class AlgorithmInfo(NamedTuple):
 
 def algorithm_names() -> list[str]:
     """Give the names of all built-in and installed algorithms, sorted; imports none of them."""
-    return sorted({*_built_in(), *_entry_points()})
+    return _names(_ALGORITHMS)
+
+
+def codec_names() -> list[str]:
+    """Give the names of all built-in and installed codecs, sorted; imports none of them."""
+    return _names(_CODECS)
 
 
 def load_algorithm(name: str) -> type[Algorithm]:
     """Find an algorithm's class.
 
     Args:
-        name: A built-in name, that of an entry point, `file.py:Class` or `package.module:Class`.
+        name: A built-in name, that of an entry point, `file.py:Class` or `package.module:Class`;
+            with `+distance` after it, the same with the weights or clusters of `distance`.
 
     Raises:
         ConfigError: There is no such algorithm, or its code does not load.
     """
-    if ":" in name:
-        return _from_place(name)
-    if name in _built_in():
-        module = _import_module(f"{GROUP}.{name}", name)
-        return _only_algorithm(module)
-    if name in _entry_points():
-        return _algorithm_class(_load_entry_point(_entry_points()[name]), name)
-    known = algorithm_names()
-    close = difflib.get_close_matches(name, known, 1)
-    guess = f"did you mean {close[0]!r}? There" if close else "there"
-    raise ConfigError(
-        f"unknown algorithm {name!r}; {guess} is {', '.join(known) or 'none'}; "
-        "your own is written file.py:Class"
-    )
+    if name.endswith(DISTANCE_AWARE):
+        kind = _import_module(_ALGORITHMS, f"{GROUP}.distance", name).on(
+            load_algorithm(name.removesuffix(DISTANCE_AWARE))
+        )
+        setattr(kind, SOURCE, name)
+        return _class_of(_ALGORITHMS, kind, name)
+    return _load(_ALGORITHMS, name)
 
 
-def describe(algorithm: Algorithm) -> tuple[str, dict[str, Any]]:
-    """Give the name and the hyper-parameters with which an `AlgorithmConfig` makes it again."""
-    kind = type(algorithm)
+def load_codec(name: str) -> type[Codec]:
+    """Find a codec's class.
+
+    Args:
+        name: A built-in name, that of an entry point, `file.py:Class` or `package.module:Class`.
+
+    Raises:
+        ConfigError: There is no such codec, or its code does not load.
+    """
+    return _load(_CODECS, name)
+
+
+def describe(thing: Algorithm | Codec) -> tuple[str, dict[str, Any]]:
+    """Give the name and the hyper-parameters with which a configuration makes it again."""
+    kind = type(thing)
     package, _, module = kind.__module__.rpartition(".")
-    name = vars(kind).get(SOURCE) or f"{kind.__module__}:{kind.__qualname__}"
-    return (module if package == GROUP else name), algorithm.hyperparameters()
+    group = GROUP if isinstance(thing, Algorithm) else CODECS
+    built_in = module if package == group else f"{kind.__module__}:{kind.__qualname__}"
+    return vars(kind).get(SOURCE) or built_in, thing.hyperparameters()
 
 
 def list_algorithms() -> list[AlgorithmInfo]:
@@ -91,58 +147,95 @@ def _info(name: str) -> AlgorithmInfo:
         kind = load_algorithm(name)
     except ConfigError as error:
         return AlgorithmInfo(name, f"cannot be loaded: {error}", "", ())
+    return AlgorithmInfo(name, *_told(kind), tuple(sorted(kind.all_sends())))
+
+
+def list_codecs() -> list[CodecInfo]:
+    """Describe every built-in and installed codec; one that does not load says why."""
+    rows = []
+    for name in codec_names():
+        try:
+            rows.append(CodecInfo(name, *_told(load_codec(name))))
+        except ConfigError as error:
+            rows.append(CodecInfo(name, f"cannot be loaded: {error}", ""))
+    return rows
+
+
+def _told(kind: type) -> tuple[str, str]:
+    """Give the first line of a class's docstring, and the link to its source."""
     own, module = inspect.cleandoc(kind.__doc__ or ""), sys.modules[kind.__module__].__doc__ or ""
     link = re.search(r"https?://[^\s)>\]]+", f"{own}\n{module}")
     summary = own.partition("\n")[0] or module.strip().partition("\n")[0]
-    return AlgorithmInfo(
-        name, summary, link[0].rstrip(".,;") if link else "", tuple(sorted(kind.all_sends()))
+    return summary, link[0].rstrip(".,;") if link else ""
+
+
+def _names(shelf: _Shelf[T]) -> list[str]:
+    return sorted({*_built_in(shelf), *_entry_points(shelf)})
+
+
+def _load(shelf: _Shelf[T], name: str) -> type[T]:
+    if ":" in name:
+        return _from_place(shelf, name)
+    if name in _built_in(shelf):
+        return _only_class(shelf, _import_module(shelf, f"{shelf.group}.{name}", name))
+    if name in _entry_points(shelf):
+        return _class_of(shelf, _load_entry_point(shelf, _entry_points(shelf)[name]), name)
+    known = _names(shelf)
+    close = difflib.get_close_matches(name, known, 1)
+    guess = f"did you mean {close[0]!r}? There" if close else "there"
+    raise ConfigError(
+        f"unknown {shelf.word} {name!r}; {guess} is {', '.join(known) or 'none'}; "
+        "your own is written file.py:Class"
     )
 
 
-def _built_in() -> set[str]:
-    spec = importlib.util.find_spec(GROUP)
+def _built_in(shelf: _Shelf[T]) -> set[str]:
+    spec = importlib.util.find_spec(shelf.group)
     folders = spec.submodule_search_locations if spec else None
-    return {m.name for m in pkgutil.iter_modules(folders or []) if not m.name.startswith("_")}
+    helper = shelf.base.__module__.rpartition(".")[2]
+    names = {m.name for m in pkgutil.iter_modules(folders or [])}
+    return {name for name in names if not name.startswith("_") and name != helper}
 
 
-def _entry_points() -> dict[str, metadata.EntryPoint]:
-    return {point.name: point for point in metadata.entry_points(group=GROUP)}
+def _entry_points(shelf: _Shelf[T]) -> dict[str, metadata.EntryPoint]:
+    return {point.name: point for point in metadata.entry_points(group=shelf.group)}
 
 
-def _load_entry_point(point: metadata.EntryPoint) -> Any:
+def _load_entry_point(shelf: _Shelf[T], point: metadata.EntryPoint) -> Any:
     try:
         return point.load()
     except Exception as error:  # whatever somebody else's module raises
         raise _not_loading(
-            f"algorithm {point.name!r}, installed as {point.value}", error
+            f"{shelf.word} {point.name!r}, installed as {point.value}", error
         ) from error
 
 
-def _from_place(name: str) -> type[Algorithm]:
+def _from_place(shelf: _Shelf[T], name: str) -> type[T]:
     place, _, attribute = name.rpartition(":")
     if not place:
-        raise ConfigError(f"algorithm {name!r}: the name before the colon is empty; fill it in")
+        raise ConfigError(f"{shelf.word} {name!r}: the name before the colon is empty; fill it in")
     if not place.endswith(".py"):
-        return _algorithm_class(_attribute(_import_module(place, name), attribute, name), name)
+        module = _import_module(shelf, place, name)
+        return _class_of(shelf, _attribute(shelf, module, attribute, name), name)
     path = Path(place).expanduser().resolve()
-    kind = _algorithm_class(_attribute(_import_file(path), attribute, name), name)
+    kind = _class_of(shelf, _attribute(shelf, _import_file(path), attribute, name), name)
     if SOURCE not in vars(kind):
         setattr(kind, SOURCE, f"{path}:{attribute}")
     return kind
 
 
-def _import_module(module: str, name: str) -> ModuleType:
+def _import_module(shelf: _Shelf[T], module: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{module}.".startswith(f"{error.name}."):
             raise ConfigError(
-                f"algorithm {name!r}: there is no module {error.name!r}; "
+                f"{shelf.word} {name!r}: there is no module {error.name!r}; "
                 "install its package or correct the name"
             ) from error
-        raise _not_loading(f"module {module!r} of algorithm {name!r}", error) from error
+        raise _not_loading(f"module {module!r} of {shelf.word} {name!r}", error) from error
     except Exception as error:  # whatever a user's module raises
-        raise _not_loading(f"module {module!r} of algorithm {name!r}", error) from error
+        raise _not_loading(f"module {module!r} of {shelf.word} {name!r}", error) from error
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -174,43 +267,42 @@ def _not_loading(what: str, error: Exception) -> ConfigError:
     return ConfigError(f"{what} does not load: {type(error).__name__}: {error}; correct its code")
 
 
-def _attribute(module: ModuleType, attribute: str, name: str) -> Any:
+def _attribute(shelf: _Shelf[T], module: ModuleType, attribute: str, name: str) -> Any:
     found: Any = module
     for step in attribute.split("."):
         if not hasattr(found, step):
-            known = [key for key, value in vars(module).items() if _is_algorithm(value)]
+            known = [key for key, value in vars(module).items() if _belongs(shelf, value)]
             raise ConfigError(
-                f"algorithm {name!r}: there is no class {attribute!r}; "
-                f"the algorithms there are: {', '.join(known) or 'none'}"
+                f"{shelf.word} {name!r}: there is no class {attribute!r}; "
+                f"the {shelf.word}s there are: {', '.join(known) or 'none'}"
             )
         found = getattr(found, step)
     return found
 
 
-def _only_algorithm(module: ModuleType) -> type[Algorithm]:
+def _only_class(shelf: _Shelf[T], module: ModuleType) -> type[T]:
     kinds = [
         value
         for value in vars(module).values()
-        if _is_algorithm(value) and value.__module__ == module.__name__
+        if _belongs(shelf, value) and value.__module__ == module.__name__
     ]
     if len(kinds) != 1:
         names = ", ".join(kind.__name__ for kind in kinds) or "none"
-        raise ConfigError(f"{module.__name__} should define one algorithm, but defines {names}")
-    return _algorithm_class(kinds[0], module.__name__)
+        raise ConfigError(f"{module.__name__} should define one {shelf.word}, but defines {names}")
+    return _class_of(shelf, kinds[0], module.__name__)
 
 
-def _is_algorithm(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, Algorithm) and value is not Algorithm
+def _belongs(shelf: _Shelf[T], value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, shelf.base) and value is not shelf.base
 
 
-def _algorithm_class(value: Any, name: str) -> type[Algorithm]:
-    if not _is_algorithm(value):
-        raise ConfigError(
-            f"algorithm {name!r} is not a subclass of collegium.algorithm.Algorithm; make it one"
-        )
+def _class_of(shelf: _Shelf[T], value: Any, name: str) -> type[T]:
+    if not _belongs(shelf, value):
+        base = f"{shelf.base.__module__}.{shelf.base.__qualname__}"
+        raise ConfigError(f"{shelf.word} {name!r} is not a subclass of {base}; make it one")
     if "__dataclass_params__" not in vars(value) or not value.__dataclass_params__.frozen:
-        raise ConfigError(f"algorithm {name!r}: write @dataclass(frozen=True) above its class")
+        raise ConfigError(f"{shelf.word} {name!r}: write @dataclass(frozen=True) above its class")
     if inspect.isabstract(value):
-        raise ConfigError(f"algorithm {name!r} has no method 'round'; write it")
-    kind: type[Algorithm] = value
-    return kind
+        missing = " and ".join(map(repr, sorted(value.__abstractmethods__)))
+        raise ConfigError(f"{shelf.word} {name!r} has no method {missing}; write it")
+    return cast(type[T], value)

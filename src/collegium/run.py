@@ -28,6 +28,7 @@ class RoundRecord:
         left_out: clients that failed and were left out, and why.
         scores: mean validation score by kind of model and client; empty where the round was not
             evaluated, None undefined.
+        numbers: what else the clients told of the round, by client and name.
     """
 
     round: int
@@ -37,6 +38,7 @@ class RoundRecord:
     seconds: Mapping[str, float] = field(default_factory=dict)
     left_out: list[dict[str, str]] = field(default_factory=list)
     scores: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    numbers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 def mean_defined(values: list[float | None]) -> float | None:
@@ -109,6 +111,7 @@ class Run:
             {client: traffic.bytes_down for client, traffic in server.traffic.items()},
             {client: traffic.seconds for client, traffic in server.traffic.items()},
             server.left_out,
+            numbers={client: t.numbers for client, t in server.traffic.items() if t.numbers},
         )
         write_atomically(self._record_path(server.round), json.dumps(asdict(record)).encode())
 
@@ -133,7 +136,8 @@ class Run:
             due = self._record_path(number).exists()
         path = self._records / f"evaluation-{number:06d}.json"
         if due and not path.exists():
-            replies = server.evaluate(server.algorithm.evaluate, **server.shared())
+            items = {"each": server.shared_with_each(), **server.shared()}
+            replies = server.evaluate(server.algorithm.evaluate, **items)
             kinds = sorted({kind for reply in replies.values() for kind in reply["scores"]})
             scores = {kind: self._means(replies, kind) for kind in kinds}
             self._keep_best(replies)

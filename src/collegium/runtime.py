@@ -11,25 +11,22 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from collegium.algorithm import Algorithm, Replies, State
-from collegium.border import Expected
+from collegium.border import Expected, recorded
 from collegium.errors import (
     KINDS,
-    CheckpointError,
     ClientError,
-    CollegiumError,
-    ConfigError,
-    EgressError,
     ProtocolError,
 )
 from collegium.message import Message, pack, unpack
 from collegium.models.parts import ModelParts
 from collegium.state import Store
 from collegium.tensors import Tensors
+from collegium.wire import AGAIN, KEY, UNCODED, Coding, Exchange, Form, ServerSide
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +97,7 @@ class Traffic:
     bytes_down: int = 0
     seconds: float = 0.0
     loss: float | None = None
+    numbers: dict[str, float] = field(default_factory=dict)
 
 
 class ServerRuntime:
@@ -115,6 +113,8 @@ class ServerRuntime:
         on_failure: "fail" ends the run at the first client that fails or sends something unusable;
             "skip" leaves it out of that exchange and records it.
         checkpoint_every: rounds between two commits; resuming repeats at most that many.
+        coding: the codecs of training exchanges.
+        seed: of the run, for codecs that draw.
     """
 
     def __init__(
@@ -128,6 +128,8 @@ class ServerRuntime:
         *,
         on_failure: Literal["fail", "skip"] = "fail",
         checkpoint_every: int = 1,
+        coding: Coding = UNCODED,
+        seed: int = 0,
     ) -> None:
         self.algorithm, self.transport, self.parts = algorithm, transport, parts
         self.clients = sorted(clients)
@@ -142,6 +144,8 @@ class ServerRuntime:
         self._initial = make_model(0)
         self._expected = Expected(self._initial, parts, algorithm.hyperparameters())
         self._sends = algorithm.all_sends()
+        form = Form(self._initial, parts.trainable) if coding else None
+        self._wire = ServerSide(coding, form, seed=seed) if form else None
         self._exchange = 0
         self._committed = 0
         self._open: Replies | None = None
@@ -178,23 +182,21 @@ class ServerRuntime:
                 f"asked {', '.join(sorted(strangers))}, which is not in the federation"
             )
         exchange, self._exchange = self._exchange, self._exchange + 1
-        common = pack(items) if each is None else b""
+        coded = None
+        if self._wire is not None and self.stage == "train":
+            coded = self._wire.exchange(items, each, names, place=(self.round, exchange))
+        common = pack(items) if each is None and coded is None else b""
 
-        def requests() -> Iterator[Request]:
-            for client in names:
+        def request(client: str) -> Request:
+            if coded is not None:
+                payload = coded.payload(client)
+            else:
                 payload = common if each is None else pack({**items, **each[client]})
-                self.traffic.setdefault(client, Traffic()).bytes_down += len(payload)
-                yield Request(
-                    client,
-                    self.round,
-                    exchange,
-                    self.stage,
-                    name,
-                    payload,
-                    max(self._committed - 1, 0),
-                )
+            self.traffic.setdefault(client, Traffic()).bytes_down += len(payload)
+            floor = max(self._committed - 1, 0)
+            return Request(client, self.round, exchange, self.stage, name, payload, floor)
 
-        self._open = Replies(self._receive(names, name, requests()))
+        self._open = Replies(self._receive(names, name, request, coded))
         return self._open
 
     def _settle(self) -> None:
@@ -204,16 +206,20 @@ class ServerRuntime:
             self._open = None
 
     def _receive(
-        self, names: list[str], method: str, requests: Iterator[Request]
+        self,
+        names: list[str],
+        method: str,
+        request: Callable[[str], Request],
+        coded: Exchange | None,
     ) -> Iterator[tuple[str, Message]]:
         """Yield checked replies in sorted order, holding back those that come before their turn."""
         waiting: dict[str, Answer] = {}
         turn = iter(names)
         expected = next(turn, None)
-        for answer in self.transport.exchange(requests):
+        for answer in self._deliver(names, request):
             waiting[answer.client] = answer
             while expected in waiting:
-                message = self._open_answer(waiting.pop(expected), method)
+                message = self._open_answer(waiting.pop(expected), method, coded)
                 if message is not None:
                     yield expected, message
                 expected = next(turn, None)
@@ -222,25 +228,52 @@ class ServerRuntime:
                 f"client {expected!r}, round {self.round}, {method}: the engine brought no answer"
             )
 
-    def _open_answer(self, answer: Answer, method: str) -> Message | None:
-        """Return the checked reply, or None where a failed client is left out."""
+    def _deliver(self, names: list[str], request: Callable[[str], Request]) -> Iterator[Answer]:
+        """Yield answers; a client that lost what it held is asked again, and sent everything."""
+        lost: list[Answer] = []
+        for answer in self.transport.exchange(map(request, names)):
+            if self._wire is not None and answer.data == AGAIN:
+                lost.append(answer)
+            else:
+                yield answer
+        for answer in lost:
+            logger.warning("client %r lost what it held; sending all again", answer.client)
+            assert self._wire is not None
+            self._wire.forget(answer.client)
+            self._count(answer)
+        if lost:
+            yield from self.transport.exchange(request(answer.client) for answer in lost)
+
+    def _count(self, answer: Answer) -> Traffic:
         traffic = self.traffic.setdefault(answer.client, Traffic())
         traffic.bytes_up += len(answer.data)
         traffic.seconds += answer.seconds
+        return traffic
+
+    def _open_answer(
+        self, answer: Answer, method: str, coded: Exchange | None = None
+    ) -> Message | None:
+        """Return the checked reply, or None where a failed client is left out."""
+        traffic = self._count(answer)
         where = f"client {answer.client!r}, round {self.round}, {method}"
         try:
-            reply = self._check(unpack(answer.data), where)
+            reply = self._check(unpack(answer.data), where, answer.client, coded)
         except ClientError as error:
+            if coded is not None:
+                coded.failed(answer.client)
             if self.on_failure == "fail":
                 raise
             logger.warning("%s; left out of this exchange", error)
             self.left_out.append({"client": answer.client, "method": method, "why": str(error)})
             return None
+        if coded is not None:
+            coded.done(answer.client, reply)
         if "progress" in reply and "loss" in reply["progress"]:
             traffic.loss = reply["progress"]["loss"]
+        traffic.numbers |= recorded(self._sends, reply)
         return reply
 
-    def _check(self, envelope: Any, where: str) -> Message:
+    def _check(self, envelope: Any, where: str, client: str, coded: Exchange | None) -> Message:
         """Return the message in ``envelope`` if every part is what the algorithm declares."""
         if isinstance(envelope, dict) and isinstance(envelope.get("error"), dict):
             kind = KINDS.get(str(envelope["error"].get("kind")), ClientError)
@@ -249,6 +282,8 @@ class ServerRuntime:
         if not isinstance(envelope, dict) or not isinstance(envelope.get("reply"), dict):
             raise ProtocolError(f"{where}: the answer is not a reply")
         reply: dict[str, Any] = envelope["reply"]
+        if "coded" in envelope:
+            reply = self._decode(reply, envelope["coded"], where, client, coded)
         for name, value in reply.items():
             if name not in self._sends:
                 raise ProtocolError(
@@ -261,31 +296,32 @@ class ServerRuntime:
                 raise ProtocolError(f"{where}: part {name!r}: {error}") from error
         return Message(reply, where)
 
+    def _decode(
+        self, reply: Any, entries: Any, where: str, client: str, coded: Exchange | None
+    ) -> dict[str, Any]:
+        try:
+            if coded is None:
+                raise ProtocolError("it is coded, and the server has no codec; leave it out here")
+            return coded.reply(client, reply, entries)
+        except ProtocolError as error:
+            raise ProtocolError(f"{where}: {error}") from error
+
     def begin(self, committing: Callable[[], None] = lambda: None) -> None:
         """Load the newest whole state, or run and commit the algorithm's set-up.
-
-        A damaged state is named, removed, and the one before it used.
 
         Raises:
             CheckpointError: every stored state is damaged.
         """
         self.store.clean()
-        names = [name for name in self.store.names() if name.isdigit()]
-        for name in reversed(names):
-            try:
-                self.state = self.store.load(name)
-            except CheckpointError as error:
-                logger.warning("%s; going on from the state before it", error)
-                self.store.remove(name)
-                continue
+        found = self.store.load_newest()
+        if found is not None:
+            name, self.state = found
             self.round = self._committed = int(name)
+            memory = self.state.pop(KEY, {})
+            if self._wire is not None:
+                self._wire.memory = memory
             self.store.prune(name)
             return
-        if names:
-            raise CheckpointError(
-                f"no whole state is left in {self.store.root}; start the run again in a "
-                f"new output folder"
-            )
         self._commit(self.algorithm.setup, 0, committing)
 
     def advance(self, committing: Callable[[], None] = lambda: None) -> None:
@@ -313,13 +349,20 @@ class ServerRuntime:
         self._settle()
         committing()
         if force or number % self.checkpoint_every == 0:
-            self.store.save(f"{number:06d}", self.state)  # the rename inside is the commit point
+            memory = self._wire.stored() if self._wire is not None else {}
+            state = self.state | ({KEY: memory} if memory else {})
+            self.store.save(f"{number:06d}", state)  # the rename inside is the commit point
             self._committed = number
             self.store.prune(f"{number:06d}")
 
     def shared(self) -> dict[str, Any]:
         """Return what clients receive to form their personal model and to be evaluated."""
         return dict(self.algorithm.shared(self))
+
+    def shared_with_each(self) -> dict[str, Mapping[str, Any]] | None:
+        """Return what single clients receive beside it; None where all receive the same."""
+        each = {client: self.algorithm.shared_with(self, client) for client in self.clients}
+        return each if any(each.values()) else None
 
     def evaluate(self, method: Callable[..., Message], **items: Any) -> dict[str, Message]:
         """Ask all clients to run a read-only handler and return the replies by client."""
@@ -350,42 +393,3 @@ def answer(client: Handles, request: Request) -> Answer:
     start = time.perf_counter()
     data = client.handle(request)
     return Answer(request.client, data, time.perf_counter() - start)
-
-
-def refuse_forbidden(
-    algorithm: Algorithm, site: str, allow: Collection[str] | None, forbid: Collection[str]
-) -> None:
-    """Check before round 0 that a site's policy lets out what the algorithm sends in training.
-
-    Raises:
-        EgressError: it does not; the sentence names algorithm, part and site.
-    """
-    for name, part in algorithm.all_sends().items():
-        if not part.opt_in and not may_leave(name, opt_in=False, allow=allow, forbid=forbid):
-            raise EgressError(
-                f"{type(algorithm).__name__} sends {name!r} ({part.says}), which the "
-                f"policy of site {site!r} forbids; "
-                f"allow it there or choose another algorithm"
-            )
-
-
-def may_leave(
-    name: str, *, opt_in: bool, allow: Collection[str] | None, forbid: Collection[str]
-) -> bool:
-    """Return whether a policy lets the part ``name`` out."""
-    if name in forbid:
-        return False
-    return name in allow if allow is not None else not opt_in
-
-
-def describe_failure(error: Exception) -> dict[str, str]:
-    """Return what a server may learn of a failure at a client.
-
-    The text of errors about files, disks and the unforeseen may hold paths or patient identifiers:
-    it stays in the site's log.
-    """
-    kind = type(error).__name__
-    if isinstance(error, ClientError | ConfigError):
-        return {"kind": kind, "text": str(error)}
-    known = kind if isinstance(error, CollegiumError) else ClientError.__name__
-    return {"kind": known, "text": f"{kind}; the details are in the log of this site"}

@@ -100,6 +100,30 @@ class Schema:
             source.complain(path, str(error))
             return typing.cast(T, BROKEN)
 
+    def build_named(
+        self, load: Callable[[str], Any], value: Any, path: KeyPath, source: Source
+    ) -> tuple[str, Any]:
+        """Make what is written as a name, or as a mapping with a name and fields.
+
+        Args:
+            load: Finds a class by its name, or raises a `ConfigError`.
+            value: The name or the mapping.
+            path: The path to it.
+            source: Knows where it was written, and is told the problems.
+
+        Returns:
+            The name, and the instance or `BROKEN`.
+        """
+        name, params = name_and_rest(value, path, source)
+        try:
+            kind = load(name) if name else BROKEN
+        except ConfigError as error:
+            source.complain((*path, "name"), str(error))
+            kind = BROKEN
+        if kind is BROKEN:
+            return name, BROKEN
+        return name, self.build(kind, params, path, source, title=name.rpartition(":")[2])
+
     def _value(self, hint: Any, value: Any, path: KeyPath, source: Source) -> Any:
         options = typing.get_args(hint) if _is_union(hint) else (hint,)
         if value is None and type(None) in options:
@@ -126,6 +150,25 @@ class Schema:
         words = "a list" if holder is tuple else "keys and values"
         source.complain(path, f"should be {words}, not {short(value)}")
         return BROKEN
+
+
+def named(value: Any) -> Any:
+    """Write a bare name as the mapping that it stands for."""
+    return {"name": value} if isinstance(value, str) else value
+
+
+def name_and_rest(value: Any, path: KeyPath, source: Source) -> tuple[str, dict[str, Any]]:
+    """Split off the name, a path in it made absolute; without one, complain and give ""."""
+    rest = dict(named(value)) if isinstance(value, str | Mapping) else {}
+    name = rest.pop("name", None)
+    if not isinstance(name, str) or not name:
+        source.complain(path, f"needs a name, but is {short(value)}")
+        return "", rest
+    file, _, attribute = name.rpartition(":")
+    if file.endswith(".py"):
+        base = source.place((*path, "name")).base
+        name = f"{(base / Path(file).expanduser()).resolve()}:{attribute}"
+    return name, rest
 
 
 def _entry_of(hint: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,20 +16,22 @@ from typing import Any, Literal
 from torch import nn
 
 from collegium.algorithm import Algorithm
+from collegium.border import may_leave
 from collegium.client import ClientRuntime
 from collegium.data.dataset import ConcatDataset
 from collegium.data.site import Site
 from collegium.engines.inprocess import InProcess
-from collegium.errors import CheckpointError, ConfigError
+from collegium.errors import CheckpointError, ConfigError, EgressError
 from collegium.models.parts import find_parts
 from collegium.process import prepare
 from collegium.randomness import ambient
 from collegium.run import RoundRecord, Run
-from collegium.runtime import ServerRuntime, Transport, refuse_forbidden
+from collegium.runtime import ServerRuntime, Transport
 from collegium.state import write_atomically
 from collegium.tasks import Task
 from collegium.tensors import Tensors
 from collegium.training import LocalTraining, TrainingConfig
+from collegium.wire import UNCODED, Coding
 
 Network = Callable[[], nn.Module]
 """Makes a new network.
@@ -80,6 +82,23 @@ def check_method(algorithm: Algorithm, training: TrainingConfig, sites: Mapping[
         refuse_forbidden(algorithm, site.name, site.policy.allow, site.policy.forbid)
 
 
+def refuse_forbidden(
+    algorithm: Algorithm, site: str, allow: Collection[str] | None, forbid: Collection[str]
+) -> None:
+    """Check before round 0 that a site's policy lets out what the algorithm sends in training.
+
+    Raises:
+        EgressError: it does not; the sentence names algorithm, part and site.
+    """
+    for name, part in algorithm.all_sends().items():
+        if not part.opt_in and not may_leave(name, opt_in=False, allow=allow, forbid=forbid):
+            raise EgressError(
+                f"{type(algorithm).__name__} sends {name!r} ({part.says}), which the "
+                f"policy of site {site!r} forbids; "
+                f"allow it there or choose another algorithm"
+            )
+
+
 def build_clients(
     algorithm: Algorithm,
     sites: Mapping[str, Site],
@@ -90,6 +109,7 @@ def build_clients(
     seed: int,
     root: Path,
     device: str = "cpu",
+    coding: Coding = UNCODED,
 ) -> dict[str, ClientRuntime]:
     """Return a runtime for every site.
 
@@ -104,7 +124,13 @@ def build_clients(
     )
     return {
         name: ClientRuntime(
-            site, algorithm, local, seed=seed, root=root / "clients" / name, pool=pool
+            site,
+            algorithm,
+            local,
+            seed=seed,
+            root=root / "clients" / name,
+            pool=pool,
+            coding=coding,
         )
         for name, site in sites.items()
     }
@@ -122,6 +148,7 @@ def build_run(
     root: Path,
     evaluate_every: int = 1,
     on_failure: Literal["fail", "skip"] = "fail",
+    coding: Coding = UNCODED,
 ) -> Run:
     """Return the run of one algorithm with one seed, in the folder ``root``."""
     with ambient(seed, "model", 0):
@@ -134,6 +161,8 @@ def build_run(
         transport,
         root / "server",
         on_failure=on_failure,
+        coding=coding,
+        seed=seed,
     )
     return Run(server, rounds, metric, evaluate_every)
 
@@ -152,6 +181,7 @@ def simulate(
     threads: int = 1,
     device: str = "cpu",
     on_failure: Literal["fail", "skip"] = "fail",
+    coding: Coding | None = None,
     observe: Callable[[RoundRecord], None] = lambda record: None,
 ) -> Simulated:
     """Run a federation in this process.
@@ -170,6 +200,7 @@ def simulate(
         threads: torch threads; results depend on it.
         device: where to compute.
         on_failure: "fail" or "skip" clients that fail.
+        coding: the codecs of training exchanges; None: nothing is coded.
         observe: called after every round.
 
     Raises:
@@ -182,6 +213,7 @@ def simulate(
     if len(by_name) < len(sites):
         raise ConfigError("several sites have the same name; give each a name of its own")
     check_method(algorithm, recipe, by_name)
+    codecs = coding or UNCODED
     settings = {
         "algorithm": {"name": type(algorithm).__name__, **algorithm.hyperparameters()},
         "training": asdict(recipe),
@@ -189,12 +221,21 @@ def simulate(
         "rounds": rounds,
         "seed": seed,
         "evaluate_every": evaluate_every,
+        **({"coding": codecs.describe()} if codecs else {}),
     }
     with tempfile.TemporaryDirectory(prefix="collegium-") as temporary:
         root = output or Path(temporary)
         _claim(root, settings)
         clients = build_clients(
-            algorithm, by_name, network, task, recipe, seed=seed, root=root, device=device
+            algorithm,
+            by_name,
+            network,
+            task,
+            recipe,
+            seed=seed,
+            root=root,
+            device=device,
+            coding=codecs,
         )
         run = build_run(
             algorithm,
@@ -207,6 +248,7 @@ def simulate(
             root=root,
             evaluate_every=evaluate_every,
             on_failure=on_failure,
+            coding=codecs,
         )
         scores = run.execute(observe)
         best = run.best()
@@ -227,7 +269,7 @@ def _claim(root: Path, settings: Mapping[str, Any]) -> None:
         write_atomically(path, data)
     elif path.read_bytes() != data:
         old, new = json.loads(path.read_bytes()), json.loads(data)
-        changed = ", ".join(sorted(key for key in new if new[key] != old.get(key)))
+        changed = ", ".join(sorted(k for k in old.keys() | new.keys() if new.get(k) != old.get(k)))
         raise CheckpointError(
             f"{root} holds a run with other settings ({changed}); choose another output folder"
         )

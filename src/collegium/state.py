@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import torch
 
 from collegium.errors import CheckpointError, ProtocolError, StorageError
 from collegium.message import pack, unpack
+
+logger = logging.getLogger(__name__)
 
 SUFFIX = ".state"
 
@@ -62,6 +66,31 @@ def storage_error(error: OSError, path: Path) -> StorageError:
     )
 
 
+@contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Keep a second process out of an output folder.
+
+    Raises:
+        StorageError: another one is there, or the folder cannot be written.
+    """
+    import fcntl  # not on every system
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / ".lock").open("w")
+    except OSError as error:
+        raise storage_error(error, folder / ".lock") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise StorageError(
+                f"another process is running in {folder}; wait for it or choose another "
+                f"output folder"
+            ) from error
+        yield
+
+
 class Store:
     """A folder of named states; names sort by time."""
 
@@ -95,6 +124,27 @@ class Store:
     def write(self, name: str, data: bytes) -> None:
         """Store bytes made by `collegium.message.pack`."""
         write_atomically(self.path(name), data)
+
+    def load_newest(self) -> tuple[str, Any] | None:
+        """Return the newest whole state under a number, and its name; None where there is none.
+
+        A damaged state is named, removed, and the one before it used.
+
+        Raises:
+            CheckpointError: every stored state is damaged.
+        """
+        names = [name for name in self.names() if name.isdigit()]
+        for name in reversed(names):
+            try:
+                return name, self.load(name)
+            except CheckpointError as error:
+                logger.warning("%s; going on from the state before it", error)
+                self.remove(name)
+        if names:
+            raise CheckpointError(
+                f"no whole state is left in {self.root}; start the run again in a new output folder"
+            )
+        return None
 
     def load(self, name: str) -> Any:
         """Return what was stored under ``name``."""

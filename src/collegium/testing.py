@@ -33,6 +33,7 @@ from collegium.registry import describe, load_algorithm
 from collegium.runtime import Transport
 from collegium.tensors import Tensors
 from collegium.toy import AtWorkers, Renamed, ToyFederation, Wire, toy_model, toy_workers
+from collegium.wire import UNCODED, Coding
 
 
 class ConformanceError(AssertionError):
@@ -84,13 +85,27 @@ def _models(federation: ToyFederation) -> list[Tensors]:
 
 
 class Conformance:
-    """The checks, in order; each is a method whose docstring states the rule."""
+    """The checks, in order; each is a method whose docstring states the rule.
+
+    Args:
+        algorithm: the algorithm to check.
+        folder: for the states of all federations.
+        workers: what `toy_workers` returned.
+        rounds: of every run.
+        coding: the codecs of every run.
+    """
 
     def __init__(
-        self, algorithm: Algorithm, folder: Path, workers: InProcess, rounds: int = 2
+        self,
+        algorithm: Algorithm,
+        folder: Path,
+        workers: InProcess,
+        rounds: int = 2,
+        *,
+        coding: Coding = UNCODED,
     ) -> None:
         self.algorithm, self._folder, self._workers = algorithm, folder, workers
-        self._rounds, self._count = rounds, 0
+        self._rounds, self._count, self._coding = rounds, 0, coding
 
     @cached_property
     def _reference(self) -> ToyFederation:
@@ -104,8 +119,17 @@ class Conformance:
     ) -> ToyFederation:
         self._count += 1
         return ToyFederation(
-            algorithm or self.algorithm, self._folder / f"{self._count:04d}", transport, **options
+            algorithm or self.algorithm,
+            self._folder / f"{self._count:04d}",
+            transport,
+            coding=self._coding,
+            **options,
         )
+
+    def _again(self, root: Path, transport: Any = None) -> ToyFederation:
+        """Return what a restart makes of the federation in a folder, run to its end."""
+        again = ToyFederation(self.algorithm, root, transport, coding=self._coding)
+        return again.run(self._rounds)
 
     def check_it_learns(self) -> None:
         """Two rounds run; every state stays finite, and models move."""
@@ -140,7 +164,7 @@ class Conformance:
             try:
                 federation.run(self._rounds)
             except KeyboardInterrupt:
-                resumed = ToyFederation(self.algorithm, federation.root, Wire).run(self._rounds)
+                resumed = self._again(federation.root, Wire)
                 _same(self._reference, resumed, f"a stop before request {number}")
 
     def check_interrupted_saves(self) -> None:
@@ -153,7 +177,7 @@ class Conformance:
                 with dying_save(number):
                     federation.run(self._rounds)
             except KeyboardInterrupt:
-                resumed = ToyFederation(self.algorithm, federation.root).run(self._rounds)
+                resumed = self._again(federation.root)
                 _same(self._reference, resumed, f"a stop after write {number}")
 
     def check_repeated_requests(self) -> None:
@@ -169,14 +193,15 @@ class Conformance:
         reference, clients = self._reference, self._reference.clients()
         server, files = reference.server, reference.states()
         state, server.transport = pack(server.state), InProcess(lambda: clients)
-        server.evaluate(self.algorithm.evaluate, **self.algorithm.shared(server))
+        items = {"each": server.shared_with_each(), **server.shared()}
+        server.evaluate(self.algorithm.evaluate, **items)
         _require(pack(server.state) == state, "evaluation changes the server's state")
         different = _differences(files, reference.states())
         _require(not different, f"evaluation changes {different}")
         for name, client in clients.items():
             newest = client.store.newest("~")
             stored = client.store.read(newest) if newest else pack({})
-            same = pack(client.state) == stored
+            same = pack(client.whole_state()) == stored
             _require(same, f"evaluation changes client.state of {name}, which is not kept then")
 
     def check_hyperparameters(self) -> None:

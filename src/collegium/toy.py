@@ -24,12 +24,13 @@ from collegium.errors import MissingReply
 from collegium.message import Message, pack, unpack
 from collegium.models.parts import find_parts
 from collegium.randomness import ambient, generator
-from collegium.registry import describe, load_algorithm
+from collegium.registry import describe, load_algorithm, load_codec
 from collegium.run import Run
 from collegium.runtime import Answer, Request, ServerRuntime, Transport, answer
 from collegium.tasks import SupervisedTask
 from collegium.tensors import Tensors
 from collegium.training import LocalTraining, TrainingConfig
+from collegium.wire import UNCODED, Coding
 
 SIZES = {"A": 9, "B": 14, "C": 21}
 """Training examples of the toy's sites."""
@@ -76,6 +77,7 @@ def toy_clients(
     *,
     training: TrainingConfig = TRAINING,
     seed: int = 7,
+    coding: Coding = UNCODED,
 ) -> dict[str, ClientRuntime]:
     """Return the toy's clients."""
     if isinstance(algorithm, tuple):
@@ -91,6 +93,7 @@ def toy_clients(
             seed=seed,
             root=root / "clients" / name,
             pool=pool if algorithm.simulation_only else None,
+            coding=coding,
         )
         for name, site in sites.items()
     }
@@ -104,6 +107,7 @@ class ToyFederation:
         root: folder for all states.
         transport: made from this federation; by default the clients answer in this process.
         training: the local recipe.
+        coding: the codecs of training exchanges.
     """
 
     def __init__(
@@ -115,8 +119,10 @@ class ToyFederation:
         names: Sequence[str] = ("A", "B", "C"),
         training: TrainingConfig = TRAINING,
         on_failure: str = "fail",
+        coding: Coding = UNCODED,
     ) -> None:
         self.algorithm, self.root, self.names, self.training = algorithm, root, names, training
+        self.coding = coding
         engine = transport(self) if transport else InProcess(self.clients)
         self.server = ServerRuntime(
             algorithm,
@@ -126,11 +132,15 @@ class ToyFederation:
             engine,
             root / "server",
             on_failure="skip" if on_failure == "skip" else "fail",
+            coding=coding,
+            seed=7,
         )
 
     def clients(self) -> dict[str, ClientRuntime]:
         """Build all clients anew, as a restarted site does."""
-        return toy_clients(self.algorithm, self.root, self.names, training=self.training)
+        return toy_clients(
+            self.algorithm, self.root, self.names, training=self.training, coding=self.coding
+        )
 
     def run(self, rounds: int = 2) -> ToyFederation:
         """Run up to round ``rounds``, with evaluation and test, from where the state stands."""
@@ -215,8 +225,10 @@ class ToyClients(dict[str, ClientRuntime]):
 
     def __missing__(self, key: str) -> ClientRuntime:
         self.clear()
-        name, params, training, root, client = json.loads(key)
-        clients = toy_clients((name, params), Path(root), training=TrainingConfig(**training))
+        name, params, training, root, *codecs, client = json.loads(key)
+        coding = Coding(**{side: load_codec(name)(**own) for side, name, own in codecs})
+        recipe = TrainingConfig(**training)
+        clients = toy_clients((name, params), Path(root), training=recipe, coding=coding)
         self[key] = clients[client]
         return self[key]
 
@@ -236,7 +248,9 @@ class AtWorkers:
     def __init__(self, workers: InProcess, federation: ToyFederation) -> None:
         name, params = describe(federation.algorithm)
         self._workers = workers
-        self._about = [name, params, asdict(federation.training), str(federation.root)]
+        sides = {"up": federation.coding.up, "down": federation.coding.down}
+        codecs = [[side, *describe(codec)] for side, codec in sides.items() if codec]
+        self._about = [name, params, asdict(federation.training), str(federation.root), *codecs]
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[Answer]:
         """Address the requests so that a worker knows whose client it has to build."""

@@ -32,7 +32,7 @@ _SPELLED = {
         "LGFedAvg", "Local", "MOON", "PerFedAvg", "pFedMe", "pFedNet", "Pooled", "ResFIM",
         "SCAFFOLD", "SiloBN", "SuperFed",
     )
-} | {"iopfl": "IOP-FL"}  # fmt: skip
+} | {"iopfl": "IOP-FL", "distance": "Distance-aware"}  # fmt: skip
 
 
 @dataclass(frozen=True)

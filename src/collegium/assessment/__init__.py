@@ -1,0 +1,1 @@
+"""How different the sites are, found out before any training: `collegium assess`."""

@@ -1,0 +1,159 @@
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from collegium.algorithm import Replies
+from collegium.algorithms.grace import Grace, consistency, raised
+from collegium.errors import ProtocolError
+from collegium.message import Message
+from collegium.models.parts import find_parts
+from collegium.solvers.gram import cosines, gram
+from collegium.tensors import Tensors
+
+
+def vectors(rows: Any) -> list[Tensors]:
+    return [Tensors({"weight": torch.tensor(row, dtype=torch.float64)[None]}) for row in rows]
+
+
+class Answered:
+    """A server whose clients have already returned theta_g + delta_m."""
+
+    def __init__(self, start: Sequence[float], deltas: Any, shares: Sequence[int]) -> None:
+        self.parts = find_parts(nn.Linear(len(start), 1, bias=False))
+        self.state: dict[str, Any] = {"model": vectors([start])[0]}
+        models = vectors(np.array(start) + np.array(deltas))
+        self._replies = [
+            (f"c{index}", Message.of(model=model, num_examples=share))
+            for index, (model, share) in enumerate(zip(models, shares, strict=True))
+        ]
+
+    def ask(self, method: Any, **items: Any) -> Replies:
+        return Replies(iter(self._replies))
+
+
+def after_a_round(method: Grace, start: Any, deltas: Any, shares: Any) -> tuple[Any, Any]:
+    """The global model and the weights."""
+    server: Any = Answered(start, deltas, shares)
+    method.round(server)
+    return server.state["model"]["weight"][0].numpy(), [*server.state["weights"].values()]
+
+
+@pytest.mark.parametrize(
+    "name", ["reweight_positive_paper_with_self", "reweight_positive_code_without_self"]
+)
+def test_reference_values_of_consistent_updates(golden: Any, name: str) -> None:
+    case = golden(name)
+    inputs, params, expected = case["inputs"], case["params"], case["expected"]
+    sigma = cosines(gram(vectors(inputs["delta"])))
+    np.testing.assert_allclose(sigma, expected["cos"], atol=case["atol"])
+    c = consistency(sigma, include_self=params["include_self"])
+    np.testing.assert_allclose(c, expected["c"], atol=case["atol"])
+    shares = [round(10 * p) for p in inputs["p"]]
+    for eta in (params["eta_g"], 0.5):
+        method = Grace(include_self=params["include_self"], global_lr=eta)
+        found, weights = after_a_round(method, inputs["theta_g"], inputs["delta"], shares)
+        np.testing.assert_allclose(weights, expected["p_new"], atol=case["atol"])
+        np.testing.assert_allclose(found, eta * np.array(expected["delta_g"]), atol=case["atol"])
+    found, _ = after_a_round(
+        Grace(include_self=params["include_self"]), inputs["theta_g"], inputs["delta"], shares
+    )
+    np.testing.assert_allclose(found, expected["theta_g_next"], atol=case["atol"])
+
+
+def test_reference_values_of_an_update_against_the_others(golden: Any) -> None:
+    case = golden("reweight_negative_code_without_self")
+    inputs, expected, atol = case["inputs"], case["expected"], case["atol"]
+    c = consistency(cosines(gram(vectors(inputs["delta"]))), include_self=False)
+    np.testing.assert_allclose(c, expected["c"], atol=atol)
+    np.testing.assert_allclose(raised(c, "shift"), expected["c_used"], atol=atol)
+    found, weights = after_a_round(Grace(), [0.0] * 3, inputs["delta"], [5, 3, 2])
+    np.testing.assert_allclose(weights, expected["p_new"], atol=atol)
+    np.testing.assert_allclose(found, expected["delta_g"], atol=atol)
+
+
+def test_the_printed_sign_would_move_away_from_the_clients() -> None:
+    deltas = [[1.0, 0.0], [1.0, 0.1]]
+    found, _ = after_a_round(Grace(), [5.0, 5.0], deltas, [1, 1])
+    assert found[0] == pytest.approx(6.0)  # printed: theta_g - eta_g delta, 4.0
+
+
+def test_relu_lets_the_worst_client_keep_a_floor() -> None:
+    c = np.array([-0.2, 0.0005, 0.5])
+    assert raised(c, "relu").tolist() == [0.001, 0.001, 0.5]
+    assert raised(np.array([0.0005, 0.5]), "shift").tolist() == [0.0005, 0.5]
+
+
+@pytest.mark.parametrize("negative", ["shift", "relu"])
+def test_updates_that_all_point_apart_weigh_as_in_fedavg(negative: Any) -> None:
+    third = np.pi * 2 / 3
+    deltas = [[np.cos(k * third), np.sin(k * third)] for k in range(3)]
+    _, weights = after_a_round(Grace(negative=negative), [0.0, 0.0], deltas, [5, 3, 2])
+    np.testing.assert_allclose(weights, [0.5, 0.3, 0.2], rtol=1e-6)
+
+
+@pytest.mark.parametrize("include_self", [True, False])
+def test_updates_that_are_all_zero_leave_the_model(include_self: bool) -> None:
+    method = Grace(include_self=include_self)
+    found, weights = after_a_round(method, [1.0, 2.0], np.zeros((3, 2)), [5, 3, 2])
+    np.testing.assert_allclose(weights, [0.5, 0.3, 0.2])
+    assert found.tolist() == [1.0, 2.0]
+
+
+def test_a_client_that_did_not_move_agrees_with_nobody() -> None:
+    deltas = [[1.0, 0.0], [1.0, 0.0], [0.0, 0.0]]
+    _, weights = after_a_round(Grace(), [0.0, 0.0], deltas, [1, 1, 1])
+    np.testing.assert_allclose(weights, [0.5, 0.5, 0.0])
+
+
+@pytest.mark.parametrize("include_self", [True, False])
+def test_one_client_alone_is_followed(include_self: bool) -> None:
+    method = Grace(include_self=include_self)
+    found, weights = after_a_round(method, [1.0, 1.0], [[-1.0, 2.0]], [7])
+    assert weights == [1.0]
+    assert found.tolist() == [0.0, 3.0]
+
+
+def test_a_site_without_examples_is_not_compared() -> None:
+    """Its model comes back as it went; it must not lower the consistency of the others."""
+    deltas = [[1.0, 0.2], [0.8, -0.3], [0.5, 0.5]]
+    _, three = after_a_round(Grace(), [0.0, 0.0], deltas, [5, 3, 2])
+    _, four = after_a_round(Grace(), [0.0, 0.0], [*deltas, [0.0, 0.0]], [5, 3, 2, 0])
+    assert four == [*three, 0.0]
+
+
+def test_no_examples_anywhere_say_so() -> None:
+    with pytest.raises(ProtocolError, match="every client reported 0 examples"):
+        after_a_round(Grace(), [0.0, 0.0], [[1.0, 0.0]], [0])
+
+
+def test_no_reply_says_so() -> None:
+    server: Any = Answered([0.0], [[0.0]], [1])
+    server._replies = []
+    with pytest.raises(ProtocolError, match="no client sent a reply"):
+        Grace().round(server)
+
+
+def two_tensors(rng: Any) -> list[Tensors]:
+    return [
+        Tensors({n: torch.tensor(rng.normal(size=size)) for n, size in (("a", 3), ("b", 5))})
+        for _ in range(3)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("similarity", "factors"), [("split", [0.5, 0.5]), ("reweight", [1.0, 0.0])]
+)
+def test_tensors_may_be_compared_one_by_one(similarity: Any, factors: Any) -> None:
+    """The released code's "reweight" is linspace(1, 0), whose mean over two tensors is 1/2."""
+    models, start = two_tensors(np.random.default_rng(0)), two_tensors(np.random.default_rng(1))[0]
+    expected = np.zeros((3, 3))
+    for name, factor in zip("ab", factors, strict=True):
+        delta = np.stack([(m[name] - start[name]).numpy() for m in models])
+        unit = delta / np.linalg.norm(delta, axis=1, keepdims=True)
+        expected += factor * unit @ unit.T
+    found = Grace(similarity=similarity).similarities(models, start)
+    np.testing.assert_allclose(found, expected, atol=1e-12)
