@@ -1,0 +1,56 @@
+"""With codecs on, too, a run has the same bits whatever stops it and in whatever order it goes."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from collegium.codecs.cer import CER
+from collegium.codecs.dadaquant import DAdaQuant
+from collegium.codecs.half import Half
+from collegium.codecs.stc import STC
+from collegium.engines.inprocess import InProcess
+from collegium.registry import load_algorithm
+from collegium.testing import Conformance
+from collegium.toy import toy_workers
+from collegium.wire import Coding
+
+RULES = (
+    "it_learns",
+    "order_does_not_matter",
+    "workers_do_not_matter",
+    "interrupted_requests",
+    "interrupted_saves",
+    "repeated_requests",
+    "evaluation_changes_nothing",
+    "absent_client",
+)
+"""The rules that could break when messages are coded."""
+
+STC_BOTH = Coding(up=STC(p=0.3), down=STC(p=0.3))
+
+CASES = [
+    ("fedavg", STC_BOTH),
+    ("fedavg", Coding(up=DAdaQuant(), down=Half())),
+    ("fedavg", Coding(up=CER(gamma=0.3))),
+    ("scaffold", STC_BOTH),
+    ("fedbn", STC_BOTH),
+    ("ifca", STC_BOTH),
+    ("ditto", STC_BOTH),
+    ("pfednet", STC_BOTH),
+]
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[InProcess]:
+    engine = toy_workers()
+    yield engine
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "coding"), CASES, ids=[f"{name}-{i}" for i, (name, _) in enumerate(CASES)]
+)
+def test_rules_hold_with_codecs(name, coding, workers, tmp_path):
+    suite = Conformance(load_algorithm(name)(), tmp_path, workers, coding=coding)
+    for rule in RULES:
+        getattr(suite, f"check_{rule}")()
