@@ -8,7 +8,6 @@ import torch
 
 from collegium.codecs.half import Half
 from collegium.codecs.identity import Identity
-from collegium.codecs.stc import STC
 from collegium.errors import ProtocolError
 from collegium.message import pack, unpack
 from collegium.models.parts import find_parts
@@ -241,7 +240,7 @@ def test_generator_is_named_by_who_and_when_and_what(planned):
 @pytest.mark.parametrize("up", [None, Identity(), "coarse"])
 def test_nothing_of_a_lossy_download_is_lost_for_good(up, coarse):
     """The server's model moves by the clients' updates, whatever of it they have received."""
-    pair = Pair(coarse(step=2.0**-12) if up == "coarse" else up, STC(p=0.2))
+    pair = Pair(coarse(step=2.0**-12) if up == "coarse" else up, coarse(step=1.0))
     model, true = toy_model(0), toy_model(0)
     for number in range(5):
         found = pair.exchange(moved(number), model=model)
@@ -253,7 +252,7 @@ def test_nothing_of_a_lossy_download_is_lost_for_good(up, coarse):
 
 
 def test_both_sides_hold_the_same_bits_and_a_broadcast_is_encoded_once(coarse):
-    pair, model = Pair(down=STC(p=0.2)), toy_model(0)
+    pair, model = Pair(down=coarse(step=1.0)), toy_model(0)
     for number in range(4):
         model = model + noise("move", number)
         pair.exchange(lambda *_: {}, model=model)
@@ -304,7 +303,7 @@ def test_models_of_a_list_are_coded_one_by_one(coarse):
 
 
 def test_client_that_failed_gets_in_full_what_the_others_decode(coarse):
-    pair, model = Pair(down=STC(p=0.2)), toy_model(0)
+    pair, model = Pair(down=coarse(step=1.0)), toy_model(0)
     pair.exchange(lambda *_: {}, model=model)
     pair.exchange(lambda *_: {}, model=model + noise(1), fail="B")
     assert "B" not in pair.server.memory["held"]
@@ -329,7 +328,7 @@ def test_clients_that_hold_different_things_get_different_messages(coarse):
 
 
 def test_client_without_what_it_should_hold_says_so(coarse):
-    pair = Pair(down=STC(p=0.2))
+    pair = Pair(down=coarse(step=1.0))
     pair.exchange(lambda *_: {}, model=toy_model(0))
     older = pair.memories["B"]
     pair.exchange(lambda *_: {}, model=toy_model(1))
@@ -373,8 +372,8 @@ def test_client_that_tells_nothing_weighs_one(planned):
     assert pair.server.memory["plan"]["told"] == [{}, {c: [None, 1.0] for c in "ABC"}]
 
 
-def test_codec_without_a_plan_leaves_no_trace_at_the_server():
-    pair = Pair(up=STC(p=0.2))
+def test_codec_without_a_plan_leaves_no_trace_at_the_server(coarse):
+    pair = Pair(up=coarse(step=1.0))
     pair.exchange(trained, model=toy_model(0))
     assert pair.server.stored() == {}
     assert KEY not in unpack(pair.requests["A"])
