@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from collegium.codecs.half import Half
+from collegium.codecs.stc import STC
 from collegium.config import (
     AlgorithmConfig,
     ExperimentConfig,
     build_algorithm,
+    build_coding,
     difference,
     digest,
     load_config,
@@ -18,6 +21,7 @@ from collegium.config import (
     to_yaml,
 )
 from collegium.errors import ConfigError
+from collegium.wire import CodecConfig, Coding, CodingConfig
 
 FILE = """\
 name: two-sites
@@ -420,3 +424,108 @@ def test_a_federation_is_read_from_its_own_file_or_an_experiments(folder: Path):
     assert outside.outside == ("a",)
     with pytest.raises(ConfigError, match=r"federation\.nam: .*'name'.*override"):
         load_federation(folder / "f.yaml", ["federation.nam=x"])
+
+
+HALF = {"name": "half", "format": "float16"}
+
+
+def stc(**params) -> dict:
+    return {"name": "stc", "p": 0.0025, "scope": "model", "coding": "range"} | params
+
+
+def test_without_codecs_nothing_is_coded(folder: Path):
+    config = load()
+    assert config.codec == CodingConfig()
+    assert not build_coding(config, config.algorithms[0])
+    assert to_dict(config)["codec"] == {"up": None, "down": None}
+    assert "codec" not in to_dict(config)["algorithms"][0]
+
+
+@pytest.mark.parametrize(
+    ("written", "up", "down"),
+    [
+        ("stc", stc(), None),
+        ("{up: stc}", stc(), None),
+        ("{down: half}", None, HALF),
+        ("{up: {name: stc, p: 0.5}, down: half}", stc(p=0.5), HALF),
+        ("null", None, None),
+        ("{}", None, None),
+    ],
+)
+def test_a_codec_is_a_name_or_one_for_each_direction(folder: Path, written, up, down):
+    config = load(f"codec={written}")
+    assert to_dict(config)["codec"] == {"up": up, "down": down}
+    assert parse_config(to_dict(config)) == config
+    assert load(f"algorithm.codec={written}").codec == CodingConfig()
+    own = load("codec=half", f"algorithm.codec={written}")
+    assert to_dict(own)["algorithms"][0]["codec"] == {"up": up, "down": down}
+    assert parse_config(to_dict(own)) == own
+
+
+def test_a_codec_in_a_file_keeps_its_line(folder: Path):
+    edit(folder, "rounds: 3\n", "rounds: 3\ncodec:\n  up:\n    name: stc\n    q: 0.1\n")
+    assert (
+        problem()
+        == "codec.up.q: unknown field for stc; there is p, scope, coding (configs/x.yaml, line 16)"
+    )
+    edit(folder, "    q: 0.1\n", "    p: 1.5\n")
+    assert problem() == (
+        "codec.up: stc: p is 1.5; choose a share above 0 and at most 1 (configs/x.yaml, line 14)"
+    )
+    assert to_dict(load("codec.up.p=0.5"))["codec"]["up"] == stc(p=0.5)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("codec=stcc", "codec.up.name: unknown codec 'stcc'; did you mean 'stc'"),
+        ("codec={upp: stc}", "codec.upp: unknown field; did you mean 'up'?"),
+        ("codec={up: {p: 0.1}}", "codec.up: needs a name, but is {'p': 0.1}"),
+        ("codec=3", "codec: should hold keys and values, not 3"),
+        ("codec={up: [stc]}", r"codec.up: needs a name, but is ['stc']"),
+        ("codec={up: {name: stc, p: x}}", "codec.up.p: should be a number, not 'x'"),
+        ("algorithm.codec=stcc", "algorithm.codec.up.name: unknown codec 'stcc'"),
+        (
+            "algorithm.codec={down: {name: half, format: x}}",
+            "algorithm.codec.down.format: should be",
+        ),
+    ],
+)
+def test_a_mistake_in_a_codec_is_named(folder: Path, override, words):
+    text = problem(override)
+    assert text.startswith(words)
+    assert f"override {override}" in text or "configs/x.yaml" in text
+
+
+def test_an_algorithms_codec_replaces_the_experiments(folder: Path):
+    three = (
+        "algorithms=[fedavg, {name: fedavg, label: b, codec: {up: {name: stc, p: 0.5}}},"
+        " {name: fedavg, label: c, codec: null}]"
+    )
+    config = load("codec={down: half}", three)
+    a, b, c = (build_coding(config, algorithm) for algorithm in config.algorithms)
+    assert (a, b, c) == (Coding(down=Half()), Coding(up=STC(p=0.5)), Coding())
+    assert len({digest(load(three)), digest(config), digest(load("codec=half", three))}) == 3
+    assert difference(config, load("codec={up: half}", three)) == [
+        'codec.up=null, now nothing', 'codec.down.name="half", now nothing',
+        'codec.down.format="float16", now nothing', 'codec.up.name=nothing, now "half"',
+        'codec.up.format=nothing, now "float16"', 'codec.down=nothing, now null',
+    ]  # fmt: skip
+
+
+def test_a_codec_from_a_file_is_found_beside_the_configuration(folder: Path):
+    (folder / "codec.py").write_text(
+        "from dataclasses import dataclass\nfrom collegium.codecs.half import Half\n\n\n"
+        '@dataclass(frozen=True)\nclass Mine(Half):\n    """A codec of a user."""\n'
+    )
+    edit(folder, "rounds: 3\n", "rounds: 3\ncodec: {up: codec.py:Mine}\n")
+    config = load()
+    expected = CodecConfig(f"{folder / 'codec.py'}:Mine", {"format": "float16"})
+    assert config.codec.up == expected
+    assert type(build_coding(config, config.algorithms[0]).up).__name__ == "Mine"
+
+
+def test_a_codec_that_went_away_is_named_by_the_algorithm(folder: Path):
+    config = replace(load(), codec=CodingConfig(up=CodecConfig("gone.py:Mine")))
+    with pytest.raises(ConfigError, match=r"codec\.up\.name: .*gone\.py cannot be read .*'Mine'"):
+        build_coding(config, config.algorithms[0])

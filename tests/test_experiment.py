@@ -229,3 +229,26 @@ def test_cache_lies_where_the_environment_says(monkeypatch, tmp_path):
     monkeypatch.delenv("COLLEGIUM_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x"))
     assert cache_folder() == tmp_path / "x" / "collegium"
+
+
+def test_every_algorithm_runs_with_its_own_codec(settings):
+    own = {"name": "fedavg", "label": "coded", "codec": {"up": "half", "down": "half"}}
+    config = parse_config({**settings, "algorithms": ["fedavg", own]})
+    output = run_experiment(config)
+    up = {
+        (row.algorithm, row.site, row.round): row.bytes_up
+        for row in collect_rows(config)
+        if row.metric == "loss" and row.bytes_up is not None
+    }
+    trainable = find_parts(build_model(**MODEL)).trainable
+    numbers = sum(t.numel() for n, t in build_model(**MODEL).state_dict().items() if n in trainable)
+    for site in open_sites(config):
+        assert up["fedavg", site, 2] - up["coded", site, 2] > numbers  # two bytes less for each
+        lines = read(output / "coded/seed-0/clients" / site / "ledger.jsonl")
+        assert lines[0]["parts"]["model"]["codec"] == "Half"
+        assert first_break(lines) is None
+    assert read_run_config(output) == config
+    assert "float16" in (output / "report.html").read_text(encoding="utf-8")
+    other = parse_config({**settings, "algorithms": ["fedavg", {**own, "codec": "half"}]})
+    with pytest.raises(CheckpointError, match=r"other settings \(algorithms\.1\.codec\.down"):
+        run_experiment(other)

@@ -9,7 +9,15 @@ import pytest
 
 from collegium.config import AlgorithmConfig, build_algorithm
 from collegium.errors import ConfigError
-from collegium.registry import algorithm_names, describe, list_algorithms, load_algorithm
+from collegium.registry import (
+    algorithm_names,
+    codec_names,
+    describe,
+    list_algorithms,
+    list_codecs,
+    load_algorithm,
+    load_codec,
+)
 
 SOURCE = '''
 """Mine (Nobody, 2020, https://example.org/paper.)."""
@@ -194,3 +202,58 @@ def test_a_file_that_does_not_load_leaves_no_module_behind(tmp_path: Path):
     with pytest.raises(ConfigError):
         load_algorithm(f"{tmp_path / 'broken.py'}:X")
     assert set(sys.modules) == before
+
+
+CODEC = """
+from dataclasses import dataclass
+
+from collegium.codecs.base import Codec
+from collegium.codecs.half import Half
+
+
+@dataclass(frozen=True)
+class Mine(Half):
+    \"\"\"A codec of a user.\"\"\"
+
+
+@dataclass(frozen=True)
+class Silent(Codec):
+    \"\"\"Neither encodes nor decodes.\"\"\"
+"""
+
+
+def test_codecs_are_the_modules_that_are_no_helpers():
+    assert codec_names() == ["cer", "dadaquant", "half", "identity", "stc"]
+    assert [row.name for row in list_codecs()] == codec_names()
+    assert not [row.summary for row in list_codecs() if "cannot be loaded" in row.summary]
+
+
+@pytest.mark.parametrize("name", codec_names())
+def test_every_listed_codec_loads_and_is_described_by_its_name(name: str):
+    codec = load_codec(name)()
+    assert describe(codec) == (name, codec.hyperparameters())
+
+
+def test_a_codec_from_a_file_is_described_by_its_place(tmp_path: Path):
+    path = tmp_path / "mine.py"
+    path.write_text(CODEC)
+    name, params = describe(load_codec(f"{path}:Mine")("bfloat16"))  # type: ignore[call-arg]
+    assert (name, params) == (f"{path}:Mine", {"format": "bfloat16"})
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("stcc", "unknown codec 'stcc'; did you mean 'stc'?"),
+        ("base", "unknown codec 'base'"),
+        ("fedavg", "unknown codec 'fedavg'"),
+        ("mine.py:Nine", "codec 'mine.py:Nine': there is no class 'Nine'; the codecs there are: "),
+        ("mine.py:Silent", "codec 'mine.py:Silent' has no method 'decode' and 'encode'; write it"),
+        ("collegium.algorithms.fedavg:FedAvg", "is not a subclass of collegium.codecs.base.Codec"),
+    ],
+)
+def test_a_name_that_does_not_lead_to_a_codec_says_why(tmp_path: Path, monkeypatch, name, expected):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(CODEC)
+    with pytest.raises(ConfigError, match=expected):
+        load_codec(name)

@@ -15,6 +15,8 @@ from collegium.algorithms.fedavg import FedAvg
 from collegium.algorithms.fedbn import FedBN
 from collegium.algorithms.iopfl import IOPFL
 from collegium.algorithms.scaffold import Scaffold
+from collegium.codecs.half import Half
+from collegium.codecs.identity import Identity
 from collegium.data.dataset import TensorDataset
 from collegium.data.site import EgressPolicy, Site
 from collegium.errors import (
@@ -31,6 +33,7 @@ from collegium.simulation import initial_model, simulate
 from collegium.tasks import SupervisedTask
 from collegium.tensors import Tensors
 from collegium.toy import TRAINING, toy_network, toy_site
+from collegium.wire import Coding
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -121,6 +124,18 @@ def test_folder_of_another_run_is_refused(tmp_path, change, key):
     with pytest.raises(CheckpointError, match=words):
         run(output=tmp_path, **change)
     assert run(output=tmp_path).scores  # and the run there is unharmed
+
+
+def test_codecs_of_a_call_shorten_its_messages_and_belong_to_its_folder(tmp_path):
+    plain = run()
+    assert equal(run(coding=Coding(Identity(), Identity())).model, plain.model)
+    half = Coding(Half(), Half())
+    coded = run(coding=half, output=tmp_path)
+    assert not equal(coded.model, plain.model)
+    assert equal(run(coding=half, output=tmp_path).model, coded.model)
+    for other in ({}, {"coding": Coding(Half())}):
+        with pytest.raises(CheckpointError, match=r"other settings \(coding\)"):
+            run(output=tmp_path, **other)
 
 
 def test_two_sites_with_one_name_are_refused():

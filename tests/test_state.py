@@ -8,7 +8,7 @@ import torch
 
 from collegium.errors import CheckpointError, StorageError
 from collegium.message import pack
-from collegium.state import Store, storage_error, write_atomically
+from collegium.state import Store, lock, storage_error, write_atomically
 from collegium.tensors import Tensors
 
 
@@ -125,3 +125,35 @@ def test_damaged_state_is_named(tmp_path):
 def test_absent_state_is_named(tmp_path):
     with pytest.raises(StorageError, match=r"7\.state: No such file"):
         Store(tmp_path).load("7")
+
+
+def test_newest_whole_state_under_a_number_is_found(tmp_path, caplog):
+    store = Store(tmp_path)
+    assert store.load_newest() is None
+    for number in range(3):
+        store.save(f"{number:06d}", number)
+    store.save("best", "not a number")
+    assert store.load_newest() == ("000002", 2)
+    store.path("000002").write_bytes(b"half")
+    assert store.load_newest() == ("000001", 1)
+    assert "going on from the state before it" in caplog.text
+    assert store.names() == ["000000", "000001", "best"]
+
+
+def test_damage_of_every_state_is_an_error(tmp_path):
+    store = Store(tmp_path)
+    store.write("000001", b"half")
+    with pytest.raises(CheckpointError, match=f"no whole state is left in {tmp_path}; start the"):
+        store.load_newest()
+
+
+def test_folder_is_locked_for_one_at_a_time(tmp_path):
+    folder = tmp_path / "new"
+    with (
+        lock(folder),
+        pytest.raises(StorageError, match="another process is running"),
+        lock(folder),
+    ):
+        pass
+    with lock(folder):
+        assert folder.is_dir()
