@@ -10,12 +10,11 @@ as it comes, since that is how those libraries run.
 from __future__ import annotations
 
 import argparse
-import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from typing import Any
+
+from common.measuring import in_turns, medians
 
 PASSES, STACKING = 1.3, 4.0
 CLIENTS = 10
@@ -33,18 +32,6 @@ def make_models() -> list[dict[str, Any]]:
         {name: torch.randn(shape, generator=rng) for name, shape in shapes.items()}
         for _ in range(CLIENTS)
     ]
-
-
-def measure(works: dict[str, Callable[[], object]], repetitions: int) -> dict[str, float]:
-    """Return the median seconds of each work, run in turns after one round to warm up."""
-    times: dict[str, list[float]] = {name: [] for name in works}
-    for repetition in range(repetitions + 1):
-        for name, work in works.items():
-            start = time.perf_counter()
-            work()
-            if repetition > 0:
-                times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(found) for name, found in times.items()}
 
 
 def measure_ours(repetitions: int) -> tuple[int, dict[str, float]]:
@@ -66,7 +53,7 @@ def measure_ours(repetitions: int) -> tuple[int, dict[str, float]]:
         return running.result()
 
     works = {"memcpy": lambda: target.copy_(source), "streaming": stream}
-    return len(source), measure(works, repetitions)
+    return len(source), medians(in_turns(works, repetitions))
 
 
 def measure_stacking(repetitions: int) -> float:
@@ -85,7 +72,7 @@ def measure_stacking(repetitions: int) -> float:
             for name, t in models[0].items()
         }
 
-    return measure({"stacking": stack}, repetitions)["stacking"]
+    return medians(in_turns({"stacking": stack}, repetitions))["stacking"]
 
 
 def main() -> int:

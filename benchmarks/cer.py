@@ -31,6 +31,7 @@ from typing import Any
 
 import numba
 import numpy as np
+from common.measuring import in_turns, medians, verdict
 
 from collegium.solvers.taut_string import certificate, objective, solve
 
@@ -134,18 +135,6 @@ def hard_inputs(size: int) -> Iterator[tuple[str, Array, list[float]]]:
     yield "random walk", np.cumsum(noise), [1.0, 100.0, 1e4]
 
 
-def measure(works: dict[str, Callable[[], object]], repetitions: int) -> dict[str, float]:
-    """Return the median seconds of each work, run in turns after one round to warm up."""
-    times: dict[str, list[float]] = {name: [] for name in works}
-    for repetition in range(repetitions + 1):
-        for name, work in works.items():
-            start = time.perf_counter()
-            work()
-            if repetition > 0:
-                times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(found) for name, found in times.items()}
-
-
 @dataclass
 class Comparison:
     """Our solver beside ADMM on one update.
@@ -192,7 +181,7 @@ def compare_one(update: Array, gamma: float, full: bool, repetitions: int) -> Co
     solvers = {n: Admm(update, gamma, tune(update, gamma, n if full else 50)) for n in counts}
     works: dict[str, Callable[[], object]] = {"ours": lambda: solve(update, gamma, out)}
     works |= {str(n): partial(solver.run, n) for n, solver in solvers.items()}
-    seconds = measure(works, repetitions)
+    seconds = medians(in_turns(works, repetitions))
     exact = solve(update, gamma, np.empty(size))
     best = objective(update, exact, gamma)
     needed = {n: seconds[str(n if full else FEW)] * (1 if full else n / FEW) for n in FASTER}
@@ -257,21 +246,12 @@ def measure_threads() -> float:
     update = make_update(1_000_000, layered=True)
     gamma = float(np.median(np.abs(update)))
     with ThreadPoolExecutor(2) as pool:
-        seconds = measure(
-            {
-                "one": lambda: solve(update, gamma),
-                "two": lambda: list(pool.map(lambda _: solve(update, gamma), range(2))),
-            },
-            5,
-        )
+        works: dict[str, Callable[[], object]] = {
+            "one": lambda: solve(update, gamma),
+            "two": lambda: list(pool.map(lambda _: solve(update, gamma), range(2))),
+        }
+        seconds = medians(in_turns(works, 5))
     return seconds["two"] / seconds["one"]
-
-
-def judge(name: str, figure: float, target: float, text: str, *, least: bool = False) -> bool:
-    """Print a figure beside its target and return whether it is met."""
-    good = figure >= target if least else figure <= target
-    print(f"{name}: {figure:.3g} {text} (target {target:g}): {'ok' if good else 'short'}")
-    return good
 
 
 def main() -> int:
@@ -299,11 +279,11 @@ def main() -> int:
     below = max(-excess for row in found for excess in row.excess.values())
     violation, most = max(row.violation for row in found), max(memory.values())
     good = [
-        *(judge(f"cer admm-{n}", faster[n], FASTER[n], "times", least=True) for n in FASTER),
-        judge("cer objective", below, 1e-12, "above ADMM's"),
-        judge("cer kkt", violation, VIOLATION, "violation"),
-        judge("cer memory", most, VECTORS, "vectors"),
-        judge("cer worst case", hard, NANOSECONDS, "ns a number"),
+        *(verdict(f"cer admm-{n}", faster[n], FASTER[n], "times", least=True) for n in FASTER),
+        verdict("cer objective", below, 1e-12, "above ADMM's"),
+        verdict("cer kkt", violation, VIOLATION, "violation"),
+        verdict("cer memory", most, VECTORS, "vectors"),
+        verdict("cer worst case", hard, NANOSECONDS, "ns a number"),
     ]
     return 0 if all(good) else 1
 

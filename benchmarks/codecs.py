@@ -15,8 +15,8 @@ vector that arrives, `encode` gives that vector and the bytes. The subtraction t
 lost comes on top of both.
 
 With --train, FedAvg learns on all sites for 20 rounds with each codec on what the sites send, and
-the Dice on test cases stands beside the ratio of all bytes that left the sites, running statistics
-and scores included (takes an hour or two).
+the Dice on test cases stands beside the ratio of all bytes that left the sites in training, running
+statistics included (takes an hour or two).
 
     python benchmarks/codecs.py [--quick] [--base] [--update FILE] [--train [--rounds N]]
 """
@@ -40,6 +40,7 @@ from typing import Any
 import numpy as np
 import safetensors.torch
 import torch
+from common.measuring import in_turns, medians, verdict
 
 from collegium.algorithms.fedavg import FedAvg
 from collegium.codecs.base import Codec
@@ -165,18 +166,6 @@ def look(codec: Codec, update: Tensors) -> Row:
     }
 
 
-def in_turns(works: Mapping[str, Callable[[], object]], repetitions: int) -> dict[str, float]:
-    """Return the median processor time of each work, done in turns after one to warm up."""
-    times: dict[str, list[float]] = {name: [] for name in works}
-    for repetition in range(repetitions + 1):
-        for name, work in works.items():
-            start = time.process_time()
-            work()
-            if repetition:
-                times[name].append(time.process_time() - start)
-    return {name: statistics.median(found) for name, found in times.items()}
-
-
 def speeds(codecs: Mapping[str, Codec], update: Tensors, repetitions: int) -> dict[str, Row]:
     """Return MB/s of encoding and decoding."""
     rng, size = torch.Generator().manual_seed(0), 4 * update.numel() / 1e6
@@ -184,7 +173,7 @@ def speeds(codecs: Mapping[str, Codec], update: Tensors, repetitions: int) -> di
     for name, codec in codecs.items():
         works[f"{name}|encode"] = partial(codec.encode, update, rng, {})
         works[f"{name}|decode"] = partial(codec.decode, codec.encode(update, rng, {}).data, update)
-    seconds = in_turns(works, repetitions)
+    seconds = medians(in_turns(works, repetitions, time.process_time))
     return {
         name: {side: size / seconds[f"{name}|{side}"] for side in ("encode", "decode")}
         for name in codecs
@@ -211,7 +200,7 @@ def against_topk(update: Tensors, repetitions: int) -> dict[float, float]:
             "ours": partial(codec.encode, update, rng, {}),
             "topk": partial(by_topk, update, p),
         }
-        seconds = in_turns(works, repetitions)
+        seconds = medians(in_turns(works, repetitions, time.process_time))
         found[p] = seconds["topk"] / seconds["ours"]
     return found
 
@@ -260,13 +249,6 @@ def compare(title: str, update: Tensors, repetitions: int, points: int) -> dict[
             plain = f"plain stc of no lower cosine: {max(equal):.0f}x" if equal else ""
             show(f"cer gamma={gamma:g} + stc p={p:g}", row, plain)
     return rows
-
-
-def verdict(name: str, figure: float, target: float, *, least: bool) -> bool:
-    """Print a line that says whether a figure reaches its target."""
-    good = figure >= target if least else figure <= target
-    print(f"{name}: {figure:.3g} (target {target:g}): {'ok' if good else 'short'}")
-    return good
 
 
 def judge(rows: Sequence[dict[str, Row]], fast: dict[str, Row], faster: dict[float, float]) -> bool:

@@ -14,21 +14,21 @@ Beside it stands why a batch is no substitute: the square of its gradient picks 
 from __future__ import annotations
 
 import argparse
-import resource
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
+
+from common.measuring import in_turns, peak_of
 
 USUAL, BARE, MEMORY = 0.97, 0.9, 2.5
 """Least speed by the usual loop's and by the bare passes', and most memory in models."""
 
 SETTINGS, QUICK = {96: 8, 256: 4}, {96: 4, 256: 2}
 PERCENT = 10
+CHILDREN = 3
 Work = Callable[[], dict[str, Any]]
 
 
@@ -99,55 +99,28 @@ def make_works(size: int, count: int) -> dict[str, Work]:
     return {"ours": ours, "bare": bare, "usual": usual, "vmap": at_once, "batch": of_batch}
 
 
-def measure(works: dict[str, Work], repetitions: int) -> dict[str, list[float]]:
-    """Return the processor seconds of each work, run in turns after one round to warm up."""
-    times: dict[str, list[float]] = {name: [] for name in works}
-    for repetition in range(repetitions + 1):
-        for name, work in works.items():
-            start = time.process_time()
-            work()
-            if repetition > 0:
-                times[name].append(time.process_time() - start)
-    return times
-
-
 def ratio(times: dict[str, list[float]], above: str, below: str) -> float:
     """Return the median of the ratios of two works that ran beside each other."""
     return statistics.median(a / b for a, b in zip(times[above], times[below], strict=True))
 
 
-def peak_of(name: str, size: int, count: int) -> float:
-    """Return how many MB a work takes at its peak beyond the bare passes; run in a child."""
+def peak_apart(name: str, size: int, count: int) -> float:
+    """Return how many MB a work takes at its peak beyond the bare passes; the median of children.
+
+    How much the allocator holds back differs between two runs of the same program.
+    """
     command = [sys.executable, __file__, "--peak", name, str(size), str(count)]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return statistics.median(
+        float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        for _ in range(CHILDREN)
+    )
 
 
 def measure_peak(name: str, size: int, count: int) -> float:
     """Run the bare passes and then a work, and return by how many MB it needed more memory."""
     works = make_works(size, count)
     works["bare"]()
-    before = highest = resident()
-    done = threading.Event()
-
-    def watch() -> None:
-        nonlocal highest
-        while not done.wait(0.001):
-            highest = max(highest, resident())
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    kept = works[name]()
-    highest = max(highest, resident())
-    done.set()
-    watcher.join()
-    del kept
-    return highest - before
-
-
-def resident() -> float:
-    """Return how many MB of this process are in memory."""
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * resource.getpagesize() / 1e6
+    return peak_of(works[name]) / 1e6
 
 
 def compare(works: dict[str, Work]) -> tuple[float, float, float]:
@@ -178,7 +151,7 @@ def run(size: int, count: int, *, quick: bool) -> bool:
     names = ["bare", "ours", "usual"] + ([] if quick else ["vmap"])
     unmeasured, repetitions = ({"bare", "usual"}, 2) if quick else ({"bare"}, 7)
     works = make_works(size, count)
-    times = measure({name: works[name] for name in names}, repetitions)
+    times = in_turns({name: works[name] for name in names}, repetitions, time.process_time)
     for name in names:
         seconds = statistics.median(times[name])
         print(
@@ -186,7 +159,7 @@ def run(size: int, count: int, *, quick: bool) -> bool:
             f"{ratio(times, 'bare', name):5.2f} of the speed of bare passes"
         )
     error, overlap, megabytes = compare(works)
-    peaks = {name: peak_of(name, size, count) for name in names if name not in unmeasured}
+    peaks = {name: peak_apart(name, size, count) for name in names if name not in unmeasured}
     told = ", ".join(f"{name} {peak:.0f} MB" for name, peak in peaks.items())
     print(f"  peak beyond the bare passes: {told} (the model has {megabytes:.0f} MB)")
     print(f"  largest error against the usual loop {error:.1e}")

@@ -17,9 +17,11 @@ import resource
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+
+from common.measuring import in_turns
 
 CLIENTS = 20
 SPEED, MEMORY = 10.0, 1.0
@@ -93,14 +95,12 @@ def measure(base: int, repetitions: int) -> tuple[int, dict[str, list[float]], f
     prepare(threads=1)
     models, start = make_models(base)
     works = {"blockwise": blockwise, "pairwise": pairwise}
-    times: dict[str, list[float]] = {name: [] for name in works}
     results: dict[str, Any] = {}
-    for repetition in range(repetitions + 1):
-        for name, work in works.items():
-            begin = time.perf_counter()
-            results[name] = work(models, start)
-            if repetition > 0:
-                times[name].append(time.perf_counter() - begin)
+
+    def keep(name: str) -> None:
+        results[name] = works[name](models, start)
+
+    times = in_turns({name: partial(keep, name) for name in works}, repetitions)
     apart = float(np.abs(results["blockwise"] - results["pairwise"]).max())
     return start.numel(), times, apart
 

@@ -16,15 +16,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
-import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
+
+from common.measuring import in_turns, medians, peak_of
 
 FASTER, EQUAL, LINEAR, COPIES = 30.0, 1e-10, 1.5, 2.0
 ITERATIONS = 20
@@ -79,18 +77,6 @@ def as_sites(rows: Any) -> list[Any]:
     return [Tensors({"z": row}) for row in rows]
 
 
-def measure(works: dict[str, Callable[[], object]], repetitions: int) -> dict[str, float]:
-    """Return the median seconds of each work, run in turns after one round to warm up."""
-    times: dict[str, list[float]] = {name: [] for name in works}
-    for repetition in range(repetitions + 1):
-        for name, work in works.items():
-            start = time.perf_counter()
-            work()
-            if repetition > 0:
-                times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(found) for name, found in times.items()}
-
-
 def compare(sites: int, size: int, repetitions: int) -> float:
     """Print and return how many times as fast the small matrices are, with p = 2 in float32."""
     import torch
@@ -107,7 +93,7 @@ def compare(sites: int, size: int, repetitions: int) -> float:
         "gram": lambda: consensus(models, coupling, iterations=ITERATIONS),
         "optimum": lambda: consensus(models, best),
     }
-    took = measure(works, repetitions)
+    took = medians(in_turns(works, repetitions))
     print(
         f"p=2 N={sites} edges={q.shape[1]} d={size:.1e}:  literal {took['literal'] * 1e3:9.1f} ms"
         f"  same iterations {took['gram'] * 1e3:7.1f} ms  optimum {took['optimum'] * 1e3:7.1f} ms"
@@ -130,29 +116,6 @@ def difference(sites: int, size: int) -> float:
     found = consensus(sides[0], coupling, iterations=ITERATIONS, start=sides[1])
     rows = torch.stack([site["z"] for site in found])
     return float((rows - expected).abs().max() / (expected - anchors).abs().max())
-
-
-def resident() -> int:
-    """Return the bytes of memory that this process holds."""
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * resource.getpagesize()
-
-
-def peak_of(work: Callable[[], object]) -> int:
-    """Return how many bytes ``work`` adds at most, looked at every millisecond."""
-    before, highest, finished = resident(), 0, threading.Event()
-
-    def watch() -> None:
-        nonlocal highest
-        while not finished.wait(0.001):
-            highest = max(highest, resident())
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    work()
-    finished.set()
-    watcher.join()
-    return max(highest - before, 0)
 
 
 def measure_exact(norm: str, size: int, repetitions: int) -> dict[str, float]:
