@@ -1,6 +1,4 @@
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,11 +30,10 @@ def hd95_by_distance_transform(
     return float(max(np.percentile(to_b, 95), np.percentile(to_a, 95)))
 
 
-def test_dice_and_the_legacy_metric_are_those_of_iop_fl(shared: Path) -> None:
-    cases = json.loads((shared / "specs" / "golden.json").read_text())["cases"]
-    golden = next(case for case in cases if case["name"] == "dice_conventions")
-    pred, true = (torch.tensor(golden["inputs"][key]) for key in ("pred", "gt"))
-    expected, atol = golden["expected"], golden["atol"]
+def test_dice_and_the_legacy_metric_are_those_of_iop_fl(golden) -> None:
+    case = golden("dice_conventions")
+    pred, true = (torch.tensor(case["inputs"][key]) for key in ("pred", "gt"))
+    expected, atol = case["expected"], case["atol"]
     assert slice_dice_legacy(pred, true) == pytest.approx(expected["repo_metric"], abs=atol)
     assert dice(pred, true) == pytest.approx(expected["volume_fg"], abs=1e-9)
     per_slice = [dice(p, t) for p, t in zip(pred, true, strict=True)]

@@ -26,6 +26,13 @@ RULES = (
 )
 """The rules that could break when messages are coded."""
 
+RESUMED = ("interrupted_requests", "interrupted_saves", "repeated_requests")
+"""Those that are held in three rounds as well.
+
+The first download goes in full, the second loses something, and the third starts from what is
+stored of that.
+"""
+
 STC_BOTH = Coding(up=STC(p=0.3), down=STC(p=0.3))
 
 CASES = [
@@ -53,4 +60,15 @@ def workers() -> Iterator[InProcess]:
 def test_rules_hold_with_codecs(name, coding, workers, tmp_path):
     suite = Conformance(load_algorithm(name)(), tmp_path, workers, coding=coding)
     for rule in RULES:
+        getattr(suite, f"check_{rule}")()
+
+
+@pytest.mark.parametrize(
+    "coding",
+    [Coding(STC(p=0.2), STC(p=0.2)), Coding(DAdaQuant(), DAdaQuant())],
+    ids=["stc both ways", "dadaquant both ways"],
+)
+def test_rules_hold_where_a_stored_lossy_download_is_built_upon(coding, workers, tmp_path):
+    suite = Conformance(load_algorithm("fedavg")(), tmp_path, workers, 3, coding=coding)
+    for rule in RESUMED:
         getattr(suite, f"check_{rule}")()

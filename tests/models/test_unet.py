@@ -1,6 +1,3 @@
-import json
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -9,12 +6,11 @@ from collegium.errors import ConfigError
 from collegium.models.unet import IOPUNet
 
 
-def test_parameters_and_routed_layers_are_those_of_the_paper(shared: Path) -> None:
-    cases = json.loads((shared / "specs" / "golden.json").read_text())["cases"]
-    golden = next(case for case in cases if case["name"] == "unet_parameter_count")
+def test_parameters_and_routed_layers_are_those_of_the_paper(golden) -> None:
+    case = golden("unet_parameter_count")
     with torch.device("meta"):
-        network = IOPUNet(**golden["params"])
-    expected = golden["expected"]
+        network = IOPUNet(**case["params"])
+    expected = case["expected"]
     assert sum(p.numel() for p in network.parameters()) == expected["segmentation_net"]
     layers = [m for m in network.modules() if isinstance(m, (nn.Conv2d, nn.ConvTranspose2d))]
     assert len(layers) == expected["routed_layers"]

@@ -142,3 +142,35 @@ def assert_same(found: Mapping[str, Any], expected: Model, what: str = "") -> No
         np.testing.assert_allclose(
             numbers, value, rtol=1e-9, atol=1e-12, err_msg=f"{what} {name}", strict=True
         )
+
+
+def features(model: Model, x: Array, *, training: bool) -> Array:
+    """Give what enters the head; right for complex numbers too."""
+    z = x @ model["bn_in.weight"].T
+    mean, var = model["conv.running_mean"], model["conv.running_var"]
+    if training:
+        mean, var = z.mean(0), ((z - z.mean(0)) ** 2).mean(0)
+    entering: Array = model["conv.weight"] * (z - mean) / np.sqrt(var + 1e-5) + model["conv.bias"]
+    return entering
+
+
+def contrast(now: Array, received: Array, previous: Array, tau: float) -> Any:
+    """Give MOON's contrastive loss of features; right for complex numbers too."""
+
+    def cosine(other: Array) -> Any:
+        return (now * other).sum(1) / np.sqrt((now * now).sum(1) * (other * other).sum(1))
+
+    near, far = np.exp(cosine(received) / tau), np.exp(cosine(previous) / tau)
+    return -np.log(near / (near + far)).mean()
+
+
+def slopes(function: Callable[[Model], Any], model: Model, names: Collection[str]) -> Model:
+    """Give the gradient by every entry, by a complex step: exact to the last digits."""
+    found = {}
+    for name in names:
+        found[name] = np.zeros_like(model[name])
+        for place in np.ndindex(model[name].shape):
+            moved = model[name].astype(complex)
+            moved[place] += 1e-30j
+            found[name][place] = function(model | {name: moved}).imag / 1e-30
+    return found

@@ -97,17 +97,8 @@ def test_batches_of_fewer_than_four_serve_as_both_halves(count: int, sizes: Any)
     assert second["image"].tolist() == list(range(count))[-sizes[1] :]
 
 
-def features(model: Any, x: Any, *, training: bool) -> Any:
-    """What enters the head of the network of `numpy_rounds`; right for complex numbers too."""
-    z = x @ model["bn_in.weight"].T
-    mean, var = model["conv.running_mean"], model["conv.running_var"]
-    if training:
-        mean, var = z.mean(0), ((z - z.mean(0)) ** 2).mean(0)
-    return model["conv.weight"] * (z - mean) / np.sqrt(var + 1e-5) + model["conv.bias"]
-
-
-def task_loss(model: Any, data: Any) -> Any:
-    z = features(model, data.x, training=True)
+def task_loss(by_hand: Any, model: Any, data: Any) -> Any:
+    z = by_hand.features(model, data.x, training=True)
     return ((z @ model["norm.weight"].T + model["norm.bias"] - data.y) ** 2).mean()
 
 
@@ -116,26 +107,6 @@ def coral(received: Any, local: Any) -> Any:
         return 0.0
     one, two = ((r - r.mean(0)).T @ (r - r.mean(0)) / (len(r) - 1) for r in (received, local))
     return ((one - two) ** 2).sum() / (4 * local.shape[1] ** 2)
-
-
-def contrast(now: Any, received: Any, previous: Any) -> Any:
-    def cosine(other: Any) -> Any:
-        return (now * other).sum(1) / np.sqrt((now * now).sum(1) * (other * other).sum(1))
-
-    near, far = np.exp(cosine(received) / 0.5), np.exp(cosine(previous) / 0.5)
-    return -np.log(near / (near + far)).mean()
-
-
-def slopes(function: Any, model: Any, names: Any) -> Any:
-    """The gradient by every entry, by a complex step: exact to the last digits."""
-    found = {}
-    for name in names:
-        found[name] = np.zeros_like(model[name])
-        for place in np.ndindex(model[name].shape):
-            moved = model[name].astype(complex)
-            moved[place] += 1e-30j
-            found[name][place] = function(model | {name: moved}).imag / 1e-30
-    return found
 
 
 def steps(
@@ -161,19 +132,19 @@ def steps(
     else:
         rest = by_hand.Data(data.x[rows], data.y[rows])
         buffers = by_hand.gradient(model, rest)[2]
-    theirs = features(start, rest.x, training=False)
+    theirs = by_hand.features(start, rest.x, training=False)
 
     def objective(now: Any) -> Any:
-        local = features(now, rest.x, training=True)
-        value = task_loss(now, rest)
+        local = by_hand.features(now, rest.x, training=True)
+        value = task_loss(by_hand, now, rest)
         if method.alignment == "coral":
             value = value + method.beta * coral(theirs, local)
         if previous is not None:
-            last = features(previous, rest.x, training=False)
-            value = value + method.mu * contrast(local, theirs, last)
+            last = by_hand.features(previous, rest.x, training=False)
+            value = value + method.mu * by_hand.contrast(local, theirs, last, 0.5)
         return value
 
-    return objective, ahead, buffers, task_loss(ahead, rest)
+    return objective, ahead, buffers, task_loss(by_hand, ahead, rest)
 
 
 def train(
@@ -196,7 +167,7 @@ def train(
             by_hand, start, model, data, rows, lr, method, previous
         )
         losses.append(loss)
-        gradient = slopes(objective, ahead, by_hand.PARAMETERS)
+        gradient = by_hand.slopes(objective, ahead, by_hand.PARAMETERS)
         model |= buffers
         for name, move in gradient.items():
             if adam:

@@ -1,6 +1,4 @@
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,13 +63,9 @@ def test_statistics_are_blended_and_counters_are_not(federation: Any, by_hand: A
 
 
 def test_the_sequence_of_the_reference_values(
-    shared: Path, one_client_moves_to: Callable[..., Any]
+    golden: Callable[[str], dict[str, Any]], one_client_moves_to: Callable[..., Any]
 ) -> None:
-    file = shared / "specs" / "golden.json"
-    if not file.exists():
-        pytest.skip(f"{file} is absent")
-    cases = json.loads(file.read_text())["cases"]
-    case = next(case for case in cases if case["name"] == "P_update_sequence")
+    case = golden("P_update_sequence")
     start, path = case["inputs"]["P0"], case["inputs"]["w_local_per_round"]
     outcome = one_client_moves_to(IOPFL(tau=case["params"]["tau"]), start, path)
     for t, (local, expected) in enumerate(zip(path, case["expected"]["P"], strict=True), start=1):

@@ -17,31 +17,6 @@ ROUNDS = 3
 MU, TAU = 2.0, 0.3
 
 
-def features(model: Any, x: Any, *, training: bool) -> Any:
-    """What enters the head of the network of `numpy_rounds`; right for complex numbers too."""
-    z = x @ model["bn_in.weight"].T
-    mean, var = model["conv.running_mean"], model["conv.running_var"]
-    if training:
-        mean, var = z.mean(0), ((z - z.mean(0)) ** 2).mean(0)
-    return model["conv.weight"] * (z - mean) / np.sqrt(var + 1e-5) + model["conv.bias"]
-
-
-def cosine(a: Any, b: Any) -> Any:
-    return (a * b).sum(1) / np.sqrt((a * a).sum(1) * (b * b).sum(1))
-
-
-def slopes(function: Any, model: Any, names: Any) -> Any:
-    """The gradient by every entry, by a complex step: exact to the last digits."""
-    found = {}
-    for name in names:
-        found[name] = np.zeros_like(model[name])
-        for place in np.ndindex(model[name].shape):
-            moved = model[name].astype(complex)
-            moved[place] += 1e-30j
-            found[name][place] = function(model | {name: moved}).imag / 1e-30
-    return found
-
-
 def train(
     by_hand: Any, start: Any, previous: Any, data: Any, batches: Any, lr: float
 ) -> tuple[Any, list[float]]:
@@ -49,19 +24,18 @@ def train(
     model, losses = dict(start), []
     for rows in batches:
         x, y = data.x[rows], data.y[rows]
-        theirs, last = (features(m, x, training=False) for m in (start, previous))
+        theirs, last = (by_hand.features(m, x, training=False) for m in (start, previous))
 
         def objective(
             now: Any, x: Any = x, y: Any = y, theirs: Any = theirs, last: Any = last
         ) -> Any:
-            z = features(now, x, training=True)
+            z = by_hand.features(now, x, training=True)
             error = z @ now["norm.weight"].T + now["norm.bias"] - y
-            near, far = np.exp(cosine(z, theirs) / TAU), np.exp(cosine(z, last) / TAU)
-            return (error**2).mean() - MU * np.log(near / (near + far)).mean()
+            return (error**2).mean() + MU * by_hand.contrast(z, theirs, last, TAU)
 
         loss, _, buffers = by_hand.gradient(model, type(data)(x, y))
         losses.append(loss)
-        gradient = slopes(objective, model, by_hand.PARAMETERS)
+        gradient = by_hand.slopes(objective, model, by_hand.PARAMETERS)
         model |= buffers | {n: model[n] - lr * g for n, g in gradient.items()}
     return model, losses
 
@@ -110,7 +84,7 @@ def test_there_is_no_personal_model(federation: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pooled", "flat"])
-def test_maps_are_compared_pooled_or_flat(kind: Any) -> None:
+def test_maps_are_compared_pooled_or_flat(kind: Any, by_hand: Any) -> None:
     rng = torch.Generator().manual_seed(0)
     images = torch.randn(6, 1, 4, 4, generator=rng, dtype=torch.float64)
     module = nn.Sequential(nn.Conv2d(1, 3, 2), nn.Conv2d(3, 1, 1)).double()
@@ -123,7 +97,6 @@ def test_maps_are_compared_pooled_or_flat(kind: Any) -> None:
         found += model["0.bias"].numpy()[:, None, None]
         return found.mean((2, 3)) if kind == "pooled" else found.reshape(6, -1)
 
-    near, far = (np.exp(cosine(maps(now), maps(m)) / TAU) for m in (received, previous))
     network = LiveNetwork(
         module, SupervisedTask(nn.functional.mse_loss), dict(module.named_parameters()), lr=0.1
     )
@@ -131,7 +104,7 @@ def test_maps_are_compared_pooled_or_flat(kind: Any) -> None:
     method = Moon(mu=MU, temperature=TAU, features=kind)
     _, term = method.objective(received, previous)(network, batch)
     assert term is not None
-    expected = -MU * np.log(near / (near + far)).mean()
+    expected = MU * by_hand.contrast(maps(now), maps(received), maps(previous), TAU)
     assert float(term.detach()) == pytest.approx(expected, rel=1e-12)
 
 
