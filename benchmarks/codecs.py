@@ -16,9 +16,11 @@ lost comes on top of both.
 
 With --train, FedAvg learns on all sites for 20 rounds with each codec on what the sites send, and
 the Dice on test cases stands beside the ratio of all bytes that left the sites in training, running
-statistics included (takes an hour or two).
+statistics included, and beside the cosine of the vessel U-Net's update above (takes an hour or
+two; --only NAME, as often as wanted, trains with the codecs of these names).
 
-    python benchmarks/codecs.py [--quick] [--base] [--update FILE] [--train [--rounds N]]
+    python benchmarks/codecs.py [--quick] [--base] [--update FILE]
+    python benchmarks/codecs.py --train [--rounds N] [--only NAME ...]
 """
 
 from __future__ import annotations
@@ -87,6 +89,7 @@ def open_data() -> ExperimentConfig:
             "federation": str(federation),
             "model": {"name": "unet", "in_channels": 1, "channels": [16, 32, 64, 128]},
             "training": {"optimizer": "adam", "lr": 2e-3, "batch_size": 8, "local_steps": 30},
+            "rounds": 3,
             "algorithms": ["fedavg"],
         }
     )
@@ -291,14 +294,17 @@ def codecs_to_train(rounds: int) -> dict[str, Codec | None]:
     return codecs
 
 
-def train(rounds: int) -> None:
+def train(rounds: int, only: Sequence[str]) -> None:
     """Print the Dice of FedAvg on test cases beside the bytes that left the sites."""
+    update = make_update(base=False, steps=30)
     config = open_data()
     sites = open_federation(config.federation, FOLDER / "cache", 0, FOLDER / "splits")
     network, task = network_of(config, base=False), task_of(config)
     raw = 0
     print(f"FedAvg on {', '.join(sorted(sites))}, {rounds} rounds")
     for name, codec in codecs_to_train(rounds).items():
+        if only and name not in only:
+            continue
         start = time.perf_counter()
         found = simulate(
             FedAvg(),
@@ -311,14 +317,17 @@ def train(rounds: int) -> None:
             coding=Coding(up=codec),
         )
         sent = sum(sum(record.bytes_up.values()) for record in found.records)
-        raw = raw or sent
+        raw = raw or (0 if codec else sent)
+        arrives = look(codec, update)["cosine"] if codec else 1.0
         dice = [
             statistics.mean([r[task.metric] for r in kinds["global"] if r[task.metric] is not None])
             for _, kinds in sorted(found.scores.items())
         ]
         print(
-            f"  {name:<30} {raw / sent:>8.1f}x  {task.metric} {statistics.mean(dice):.4f}  at the "
-            f"sites {' '.join(f'{value:.3f}' for value in dice)}  "
+            f"  {name:<30} {sent:>12,} B up"
+            + (f" {raw / sent:>8.1f}x" if raw else "")
+            + f"  cos {arrives:.3f}  {task.metric} {statistics.mean(dice):.4f}  at the sites"
+            f" {' '.join(f'{value:.3f}' for value in dice)}  "
             f"({time.perf_counter() - start:.0f} s)",
             flush=True,
         )
@@ -332,11 +341,12 @@ def main() -> int:
     parser.add_argument("--update", type=Path, help="a safetensors file to use instead")
     parser.add_argument("--train", action="store_true", help="Dice after training with each codec")
     parser.add_argument("--rounds", type=int, default=20, help="rounds of --train")
+    parser.add_argument("--only", action="append", default=[], help="a codec of --train")
     options = parser.parse_args()
     logging.basicConfig(level=logging.WARNING)
     prepare(threads=1)
     if options.train:
-        train(options.rounds)
+        train(options.rounds, options.only)
         return 0
     repetitions, points = (3, 12) if options.quick else (9, 48)
     tables = []
