@@ -19,8 +19,8 @@ def row(**changes) -> Row:
 
 def test_columns_are_those_of_the_tidy_table_in_order():
     expected = (
-        "experiment algorithm seed fold round site case patient split model metric value unit "
-        "bytes_up bytes_down seconds"
+        "experiment algorithm seed fold variation round site case patient split model metric value "
+        "unit bytes_up bytes_down seconds"
     )
     assert expected.split() == list(COLUMNS)
 
@@ -111,6 +111,20 @@ def test_the_table_is_read_from_parquet_then_csv_then_the_rows_of_the_cells(tmp_
     assert read_table(tmp_path) == rows
     (tmp_path / "results.parquet").unlink()
     assert read_table(tmp_path) == rows
+
+
+def test_a_table_from_before_there_were_variations_is_read_without_one(tmp_path):
+    import pandas as pd
+
+    rows = [row(), row(case="c002", variation="tau=0.5")]
+    paths = write_table(rows, tmp_path)
+    old = pd.read_parquet(paths[1]).drop(columns="variation")
+    old.to_parquet(paths[1])
+    old.to_csv(paths[0], index=False)
+    without = [row(), row(case="c002")]
+    assert read_table(tmp_path) == without
+    paths[1].unlink()
+    assert read_table(tmp_path) == without
 
 
 def test_no_results_are_no_rows(tmp_path):

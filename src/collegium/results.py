@@ -33,12 +33,14 @@ class Row:
         algorithm: Label of the algorithm.
         seed: Seed of the run.
         fold: Number of the fold, 0 where there is one.
+        variation: Name of the setting in a sweep; empty outside a sweep.
         round: Round of the row; the last one for the final scores.
         site: Name of the site.
         case: Pseudonym of the case; empty for rows of a round.
         patient: Pseudonym of the patient; empty for rows of a round.
-        split: ``"train"``, ``"val"`` or ``"test"``.
-        model: ``"global"`` or ``"personal"``; empty where no model was scored.
+        split: ``"train"``, ``"val"`` or ``"test"``; ``"outside"`` for a site that took no part.
+        model: ``"global"`` or ``"personal"``; outside, the label of the adapter; empty where no
+            model was scored.
         metric: What was measured.
         value: The number; None where it is undefined. NaN and infinity are stored as None.
         unit: Unit of the value, empty for a pure number.
@@ -51,6 +53,7 @@ class Row:
     algorithm: str
     seed: int
     fold: int = 0
+    variation: str = ""
     round: int
     site: str
     case: str = ""
@@ -72,8 +75,8 @@ class Row:
     def key(self) -> tuple[str | int, ...]:
         """What the row is about; two rows with one key are the same measurement, made twice."""
         return (
-            self.experiment, self.algorithm, self.seed, self.fold, self.round, self.site,
-            self.case, self.split, self.model, self.metric,
+            self.experiment, self.algorithm, self.seed, self.fold, self.variation, self.round,
+            self.site, self.case, self.split, self.model, self.metric,
         )  # fmt: skip
 
 
@@ -82,6 +85,7 @@ COLUMNS = tuple(field.name for field in fields(Row))
 
 _INTEGERS = frozenset({"seed", "fold", "round", "bytes_up", "bytes_down"})
 _FLOATS = frozenset({"value", "seconds"})
+_LATER = {"variation": ""}  # columns that a table of an earlier version lacks, and their value
 
 
 def append_rows(path: Path, rows: Iterable[Row]) -> None:
@@ -216,7 +220,8 @@ def _read_csv(path: Path) -> list[Row]:
 
 
 def _typed(record: Mapping[str, str]) -> dict[str, Any]:
-    values: dict[str, Any] = {name: record[name] for name in COLUMNS}
+    values: dict[str, Any] = {name: record[name] for name in COLUMNS if name not in _LATER}
+    values.update({name: record.get(name, default) for name, default in _LATER.items()})
     values.update({name: int(record[name]) for name in _INTEGERS})
     values.update({name: float(record[name]) if record[name] else None for name in _FLOATS})
     return values
@@ -225,8 +230,9 @@ def _typed(record: Mapping[str, str]) -> dict[str, Any]:
 def _read_parquet(path: Path) -> list[Row]:
     from pyarrow import parquet
 
-    records = parquet.read_table(path, columns=list(COLUMNS)).to_pylist()
-    return [Row(**record) for record in records]
+    present = parquet.read_schema(path).names
+    columns = [name for name in COLUMNS if name not in _LATER or name in present]
+    return [Row(**record) for record in parquet.read_table(path, columns=columns).to_pylist()]
 
 
 def read_table(folder: Path) -> list[Row]:

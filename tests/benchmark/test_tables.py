@@ -1,45 +1,27 @@
-import pytest
+import time
 
-from collegium.benchmark.significance import Interval
+import numpy as np
+import pytest
+from scipy import stats
+
+from collegium.benchmark.cells import Cell
+from collegium.benchmark.formats import to_text
+from collegium.benchmark.significance import Interval, p_text
 from collegium.benchmark.tables import (
-    Cell,
     cell_html,
+    final_scores,
     interval_text,
     joining_table,
     method_name,
     method_table,
     number,
-    to_markdown,
-    to_text,
+    scored_name,
 )
 from collegium.results import Row
 
 
-def scores(algorithm, model, site, values, *, seed=0, metric="dice", unit="", patients=None):
-    """One test row per value; each case its own patient unless said otherwise."""
-    patients = patients or [f"p{place}" for place in range(len(values))]
-    return [
-        Row(experiment="e", algorithm=algorithm, seed=seed, round=5, site=site,
-            case=f"c{place}", patient=patient, split="test", model=model, metric=metric,
-            value=value, unit=unit)
-        for place, (value, patient) in enumerate(zip(values, patients, strict=True))
-    ]  # fmt: skip
-
-
-def three_methods():
-    rows = []
-    for seed, shift in ((0, 0.0), (1, 0.02)):
-        rows += scores("local", "personal", "A", [0.60 + shift, 0.70 + shift], seed=seed)
-        rows += scores("local", "personal", "B", [0.50 + shift], seed=seed)
-        rows += scores("fedavg", "global", "A", [0.80, 0.80 + shift], seed=seed)
-        rows += scores("fedavg", "global", "B", [0.55], seed=seed)
-        rows += scores("ditto", "personal", "A", [0.75, 0.75], seed=seed)
-        rows += scores("ditto", "personal", "B", [0.70], seed=seed)
-    return rows
-
-
-def test_cells_are_mean_and_sample_sd_over_seeds():
-    table = method_table(three_methods(), "dice")
+def test_cells_are_mean_and_sample_sd_over_seeds(three_methods):
+    table = method_table(three_methods, "dice")
     local = table.methods[0]
     assert local.name == "Local personal"
     # seed 0: (0.60 + 0.70) / 2; seed 1: 0.02 more; sd of two is the difference / sqrt 2
@@ -48,13 +30,13 @@ def test_cells_are_mean_and_sample_sd_over_seeds():
     assert local.cells["average"].mean == pytest.approx((0.66 + 0.51) / 2)
 
 
-def test_a_patient_with_many_cases_counts_once():
+def test_a_patient_with_many_cases_counts_once(scores):
     rows = scores("fedavg", "global", "A", [0.9, 0.9, 0.9, 0.5], patients=["p", "p", "p", "q"])
     assert method_table(rows, "dice").methods[0].cells["A"].mean == pytest.approx(0.7)
 
 
-def test_worst_site_disparity_and_site_sd_come_from_the_site_means():
-    fedavg = method_table(three_methods(), "dice", ["fedavg"]).methods[1]
+def test_worst_site_disparity_and_site_sd_come_from_the_site_means(three_methods):
+    fedavg = method_table(three_methods, "dice", ["fedavg"]).methods[1]
     assert fedavg.name == "FedAvg global"
     # A: seeds 0.80 and 0.81, so 0.805; B: 0.55
     assert fedavg.cells["worst site"].mean == pytest.approx(0.55)
@@ -63,8 +45,8 @@ def test_worst_site_disparity_and_site_sd_come_from_the_site_means():
     assert fedavg.cells["site sd"].mean == pytest.approx(0.1275)
 
 
-def test_best_and_second_are_marked_in_each_column():
-    table = method_table(three_methods(), "dice")
+def test_best_and_second_are_marked_in_each_column(three_methods):
+    table = method_table(three_methods, "dice")
     ranks = {method.name: {c: m.rank for c, m in method.cells.items()} for method in table.methods}
     assert [ranks[n]["A"] for n in ("FedAvg global", "Ditto personal", "Local personal")] == [
         1,
@@ -80,18 +62,18 @@ def test_best_and_second_are_marked_in_each_column():
     assert [ranks[n]["disparity"] for n in ("Ditto personal", "Local personal")] == [1, 2]
 
 
-def test_what_prints_alike_ranks_alike():
+def test_what_prints_alike_ranks_alike(scores):
     rows = scores("a", "global", "A", [0.80001]) + scores("b", "global", "A", [0.80004])
     rows += scores("c", "global", "A", [0.7])
     assert [m.cells["A"].rank for m in method_table(rows, "dice").methods] == [1, 1, 2]
 
 
-def test_a_single_method_is_not_called_the_best():
+def test_a_single_method_is_not_called_the_best(scores):
     table = method_table(scores("fedavg", "global", "A", [0.8]), "dice")
     assert table.methods[0].cells["A"] == Cell(0.8)
 
 
-def test_a_distance_is_better_when_lower():
+def test_a_distance_is_better_when_lower(scores):
     rows = scores("fedavg", "global", "A", [4.0], metric="hd95", unit="mm")
     rows += scores("ditto", "personal", "A", [2.0], metric="hd95", unit="mm")
     rows += scores("fedavg", "global", "B", [8.0], metric="hd95", unit="mm")
@@ -101,7 +83,7 @@ def test_a_distance_is_better_when_lower():
     assert (fedavg.cells["worst site"].mean, fedavg.cells["worst site"].note) == (8.0, "B")
 
 
-def test_undefined_scores_enter_no_mean_and_a_site_without_any_no_average():
+def test_undefined_scores_enter_no_mean_and_a_site_without_any_no_average(scores):
     rows = scores("fedavg", "global", "A", [0.8, None]) + scores("fedavg", "global", "B", [None])
     rows += scores("ditto", "global", "A", [0.6]) + scores("ditto", "global", "B", [0.4])
     ditto, fedavg = method_table(rows, "dice").methods
@@ -110,7 +92,7 @@ def test_undefined_scores_enter_no_mean_and_a_site_without_any_no_average():
     assert ditto.cells["average"].mean == pytest.approx(0.5)
 
 
-def test_a_site_undefined_for_everyone_is_left_out_of_the_average():
+def test_a_site_undefined_for_everyone_is_left_out_of_the_average(scores):
     rows = scores("fedavg", "global", "A", [0.8]) + scores("fedavg", "global", "B", [None])
     rows += scores("fedavg", "global", "C", [0.6])
     cells = method_table(rows, "dice").methods[0].cells
@@ -126,26 +108,10 @@ def test_rows_of_rounds_are_no_final_scores():
     assert "dice" in to_text(table)
 
 
-def test_methods_stand_with_local_first_then_in_the_order_asked():
-    table = method_table(three_methods(), "dice", ["fedavg", "ditto"])
+def test_methods_stand_with_local_first_then_in_the_order_asked(three_methods):
+    table = method_table(three_methods, "dice", ["fedavg", "ditto"])
     assert [m.algorithm for m in table.methods] == ["local", "fedavg", "ditto"]
     assert table.columns == ("A", "B", "average", "worst site", "disparity", "site sd")
-
-
-def test_markdown_marks_best_and_second_and_escapes_bars():
-    rows = scores("fedavg", "global", "A|B", [0.8]) + scores("ditto", "global", "A|B", [0.7])
-    lines = to_markdown(method_table(rows, "dice", ["fedavg"])).splitlines()
-    assert lines[0].startswith("| method | A\\|B | average |")
-    assert lines[2].startswith("| FedAvg global | **0.800** |")
-    assert lines[3].startswith("| Ditto global | <u>0.700</u> |")
-
-
-def test_text_is_aligned_and_marks_best_and_second():
-    lines = to_text(method_table(three_methods(), "dice", ["fedavg"])).splitlines()
-    assert len({len(line) for line in lines[1:]}) == 1
-    fedavg = next(line for line in lines if line.startswith("FedAvg global"))
-    assert "0.805 \u00b1 0.007*" in fedavg
-    assert "0.550 \u00b1 0.000+" in fedavg
 
 
 def test_html_cells_mark_and_escape():
@@ -173,17 +139,8 @@ def test_names_are_spelled_as_in_the_field_and_own_labels_kept():
     assert method_name("ditto lam=1", "personal") == "ditto lam=1 personal"
 
 
-def joined_rows():
-    alone = [0.50, 0.52, 0.54, 0.56, 0.58, 0.60]
-    rows = scores("local", "personal", "A", alone)
-    rows += scores("fedavg", "global", "A", [value + 0.1 for value in alone])
-    rows += scores("ditto", "personal", "A", [value - 0.1 for value in alone])
-    rows += scores("ditto", "global", "A", [0.9, *[None] * 5])
-    return rows
-
-
-def test_joining_compares_each_method_with_local_by_patient():
-    table = joining_table(joined_rows(), "dice", ["fedavg", "ditto"])
+def test_joining_compares_each_method_with_local_by_patient(joined_rows):
+    table = joining_table(joined_rows, "dice", ["fedavg", "ditto"])
     found = {c.name: c for c in table.comparisons}
     assert list(found) == ["FedAvg global", "Ditto global", "Ditto personal"]
     fedavg = found["FedAvg global"]
@@ -196,7 +153,7 @@ def test_joining_compares_each_method_with_local_by_patient():
     assert found["Ditto global"].difference.undefined == 5
 
 
-def test_joining_pairs_by_case_and_seed_only_where_both_have_a_score():
+def test_joining_pairs_by_case_and_seed_only_where_both_have_a_score(scores):
     rows = scores("local", "personal", "A", [0.5, 0.7])
     rows += scores("fedavg", "global", "A", [0.6, 0.9])
     rows += scores("fedavg", "global", "A", [0.0, 0.0], seed=1)  # local has not run this seed
@@ -205,16 +162,150 @@ def test_joining_pairs_by_case_and_seed_only_where_both_have_a_score():
     assert found.difference.patients == 2
 
 
-def test_joining_knows_local_by_its_label():
-    rows = [r for r in joined_rows() if r.algorithm != "ditto"]
+def test_joining_knows_local_by_its_label(joined_rows):
+    rows = [r for r in joined_rows if r.algorithm != "ditto"]
     (found,) = joining_table(rows, "dice", local="fedavg").comparisons
     assert found.name == "Local personal"
     assert found.outcome == "hurts"
 
 
-def test_joining_says_so_when_nobody_trained_alone():
-    rows = [r for r in joined_rows() if r.algorithm != "local"]
+def test_joining_says_so_when_nobody_trained_alone(joined_rows):
+    rows = [r for r in joined_rows if r.algorithm != "local"]
     table = joining_table(rows, "dice")
     assert table.comparisons == ()
     assert "'local'" in table.missing
     assert "cannot be said" in table.missing
+
+
+def test_outside_a_row_is_an_algorithm_with_an_adapter(outside):
+    rows = outside("fedavg", "none", "B", [0.5, 0.7]) + outside("fedavg", "tent", "B", [0.6, 0.9])
+    rows += outside("iopfl", "routing", "B", [0.8]) + outside("iopfl", "own trick", "B", [0.4])
+    table = method_table(rows, "dice", ["fedavg"], where="outside")
+    assert [method.name for method in table.methods] == [
+        "FedAvg", "FedAvg + Tent", "IOP-FL + routing", "IOP-FL + own trick",
+    ]  # fmt: skip
+    assert [method.cells["B"].mean for method in table.methods] == pytest.approx(
+        [0.6, 0.75, 0.8, 0.4]
+    )
+    assert method_table(rows, "dice").methods == ()
+
+
+def test_outside_each_site_comes_from_its_own_fold(outside, scores):
+    rows = []
+    for seed, shift in ((0, 0.0), (1, 0.1)):
+        for site, value in (("A", 0.5), ("B", 0.7), ("C", 0.3)):
+            rows += outside("fedavg", "none", site, [value + shift], seed=seed)
+            rows += scores("fedavg", "global", site, [0.99], seed=seed, fold=1)
+    (method,) = method_table(rows, "dice", where="outside").methods
+    # by hand: A 0.55, B 0.75, C 0.35; seeds average 0.5 and 0.6
+    assert [method.cells[site].mean for site in "ABC"] == pytest.approx([0.55, 0.75, 0.35])
+    assert method.cells["average"].mean == pytest.approx(0.55)
+    assert method.cells["average"].sd == pytest.approx(0.1 / 2**0.5)
+    assert method.cells["worst site"].mean == pytest.approx(0.35)
+    assert method.cells["worst site"].note == "C"
+    assert method.cells["disparity"].mean == pytest.approx(0.4)
+
+
+def test_adapters_stand_in_the_order_of_the_field_without_one_first(outside):
+    rows = []
+    for adapter in ("routing", "ttt", "none", "dsbn", "average", "zzz", "tent", "ensemble"):
+        rows += outside("fedavg", adapter, "A", [0.5])
+    names = [method.name for method in method_table(rows, "dice", where="outside").methods]
+    assert names == [
+        "FedAvg", "FedAvg + Average", "FedAvg + Ensemble", "FedAvg + Tent", "FedAvg + TTT",
+        "FedAvg + DSBN", "FedAvg + routing", "FedAvg + zzz",
+    ]  # fmt: skip
+
+
+def test_names_outside_leave_no_adapter_out():
+    assert scored_name("scaffold", "none", "outside") == "SCAFFOLD"
+    assert scored_name("my run", "tent lr=0.1", "outside") == "my run + tent lr=0.1"
+    assert scored_name("ditto", "personal", "inside") == "Ditto personal"
+
+
+def test_scores_of_different_settings_never_share_a_table(scores):
+    rows = scores("fedavg", "global", "A", [0.5]) + scores(
+        "fedavg", "global", "A", [0.9], variation="clients-2"
+    )
+    plain, two = method_table(rows, "dice"), method_table(rows, "dice", variation="clients-2")
+    assert plain.methods[0].cells["A"] == Cell(0.5)
+    assert two.methods[0].cells["A"] == Cell(0.9)
+    assert two.variation == "clients-2"
+    assert len(final_scores(rows)) == 2
+    alone = scores("local", "personal", "A", [0.4]) + rows
+    (found,) = joining_table(alone, "dice").comparisons
+    assert found.difference.mean == pytest.approx(0.1)
+    assert joining_table(alone, "dice", variation="clients-2").missing
+
+
+def test_tables_do_not_depend_on_the_order_of_rows(three_methods, outside):
+    rng = np.random.default_rng(0)
+    rows = list(three_methods)
+    for adapter in ("none", "tent", "routing"):
+        for site in "ABC":
+            patients = [f"p{place // 3}" for place in range(24)]
+            rows += outside("fedavg", adapter, site, rng.random(24), patients=patients)
+    expected = [
+        method_table(rows, "dice"),
+        method_table(rows, "dice", where="outside"),
+        joining_table(rows, "dice"),
+    ]
+    for _ in range(3):
+        mixed = [rows[place] for place in rng.permutation(len(rows))]
+        assert [
+            method_table(mixed, "dice"),
+            method_table(mixed, "dice", where="outside"),
+            joining_table(mixed, "dice"),
+        ] == expected
+
+
+def test_joining_holds_the_corrected_signed_rank_test(scores):
+    rng = np.random.default_rng(5)
+    alone = rng.uniform(0.5, 0.7, 9)
+    shifts = {"fedavg": 0.03, "fedprox": 0.01, "moon": -0.02}
+    joined = {name: alone + shift + rng.normal(0, 0.02, 9) for name, shift in shifts.items()}
+    rows = scores("local", "personal", "A", alone)
+    for name, values in joined.items():
+        rows += scores(name, "global", "A", values)
+    table = joining_table(rows, "dice")
+    p = {name: stats.wilcoxon(values - alone).pvalue for name, values in joined.items()}
+    first, second, third = sorted(p, key=lambda name: p[name])
+    holm = {first: min(1, 3 * p[first])}
+    holm[second] = min(1, max(holm[first], 2 * p[second]))
+    holm[third] = min(1, max(holm[second], p[third]))
+    assert {c.algorithm: c.p for c in table.comparisons} == pytest.approx(p)
+    assert {c.algorithm: c.p_holm for c in table.comparisons} == pytest.approx(holm)
+    assert {c.family for c in table.comparisons} == {3}
+    assert all(f"corrected {p_text(holm[c.algorithm])}" in c.verdict for c in table.comparisons)
+    assert table.pooled == ()  # there is one site
+
+
+def test_joining_answers_yes_no_or_cannot_tell(joined_rows):
+    answers = {c.name: c.answer for c in joining_table(joined_rows, "dice").comparisons}
+    assert answers == {
+        "FedAvg global": "yes",
+        "Ditto personal": "no",
+        "Ditto global": "cannot tell",
+    }
+
+
+def test_two_hundred_thousand_rows_take_less_than_two_seconds(scores):
+    rng = np.random.default_rng(0)
+    patients = [f"p{place // 4}" for place in range(1010)]
+    rows = [
+        row
+        for seed in range(3)
+        for algorithm in ("local", *(f"method {place}" for place in range(10)))
+        for site in "ABCDEF"
+        for row in scores(
+            algorithm, "personal", site, rng.random(1010), seed=seed, patients=patients
+        )
+    ]
+    assert len(rows) == 199_980
+    start = time.process_time()
+    table = method_table(rows, "dice")
+    middle = time.process_time()
+    joining = joining_table(rows, "dice")
+    assert middle - start < 2
+    assert time.process_time() - middle < 2
+    assert (len(table.methods), len(joining.comparisons), len(joining.pooled)) == (11, 60, 10)

@@ -1,16 +1,22 @@
-"""Does a method help the patients of a site? Paired differences with bootstrap intervals.
+"""Does a method help the patients of a site? Paired differences, intervals, tests, verdicts.
 
-The unit of resampling is the patient: the cases of one patient, and the seeds that scored them,
-are not independent and are averaged first. The interval says how much the answer depends on which
-patients were tested; it is not corrected for asking about several sites and methods at once.
+The unit is the patient: the cases of one patient, and the seeds that scored them, are not
+independent and are averaged first. The bootstrap interval says how much the mean depends on which
+patients were tested; the signed-rank test asks for a shift of the ranks, and is corrected for how
+many methods were compared with one reference at one site (`corrected`). Sites are not corrected
+for: each hospital asks for itself.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from collegium.heterogeneity.evidence import holm
 
 Outcome = Literal["helps", "hurts", "cannot tell"]
 
@@ -21,8 +27,13 @@ If a method changed nothing, all of n patients would still point the same way wi
 2 / 2^n; a bootstrap interval then never holds zero. Only from n = 6 on is that below 5 %.
 """
 
+LEVEL = 0.05
+"""A p-value above it is no evidence."""
+
 _LOWER_IS_BETTER = frozenset({"loss", "hd", "hd95", "hausdorff", "assd", "asd", "msd"})
 _BLOCK = 1_000_000  # numbers resampled at once; bounds the memory
+_DECIMALS = 9  # differences that agree so far are ties; closer is the noise of floats
+_EXACT = 200  # with more patients the signed-rank test uses the normal limit
 
 
 @dataclass(frozen=True)
@@ -30,9 +41,9 @@ class Interval:
     """The mean paired difference over patients, with its 95 % bootstrap interval.
 
     Attributes:
-        mean: Mean over patients; None where no pair is defined.
-        low: Lower end; None with fewer than two patients.
-        high: Upper end; None with fewer than two patients.
+        mean: Mean over patients, or over sites of these; None where no pair is defined.
+        low: Lower end; None with fewer than two patients, at any site.
+        high: Upper end; None with fewer than two patients, at any site.
         patients: Number of patients with at least one defined pair.
         undefined: Number of pairs left out because a score of theirs is undefined.
     """
@@ -50,6 +61,48 @@ class Disparity:
 
     range: float
     sd: float
+
+
+@dataclass(frozen=True)
+class RankTest:
+    """The Wilcoxon signed-rank test of one method against a reference, by patient.
+
+    Attributes:
+        p: Two-sided p-value; None where it is undefined.
+        direction: 1 where ranks say that the method's scores are larger, -1 smaller, 0 neither.
+        p_holm: The p-value corrected for the family; None before, and where ``p`` is undefined.
+        family: How many methods it is corrected for.
+    """
+
+    p: float | None
+    direction: int
+    p_holm: float | None = None
+    family: int = 0
+
+
+def patient_differences(
+    a: Iterable[float | None] | NDArray[np.float64],
+    b: Iterable[float | None] | NDArray[np.float64],
+    patients: Iterable[str],
+) -> tuple[dict[str, float], int]:
+    """Return each patient's mean of a - b, by name, and how many pairs are undefined.
+
+    Args:
+        a: Scores of one method; position i is one (site, case, seed). None is undefined.
+        b: Scores of the other method at the same positions.
+        patients: The patient of each position. Patients of different sites need different names.
+
+    Raises:
+        ValueError: The three differ in length.
+    """
+    differences: dict[str, list[float]] = {}
+    undefined = 0
+    for left, right, patient in zip(a, b, patients, strict=True):
+        if left is None or right is None or not (math.isfinite(left) and math.isfinite(right)):
+            undefined += 1
+        else:
+            differences.setdefault(patient, []).append(float(left - right))
+    return {patient: fmean(differences[patient]) for patient in sorted(differences)}, undefined
 
 
 def paired_difference(
@@ -75,32 +128,124 @@ def paired_difference(
     Raises:
         ValueError: The three sequences differ in length, or there is less than one resample.
     """
+    differences, undefined = patient_differences(a, b, patients)
+    return interval_over_sites([differences], undefined=undefined, resamples=resamples, seed=seed)
+
+
+def interval_over_sites(
+    sites: Sequence[Mapping[str, float]],
+    *,
+    undefined: int = 0,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> Interval:
+    """Return the mean over sites of the mean over patients, with its 95 % bootstrap interval.
+
+    Patients are drawn anew within their site, so the interval speaks of these sites' patients and
+    not of other sites.
+
+    Args:
+        sites: The patients' differences of each site, see `patient_differences`.
+        undefined: Number of pairs that were left out.
+        resamples: How often the patients are drawn anew.
+        seed: Names the generator of the draws.
+
+    Returns:
+        The interval; no mean where a site has no patient, no ends where one has a single patient.
+
+    Raises:
+        ValueError: There is less than one resample.
+    """
     if resamples < 1:
         raise ValueError(f"resamples must be at least 1, not {resamples}")
-    differences: dict[str, list[float]] = {}
-    undefined = 0
-    for left, right, patient in zip(a, b, patients, strict=True):
-        if left is None or right is None or not np.isfinite([left, right]).all():
-            undefined += 1
-        else:
-            differences.setdefault(patient, []).append(left - right)
-    means = np.array([np.mean(differences[patient]) for patient in sorted(differences)])
-    if means.size == 0:
-        return Interval(None, None, None, 0, undefined)
-    if means.size == 1:
-        return Interval(float(means[0]), None, None, 1, undefined)
-    low, high = np.percentile(_bootstrap_means(means, resamples, seed), [2.5, 97.5])
-    return Interval(float(means.mean()), float(low), float(high), means.size, undefined)
-
-
-def _bootstrap_means(values: NDArray[np.float64], resamples: int, seed: int) -> NDArray[np.float64]:
+    values = [np.array([site[patient] for patient in sorted(site)]) for site in sites]
+    patients = sum(site.size for site in values)
+    if not values or not all(site.size for site in values):
+        return Interval(None, None, None, patients, undefined)
+    mean = fmean(float(site.mean()) for site in values)
+    if any(site.size < 2 for site in values):
+        return Interval(mean, None, None, patients, undefined)
     rng = np.random.default_rng(np.random.SeedSequence(seed))
+    drawn = np.mean([_bootstrap_means(site, resamples, rng) for site in values], axis=0)
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return Interval(mean, float(low), float(high), patients, undefined)
+
+
+def _bootstrap_means(
+    values: NDArray[np.float64], resamples: int, rng: np.random.Generator
+) -> NDArray[np.float64]:
     rows = max(1, _BLOCK // values.size)
     blocks = [
         values[rng.integers(values.size, size=(min(rows, resamples - start), values.size))].mean(1)
         for start in range(0, resamples, rows)
     ]
     return np.concatenate(blocks)
+
+
+def signed_rank(differences: Iterable[float]) -> RankTest:
+    """Test whether differences lie evenly about zero (Wilcoxon, 1945; zeros as Pratt, 1959).
+
+    Equal magnitudes share the mean of their ranks. Zeros take part in the ranking, then their ranks
+    are dropped: dropping the zeros first can make a difference more significant by adding patients
+    for whom nothing changed. Given the ranks every pattern of signs is equally likely; the p-value
+    counts the patterns, so it is exact with ties and zeros too. Beyond 200 patients the normal
+    limit stands in, without a correction for continuity. Differences are rounded to 9 decimals
+    first, or the noise of floats would decide which are tied.
+
+    Args:
+        differences: The mean difference of each patient.
+
+    Returns:
+        The test, with ``p`` None where there are fewer than `MINIMUM_PATIENTS` patients or all
+        differences are zero.
+    """
+    values = np.round(np.fromiter(differences, dtype=np.float64), _DECIMALS)
+    _, place, counts = np.unique(np.abs(values), return_inverse=True, return_counts=True)
+    doubled = (2 * np.cumsum(counts) - counts + 1)[place]  # twice the mean rank, a whole number
+    ranks, up = doubled[values != 0], int(doubled[values > 0].sum())
+    total = int(ranks.sum())
+    direction = (2 * up > total) - (2 * up < total)
+    if values.size < MINIMUM_PATIENTS or not total:
+        return RankTest(None, direction)
+    tail = (_tail if values.size <= _EXACT else _normal_tail)(ranks, max(up, total - up))
+    return RankTest(min(1.0, 2 * tail), direction)
+
+
+def _tail(ranks: NDArray[np.int64], least: int) -> float:
+    """The probability that the ranks with a random plus sign sum to at least ``least``."""
+    chance = np.zeros(int(ranks.sum()) + 1)
+    chance[0] = 1.0
+    for rank in ranks:
+        half = chance / 2
+        chance = half.copy()
+        chance[rank:] += half[:-rank]
+    return float(chance[least:].sum())
+
+
+def _normal_tail(ranks: NDArray[np.int64], least: int) -> float:
+    mean, sd = ranks.sum() / 2, math.sqrt(float((ranks.astype(np.float64) ** 2).sum())) / 2
+    return math.erfc((least - mean) / sd / math.sqrt(2)) / 2
+
+
+def corrected(tests: Sequence[RankTest]) -> list[RankTest]:
+    """Return the tests of one family with p-values corrected for their number (Holm, 1979).
+
+    The family is all methods that are compared with one reference at one site: the question is
+    which of them to take, and the more are tried the more look good by chance. Tests without a
+    p-value are not counted.
+
+    Args:
+        tests: The tests of the family.
+
+    Returns:
+        The same tests, in the same order.
+    """
+    defined = [test.p for test in tests if test.p is not None]
+    adjusted = iter(holm(defined))
+    return [
+        replace(test, p_holm=None if test.p is None else next(adjusted), family=len(defined))
+        for test in tests
+    ]
 
 
 def higher_is_better(metric: str, unit: str = "") -> bool:
@@ -126,12 +271,18 @@ def outcome(interval: Interval, *, higher_is_better: bool = True) -> Outcome:
     return "helps" if (interval.low > 0) == higher_is_better else "hurts"
 
 
-def verdict(interval: Interval, *, higher_is_better: bool = True) -> str:
-    """Return a plain sentence: does it help?
+def verdict(
+    interval: Interval, *, higher_is_better: bool = True, test: RankTest | None = None
+) -> str:
+    """Return a plain sentence: does it help? With a test, a second one: does that hold?
+
+    The interval decides; the test qualifies. A site that takes the one method it chose on its own
+    validation cases asks one question, to which the correction for all methods does not apply.
 
     Args:
         interval: Method minus reference.
         higher_is_better: False for distances and losses.
+        test: The signed-rank test of the same differences, corrected for its family.
 
     Returns:
         A sentence that begins with "Helps", "Hurts" or "Cannot tell".
@@ -144,14 +295,44 @@ def verdict(interval: Interval, *, higher_is_better: bool = True) -> str:
             f"Cannot tell: {interval.patients} {plural}, and fewer than {MINIMUM_PATIENTS} can all "
             "point the same way by chance."
         )
+    if interval.low is None:
+        return "Cannot tell: a site with a single patient leaves no interval."
     answer = outcome(interval, higher_is_better=higher_is_better)
     if answer == "cannot tell":
-        return f"Cannot tell: over {interval.patients} patients the interval holds zero."
-    side = "better" if answer == "helps" else "worse"
-    return (
-        f"{answer.capitalize()}: {side} on average over {interval.patients} patients, "
-        "and the interval does not hold zero."
-    )
+        text = f"Cannot tell: over {interval.patients} patients the interval holds zero."
+    else:
+        side = "better" if answer == "helps" else "worse"
+        text = (
+            f"{answer.capitalize()}: {side} on average over {interval.patients} patients, "
+            "and the interval does not hold zero."
+        )
+    return " ".join([text, *_qualified(interval, answer, test)])
+
+
+def _qualified(interval: Interval, answer: Outcome, test: RankTest | None) -> list[str]:
+    """What the signed-rank test adds to the answer."""
+    if test is None or test.p is None or test.p_holm is None or interval.mean is None:
+        return []
+    alone = test.family < 2
+    value = p_text(test.p) if alone else f"{p_text(test.p)}, corrected {p_text(test.p_holm)}"
+    if answer == "cannot tell":
+        if test.p_holm > LEVEL:
+            return [f"The signed-rank test sees no difference either ({value})."]
+        return [f"By ranks there is a difference ({value}), but the mean does not show it."]
+    if test.p > LEVEL:
+        return [f"The signed-rank test does not confirm it ({value})."]
+    if test.direction * interval.mean < 0:
+        return [f"But by ranks it points the other way ({value}): a few patients make the mean."]
+    if test.p_holm > LEVEL:
+        return [f"It does not survive the correction for {test.family} methods ({value})."]
+    if alone:
+        return [f"The signed-rank test confirms it ({value})."]
+    return [f"It survives the correction for {test.family} methods ({value})."]
+
+
+def p_text(p: float) -> str:
+    """Return e.g. "p = 0.012", or "p < 0.001"."""
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
 
 
 def worst_site(

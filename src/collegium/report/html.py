@@ -10,8 +10,9 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from collegium.benchmark import tables
+from collegium.benchmark.paired import Comparison, JoiningTable
 from collegium.benchmark.significance import MINIMUM_PATIENTS, higher_is_better
-from collegium.benchmark.tables import Comparison, JoiningTable, MethodTable
+from collegium.benchmark.tables import MethodTable
 from collegium.errors import DataError
 from collegium.report import plots
 from collegium.report.ledgers import Summary, ledger_rows, ledger_summaries

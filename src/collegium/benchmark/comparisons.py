@@ -1,0 +1,124 @@
+"""Comparisons with a reference of one's choice, and "does adapting help this hospital?"."""
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from collegium.benchmark.paired import Comparing, Comparison, ComparisonTable, compare, group_scores
+from collegium.benchmark.scores import NO_ADAPTER, MethodKey, Where, position, unit_of
+from collegium.benchmark.significance import higher_is_better
+from collegium.benchmark.tables import final_scores, method_name, scored_name
+from collegium.results import Row
+
+
+def comparison_table(
+    rows: Iterable[Row],
+    metric: str,
+    reference: MethodKey,
+    order: Sequence[str] = (),
+    *,
+    where: Where = "inside",
+    variation: str = "",
+    resamples: int = 2000,
+    seed: int = 0,
+) -> ComparisonTable:
+    """Compare every other method with one reference, at every site and over all sites.
+
+    The scores are paired by case, seed and fold, and averaged by patient. All methods compared at
+    a site are one family of the correction, see `corrected`; so are those compared over all sites.
+
+    Args:
+        rows: Rows of results.
+        metric: Which metric.
+        reference: Label of the algorithm, and which of its models; outside, which adapter.
+        order: Labels of the algorithms in the order wanted; the others follow by name.
+        where: Scores of the sites inside, or of those outside.
+        variation: The setting of a sweep.
+        resamples: Resamples of the bootstrap.
+        seed: Names the generator of the bootstrap.
+
+    Returns:
+        The comparisons by site, then method; none, with the reason, where the reference has no
+        scores.
+    """
+    scores = final_scores(rows, metric, where=where, variation=variation)
+    unit, groups = unit_of(scores), group_scores(scores)
+    higher = higher_is_better(metric, unit)
+    how = Comparing(higher, partial(scored_name, where=where), resamples, seed)
+    name = scored_name(*reference, where)
+    question = f"Is it better than {name}?"
+    if reference not in groups:
+        missing = f"This run holds no scores of {name}, so nothing can be compared with it."
+        return ComparisonTable(metric, unit, higher, (), missing, question=question)
+    others = {key: group for key, group in groups.items() if key != reference}
+    comparisons, pooled = compare(others, groups[reference], order, how)
+    return ComparisonTable(
+        metric, unit, higher, tuple(comparisons), pooled=tuple(pooled), question=question
+    )
+
+
+def adapting_table(
+    rows: Iterable[Row],
+    metric: str,
+    order: Sequence[str] = (),
+    *,
+    variation: str = "",
+    resamples: int = 2000,
+    seed: int = 0,
+) -> ComparisonTable:
+    """Compare every adapter with the same algorithm's unadapted model, at every site outside.
+
+    The adapters of one algorithm at one site are one family of the correction.
+
+    Args:
+        rows: Rows of results.
+        metric: Which metric.
+        order: Labels of the algorithms in the order wanted; the others follow by name.
+        variation: The setting of a sweep.
+        resamples: Resamples of the bootstrap.
+        seed: Names the generator of the bootstrap.
+
+    Returns:
+        The comparisons by site, algorithm and adapter. `missing` names the algorithms whose models
+        were adapted but never scored without an adapter.
+    """
+    scores = final_scores(rows, metric, where="outside", variation=variation)
+    unit, groups = unit_of(scores), group_scores(scores)
+    higher = higher_is_better(metric, unit)
+    how = Comparing(higher, partial(scored_name, where="outside"), resamples, seed)
+    comparisons: list[Comparison] = []
+    pooled: list[Comparison] = []
+    lacking = []
+    for algorithm, adapter in sorted(groups, key=lambda key: position(key, order)):
+        if adapter == NO_ADAPTER:
+            adapted = {
+                key: group
+                for key, group in groups.items()
+                if key[0] == algorithm and key[1] != NO_ADAPTER
+            }
+            found, overall = compare(adapted, groups[algorithm, adapter], order, how)
+            comparisons += found
+            pooled += overall
+        elif (algorithm, NO_ADAPTER) not in groups:
+            lacking.append(method_name(algorithm, ""))
+    return ComparisonTable(
+        metric,
+        unit,
+        higher,
+        tuple(sorted(comparisons, key=lambda comparison: comparison.site)),
+        _missing(lacking, any_scores=bool(scores)),
+        tuple(pooled),
+        "Does adapting help this hospital?",
+        ("unadapted", "adapted"),
+    )
+
+
+def _missing(lacking: Sequence[str], *, any_scores: bool) -> str:
+    if not any_scores:
+        return "This run holds no scores of a site outside, so whether adapting helps is not known."
+    if not lacking:
+        return ""
+    names = ", ".join(dict.fromkeys(lacking))
+    return (
+        f"There are no scores without an adapter of {names}, so whether adapting helps them cannot "
+        f"be said. Add the adapter {NO_ADAPTER!r}."
+    )

@@ -1,0 +1,140 @@
+"""Write the tables of a run into files, for papers, for other programs and for the hospitals."""
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from collegium.benchmark.comparisons import adapting_table
+from collegium.benchmark.formats import (
+    comparisons_to_csv,
+    comparisons_to_markdown,
+    to_csv,
+    to_latex,
+    to_markdown,
+    to_text,
+)
+from collegium.benchmark.paired import ComparisonTable
+from collegium.benchmark.scores import SPLITS, Where
+from collegium.benchmark.sweeps import sweep_table, variations
+from collegium.benchmark.tables import MethodTable, final_scores, joining_table, method_table
+from collegium.errors import DataError
+from collegium.results import Row, read_table
+from collegium.state import write_atomically
+
+FOLDER = "tables"
+"""The folder of the tables in the output folder of a run."""
+
+_WRITERS: dict[str, Callable[[MethodTable], str]] = {
+    "txt": to_text, "md": to_markdown, "tex": to_latex, "csv": to_csv,
+}  # fmt: skip
+_COMPARISON_WRITERS: dict[str, Callable[[ComparisonTable], str]] = {
+    "md": comparisons_to_markdown, "csv": comparisons_to_csv,
+}  # fmt: skip
+_UNSAFE = re.compile(r"[^\w.=+-]+")
+
+
+@dataclass(frozen=True)
+class _Labels:
+    """Labels of the algorithms as configured, and of the one that trains each site alone."""
+
+    order: tuple[str, ...]
+    local: str
+
+
+def write_tables(output: Path) -> tuple[Path, ...]:
+    """Write every table and comparison of a run into the folder ``tables`` of its output.
+
+    ``<metric>[-outside][-<setting>]`` as ``.txt``, ``.md``, ``.tex`` and ``.csv``; of a sweep also
+    ``<metric>[-outside]-sweep``; and the comparisons ``<metric>[-<setting>]-joining`` and
+    ``-adapting`` as ``.md`` and ``.csv``. Files of an earlier call are replaced.
+
+    Args:
+        output: The output folder of an experiment, finished or not.
+
+    Returns:
+        The paths, in the order written.
+
+    Raises:
+        DataError: There are no scores of test cases yet, or a file cannot be read.
+        StorageError: A file cannot be written.
+    """
+    labels = _read_labels(output)
+    groups: dict[tuple[str, Where], list[Row]] = defaultdict(list)
+    wheres: tuple[Where, ...] = ("inside", "outside")
+    rows = [row for row in read_table(output) if row.split in SPLITS.values()]
+    for where in wheres:
+        for row in final_scores(rows, where=where):
+            groups[row.metric, where].append(row)
+    if not groups:
+        raise DataError(
+            f"{output}: there are no scores of test cases to make tables of; "
+            "run the experiment until a cell is finished."
+        )
+    texts: dict[str, str] = {}
+    for (metric, where), scores in sorted(groups.items()):
+        for stem, extension, text in _texts(scores, metric, where, labels):
+            texts[_free(f"{_UNSAFE.sub('_', stem)}.{extension}", texts)] = text
+    paths = tuple(output / FOLDER / name for name in texts)
+    for path, text in zip(paths, texts.values(), strict=True):
+        write_atomically(path, text.encode())
+    return paths
+
+
+def _texts(
+    scores: Sequence[Row], metric: str, where: Where, labels: _Labels
+) -> Iterator[tuple[str, str, str]]:
+    """Yield name, extension and content of the files of one metric."""
+    place = "-outside" if where == "outside" else ""
+    by_setting: dict[str, list[Row]] = {name: [] for name in variations(scores)}
+    for row in scores:
+        by_setting[row.variation].append(row)
+    for name, rows in by_setting.items():
+        setting = f"-{name}" if name else ""
+        table = method_table(rows, metric, labels.order, where=where, variation=name)
+        yield from _table_texts(f"{metric}{place}{setting}", table)
+        if where == "inside":
+            compared: ComparisonTable = joining_table(
+                rows, metric, labels.order, local=labels.local, variation=name
+            )
+        else:
+            compared = adapting_table(rows, metric, labels.order, variation=name)
+        word = "joining" if where == "inside" else "adapting"
+        for extension, write in _COMPARISON_WRITERS.items():
+            yield f"{metric}{setting}-{word}", extension, write(compared)
+    if any(by_setting):
+        table = sweep_table(scores, metric, labels.order, where=where)
+        yield from _table_texts(f"{metric}{place}-sweep", table)
+
+
+def _table_texts(stem: str, table: MethodTable) -> Iterator[tuple[str, str, str]]:
+    for extension, write in _WRITERS.items():
+        yield stem, extension, write(table)
+
+
+def _free(name: str, taken: Mapping[str, str]) -> str:
+    """Return the name, with a number where two settings would share a file."""
+    stem, _, extension = name.rpartition(".")
+    number = 2
+    while name in taken:
+        name = f"{stem}_{number}.{extension}"
+        number += 1
+    return name
+
+
+def _read_labels(output: Path) -> _Labels:
+    path = output / "run.json"
+    try:
+        info: Any = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        entries = list(info.get("config", {}).get("algorithms", ()))
+        labels = [(str(entry.get("label") or entry["name"]), entry["name"]) for entry in entries]
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise DataError(
+            f"{path}: the description of the run cannot be read ({error}); "
+            "restore the file, or remove it to make tables without it."
+        ) from error
+    local = next((label for label, name in labels if name == "local"), "local")
+    return _Labels(tuple(label for label, _ in labels), local)
