@@ -83,6 +83,7 @@ def test_declared_parts_are_those_of_the_bases_with_the_own_ones_on_top():
     declared = FedBN.all_sends()
     assert {name: type(part) for name, part in declared.items()} == {
         "progress": Numbers, "scores": Scores, "model": ModelPart, "num_examples": Count,
+        "personal": ModelPart,
     }  # fmt: skip
     assert declared["model"] == ModelPart(without="norm")
     assert FedAvg.all_sends()["model"] == ModelPart()

@@ -357,9 +357,10 @@ class Careless(IOPFL):
         return Message.of(personal=self.personal_model(client, request))
 
 
-def policy(*allow: str, forbid: tuple[str, ...] = ()) -> Site:
+def policy(*allow: str, share: tuple[str, ...] = (), forbid: tuple[str, ...] = ()) -> Site:
     allowed = frozenset(allow) or None
-    return replace(toy_site("A"), policy=EgressPolicy(allowed, frozenset(forbid)))
+    own = EgressPolicy(allowed, frozenset(share), frozenset(forbid))
+    return replace(toy_site("A"), policy=own)
 
 
 @pytest.mark.parametrize(
@@ -369,6 +370,9 @@ def policy(*allow: str, forbid: tuple[str, ...] = ()) -> Site:
         (policy("personal"), True),
         (policy("model", "num_examples"), False),
         (policy("personal", forbid=("personal",)), False),
+        (policy(share=("personal",)), True),
+        (policy("model", share=("personal",)), True),
+        (policy(share=("personal",), forbid=("personal",)), False),
     ],
 )
 def test_opt_in_part_leaves_only_where_the_policy_names_it(tmp_path, site, sent):
@@ -390,16 +394,15 @@ def test_iopfl_deploys_the_personal_models_of_the_sites_that_let_them_out(tmp_pa
     before = federation.states()
     assert set(federation.server.deploy()) == {"global"}
     clients = federation.clients()
-    everything = frozenset(IOPFL.all_sends())
     for runtime in clients.values():
-        runtime.site = replace(runtime.site, policy=EgressPolicy(everything))
+        runtime.site = replace(runtime.site, policy=EgressPolicy(share=frozenset({"personal"})))
     again = ToyFederation(IOPFL(), tmp_path, lambda _: InProcess(lambda: clients))
     again.server.begin()  # after a restart the clients' states must be found and left alone
     models = again.server.deploy()
     assert set(models) == {"global", "A", "B", "C"}
     for site in "ABC":
-        newest = clients[site].store.newest("~")
-        kept = clients[site].store.load(str(newest))["personal"]
+        kept = clients[site].best()
+        assert kept is not None
         assert all(torch.equal(models[site][name], kept[name]) for name in kept)
     assert federation.states() == before
 

@@ -288,7 +288,7 @@ def test_evaluating_and_deploying_ask_in_a_stage_of_their_own(tmp_path):
     run.evaluate(run.algorithm.evaluate, model=run.state["model"])
     assert {(r.stage, r.exchange, r.round) for r in transport.requests} == {("evaluate", 0, 0)}
     assert run.stage == "train"
-    transport = Scripted({c: lambda r: {"personal": r["model"]} for c in "ABC"})
+    transport = Scripted({c: lambda r: {"personal": toy_model(1)} for c in "ABC"})
     run = server(tmp_path / "iopfl", transport, IOPFL())
     run.begin()
     assert set(run.deploy()) == {"global", "A", "B", "C"}

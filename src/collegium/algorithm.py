@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from collegium.batches import View, as_it_is
-from collegium.border import Numbers, Part, Scores
+from collegium.border import ModelPart, Numbers, Part, Scores
 from collegium.data.dataset import Dataset
 from collegium.errors import ProtocolError
 from collegium.message import Message
@@ -243,7 +243,8 @@ class Client(Protocol):
 class _Declaration:
     """`Algorithm.all_sends()`: what a class and its bases declare, the class having the last word.
 
-    Asked of an instance, it leaves out what the instance's hyper-parameters never send.
+    It leaves out the personal model where the class has none and, asked of an instance, what the
+    instance's hyper-parameters never send.
     """
 
     def __get__(
@@ -253,7 +254,9 @@ class _Declaration:
             declared: dict[str, Part] = {}
             for base in reversed(kind.__mro__):
                 declared |= vars(base).get("sends", {})
-            unused = algorithm.unused_sends() if algorithm is not None else ()
+            unused = {*algorithm.unused_sends()} if algorithm is not None else set()
+            if kind.personal_model is Algorithm.personal_model:
+                unused.add("personal")
             return {name: part for name, part in declared.items() if name not in unused}
 
         return all_sends
@@ -278,6 +281,7 @@ class Algorithm(ABC):
     sends: ClassVar[Mapping[str, Part]] = {
         "progress": Numbers(says="mean training loss, steps and seconds"),
         "scores": Scores(),
+        "personal": ModelPart(opt_in=True),
     }
     has_global: ClassVar[bool] = True
     simulation_only: ClassVar[bool] = False
@@ -321,8 +325,19 @@ class Algorithm(ABC):
         return None
 
     def deploy(self, server: Server) -> dict[str, Tensors]:
-        """Return the models handed to a client outside the federation, by name."""
+        """Return the server's own models for a client outside the federation, by name.
+
+        The personal models of sites that hand them out come beside them; see `hand_out`.
+        """
         return {"global": server.state["model"]} if self.has_global else {}
+
+    @handler
+    def hand_out(self, client: Client, request: Message) -> Message:
+        """Send the best personal model to sites outside, if the policy lets "personal" out."""
+        personal = client.best() if "personal" in self.all_sends() else None
+        if personal is None or not client.may_send("personal"):
+            return Message.of()
+        return Message.of(personal=personal)
 
     @handler
     def evaluate(self, client: Client, request: Message) -> Message:

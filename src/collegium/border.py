@@ -241,12 +241,17 @@ class Bits:
 
 
 def may_leave(
-    name: str, *, opt_in: bool, allow: Collection[str] | None, forbid: Collection[str]
+    name: str,
+    *,
+    opt_in: bool,
+    allow: Collection[str] | None,
+    forbid: Collection[str],
+    share: Collection[str] = (),
 ) -> bool:
     """Return whether a policy lets the part ``name`` out."""
     if name in forbid:
         return False
-    return name in allow if allow is not None else not opt_in
+    return name in share or (name in allow if allow is not None else not opt_in)
 
 
 def recorded(sends: Mapping[str, Part], reply: Mapping[str, Any]) -> dict[str, float]:

@@ -250,8 +250,8 @@ class ClientRuntime:
 
     def may_send(self, part: str) -> bool:
         """Return whether the site's policy lets this part of a message out."""
-        kind, policy = self.algorithm.all_sends()[part], self.site.policy
-        return may_leave(part, opt_in=kind.opt_in, allow=policy.allow, forbid=policy.forbid)
+        kind = self.algorithm.all_sends()[part]
+        return may_leave(part, opt_in=kind.opt_in, **vars(self.site.policy))
 
     def rng(self, purpose: str) -> torch.Generator:
         """Return the generator for ``purpose``; a purpose may be used once in a handler."""

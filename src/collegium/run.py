@@ -10,8 +10,12 @@ from typing import Any
 
 from collegium.runtime import ServerRuntime
 from collegium.state import Store, write_atomically
+from collegium.tensors import Tensors
 
 BEST = "best"
+
+GLOBAL = "global"
+"""The name of the global model among those for sites outside."""
 
 
 @dataclass(frozen=True)
@@ -176,6 +180,15 @@ class Run:
         None for an algorithm without one.
         """
         return dict(self._kept.load(BEST)) if self._kept.path(BEST).exists() else None
+
+    def deploy(self) -> dict[str, Tensors]:
+        """Return the models for sites outside, by name; the global one is the selected one."""
+        if not self.server.state:
+            self.server.begin()
+        models, selected = self.server.deploy(), self.best()
+        if selected and GLOBAL in models:
+            models[GLOBAL] = selected["model"]
+        return models
 
     def _test(self) -> dict[str, Any]:
         """Score the selected models on the test cases, once."""

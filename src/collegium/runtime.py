@@ -373,9 +373,13 @@ class ServerRuntime:
         return replies
 
     def deploy(self) -> dict[str, Tensors]:
-        """Return the models for a client outside, by name; no client's state changes."""
+        """Return the algorithm's models for a client outside and those that sites hand out."""
         self.stage, self._exchange = "evaluate", 0
         models = self.algorithm.deploy(self)
+        if "personal" in self._sends:
+            for client, reply in self.ask(self.algorithm.hand_out).items():
+                if "personal" in reply:
+                    models[client] = reply["personal"]
         self._settle()
         self.stage = "train"
         return models

@@ -50,12 +50,15 @@ class Simulated:
             them.
         scores: test scores by site and kind of model, one mapping per case.
         records: what happened in each round.
+        deployed: the models for sites outside the federation, by name: "global", and the personal
+            ones of the sites whose policy hands theirs out.
     """
 
     model: Tensors | None
     personal: Mapping[str, Tensors]
     scores: Mapping[str, Mapping[str, list[dict[str, Any]]]]
     records: Sequence[RoundRecord]
+    deployed: Mapping[str, Tensors]
 
 
 def initial_model(network: Network, seed: int, k: int = 0) -> Tensors:
@@ -258,6 +261,7 @@ def simulate(
             {name: model for name, model in personal.items() if model is not None},
             scores,
             run.records(),
+            run.deploy(),
         )
 
 

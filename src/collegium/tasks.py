@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -44,6 +45,14 @@ class Task(Protocol):
         """Predict a whole case at full size; called under `torch.no_grad()` in evaluation mode."""
         ...
 
+    def windows(self, module: nn.Module, image: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Give what of a case's image enters the network at once, on the network's device."""
+        ...
+
+    def batched(self, size: int) -> Task:
+        """Give the same task with so many windows, slices or cases in one forward pass."""
+        ...
+
     def scores(
         self, prediction: torch.Tensor, example: Example, metrics: Sequence[str] | None = None
     ) -> dict[str, float | None]:
@@ -75,6 +84,14 @@ class SupervisedTask:
         image = example.batch["image"]
         output: torch.Tensor = module(image.to(_device(module, image)))
         return output.to(image.device)
+
+    def windows(self, module: nn.Module, image: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Give the whole image."""
+        yield image.to(_device(module, image))
+
+    def batched(self, size: int) -> SupervisedTask:
+        """Give this task, which predicts whatever it gets in one forward pass."""
+        return self
 
     def scores(
         self, prediction: torch.Tensor, example: Example, metrics: Sequence[str] | None = None
@@ -182,7 +199,7 @@ class SegmentationTask:
         image = example.batch["image"]
         size = tuple(image.shape[2:])
         window = self._window(module, size)
-        if all(have <= fits for have, fits in zip(size, window, strict=True)):
+        if _fits(size, window):
             return torch.cat(list(self._whole(module, image, window)))
         from monai.inferers.utils import sliding_window_inference
 
@@ -196,6 +213,34 @@ class SegmentationTask:
             device=image.device,
         )
         return self._checked(logits).argmax(dim=1)
+
+    def windows(self, module: nn.Module, image: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Give what of an image enters the network at once, cut and padded as in `predict`.
+
+        Args:
+            module: The network.
+            image: (B, C, *spatial).
+
+        Yields:
+            At most `batch_size` windows, (b, C, *window), on the network's device. A larger image
+            than the window gives all windows of its grid, image by image.
+
+        Raises:
+            ConfigError: The window does not suit the image or the network.
+        """
+        window, device = self._window(module, tuple(image.shape[2:])), _device(module, image)
+        if _fits(tuple(image.shape[2:]), window):
+            pieces = functional.pad(image, _padding(tuple(image.shape[2:]), window)[0])
+        else:
+            pieces = torch.cat([cut for single in image for cut in self._grid(single, window)])
+        for piece in torch.split(pieces, self.batch_size):
+            yield piece.to(device)
+
+    def batched(self, size: int) -> SegmentationTask:
+        """Give the same task with so many windows or slices in one forward pass."""
+        other = copy.copy(self)
+        other.batch_size = size
+        return other
 
     def scores(
         self, prediction: torch.Tensor, example: Example, metrics: Sequence[str] | None = None
@@ -255,16 +300,24 @@ class SegmentationTask:
         self, module: nn.Module, image: torch.Tensor, window: tuple[int, ...]
     ) -> Iterator[torch.Tensor]:
         """Predict images that fit the window, padded with zeros on all sides, a few at a time."""
-        padding: list[int] = []
-        inside: list[slice] = []
-        for have, fits in zip(image.shape[2:], window, strict=True):
-            before = (fits - have) // 2
-            padding = [before, fits - have - before, *padding]  # torch wants the last axis first
-            inside.append(slice(before, before + have))
+        padding, inside = _padding(tuple(image.shape[2:]), window)
         device = _device(module, image)
         for piece in torch.split(image, self.batch_size):
             logits = self._checked(module(functional.pad(piece.to(device), padding)))
             yield logits[:, :, *inside].argmax(dim=1).to(image.device)
+
+    def _grid(self, image: torch.Tensor, window: tuple[int, ...]) -> Iterator[torch.Tensor]:
+        """Cut (C, *spatial) into (1, C, *window) on the grid of `sliding_window_inference`."""
+        from monai.data.utils import dense_patch_slices
+
+        size = tuple(map(max, image.shape[1:], window))
+        padded = functional.pad(image, _padding(tuple(image.shape[1:]), size)[0])
+        steps = tuple(
+            window[axis] if window[axis] == size[axis] else max(1, int(side * (1 - self.overlap)))
+            for axis, side in enumerate(window)
+        )
+        for place in dense_patch_slices(size, window, steps):
+            yield padded[:, *place][None]
 
     def _checked(self, logits: object) -> torch.Tensor:
         """The logits, if they are one tensor with a channel for each class."""
@@ -278,6 +331,21 @@ class SegmentationTask:
                 f"set its out_channels to {self.classes}."
             )
         return logits
+
+
+def _fits(size: tuple[int, ...], window: tuple[int, ...]) -> bool:
+    return all(have <= fits for have, fits in zip(size, window, strict=True))
+
+
+def _padding(size: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[list[int], list[slice]]:
+    """How torch pads a size on all sides to the one wanted, and where the image then lies."""
+    padding: list[int] = []
+    inside: list[slice] = []
+    for have, fits in zip(size, wanted, strict=True):
+        before = (fits - have) // 2
+        padding = [before, fits - have - before, *padding]  # torch wants the last axis first
+        inside.append(slice(before, before + have))
+    return padding, inside
 
 
 def _divisor(module: nn.Module) -> int:

@@ -3,7 +3,7 @@ import pytest
 import torch
 from scipy import ndimage
 
-from collegium.adaptation.losses import (
+from collegium.adaptation._losses import (
     consistency_loss,
     entropy_loss,
     routing_loss,

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from collegium.adaptation.routing import Router, route
+from collegium.adaptation._router import Router, route
 from collegium.errors import ConfigError
 
 

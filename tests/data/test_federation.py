@@ -222,14 +222,15 @@ def test_paths_with_spaces_umlauts_and_hashes_work(tmp_path, shared):
 
 def test_a_site_is_opened_with_its_splits_and_its_policy(tmp_path):
     folder_site(tmp_path / "A", [f"p{index}" for index in range(10)])
-    site_config = SiteConfig(folder="A", allow=("model",), forbid=("spectra",))
+    site_config = SiteConfig("A", allow=("model",), share=("personal",), forbid=("spectra",))
     config = FederationConfig(
         "f", {"A": site_config}, root=str(tmp_path), sampling=SamplingConfig((4, 4)),
         splits=SplitConfig(0.2, 0.3),
     )  # fmt: skip
     site = open_site(config, "A", tmp_path / "cache", 3, tmp_path / "splits.json")
     assert (len(site.train), len(site.val), len(site.test)) == (5, 2, 3)
-    assert site.policy == EgressPolicy(frozenset({"model"}), frozenset({"spectra"}))
+    expected = ({"model"}, {"personal"}, {"spectra"})
+    assert site.policy == EgressPolicy(*map(frozenset, expected))
     ids = [[part.example(i).case for i in range(len(part))] for part in (site.train, site.test)]
     again = open_site(config, "A", tmp_path / "cache", 4, tmp_path / "splits.json")
     assert [again.train.example(i).case for i in range(5)] == ids[0]

@@ -228,7 +228,7 @@ class Federation:
         outcome.best = {name: client.best() for name, client in clients.items()}
         outcome.records = run.records()
         if deploy:
-            outcome.deployed = algorithm.deploy(run.server)
+            outcome.deployed = run.server.deploy()
         return outcome
 
 

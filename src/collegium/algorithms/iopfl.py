@@ -1,12 +1,9 @@
 """IOP-FL, inside personalisation (Jiang et al., 2023, https://arxiv.org/abs/2204.08467)."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
-from collegium.algorithm import Client, Server, handler
+from collegium.algorithm import Client, handler
 from collegium.algorithms.fedavg import FedAvg
-from collegium.border import ModelPart, Part
 from collegium.message import Message
 from collegium.tensors import Tensors
 
@@ -27,8 +24,6 @@ class IOPFL(FedAvg):
         tau: weight of the newest local model.
     """
 
-    sends: ClassVar[Mapping[str, Part]] = {"personal": ModelPart(opt_in=True)}
-
     tau: float = 0.9
 
     @handler
@@ -43,17 +38,3 @@ class IOPFL(FedAvg):
         """The accumulated model; before the client's first round the received one."""
         model: Tensors = client.state.get("personal", request["model"])
         return model
-
-    def deploy(self, server: Server) -> dict[str, Tensors]:
-        """The global model and the personal models of all sites whose policy lets them out."""
-        replies = server.ask(self.share_personal, model=server.state["model"])
-        return super().deploy(server) | {
-            client: reply["personal"] for client, reply in replies.items() if "personal" in reply
-        }
-
-    @handler
-    def share_personal(self, client: Client, request: Message) -> Message:
-        """Hand out the personal model where the site's policy names the part "personal"."""
-        if not client.may_send("personal"):
-            return Message.of()
-        return Message.of(personal=self.personal_model(client, request))

@@ -40,12 +40,15 @@ class SiteConfig:
         folder: A folder with subfolders of images and labels, relative to the federation's root.
         manifest: A CSV file with one line per case, relative to the federation's root.
         allow: Names of the parts that may leave; None allows all that an algorithm declares.
+        share: Names of opt-in parts that may leave beside those, such as `personal`: the site's
+            personal model, for sites outside the federation.
         forbid: Names of the parts that may not leave.
     """
 
     folder: str | None = None
     manifest: str | None = None
     allow: tuple[str, ...] | None = None
+    share: tuple[str, ...] = ()
     forbid: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -201,4 +204,4 @@ def _prepared(site: Site) -> Iterator[PreparedCase]:
 
 def _policy(site: SiteConfig) -> EgressPolicy:
     allow = None if site.allow is None else frozenset(site.allow)
-    return EgressPolicy(allow, frozenset(site.forbid))
+    return EgressPolicy(allow, frozenset(site.share), frozenset(site.forbid))

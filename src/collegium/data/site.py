@@ -39,10 +39,13 @@ class EgressPolicy:
     Attributes:
         allow: Names of the parts that may leave; None allows all that an algorithm declares, except
             its opt-in parts.
-        forbid: Names of the parts that may not leave, whatever `allow` says.
+        share: Names of opt-in parts that may leave beside those, such as `personal`: the site's
+            personal model, for sites outside the federation.
+        forbid: Names of the parts that may not leave, whatever the others say.
     """
 
     allow: frozenset[str] | None = None
+    share: frozenset[str] = frozenset()
     forbid: frozenset[str] = frozenset()
 
 

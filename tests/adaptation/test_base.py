@@ -1,0 +1,132 @@
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from collegium.adaptation.base import (
+    Account,
+    Adapted,
+    Adapter,
+    Sources,
+    Unlabelled,
+    descend,
+    groups,
+    predict,
+)
+from collegium.data.dataset import Example, TensorDataset
+from collegium.errors import ConfigError, DivergedError
+from collegium.tasks import SegmentationTask
+from collegium.tensors import Tensors
+
+TASK = SegmentationTask(2)
+
+
+class Cases:
+    """Cases of given shapes; the images of case i hold i."""
+
+    def __init__(self, *shapes: tuple[int, ...]) -> None:
+        self.shapes = shapes
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+    def example(self, index: int) -> Example:
+        image = torch.full(self.shapes[index], float(index))
+        return Example(f"c{index}", f"p{index}", {"image": image}, None)
+
+
+def test_neighbours_of_one_shape_are_joined_up_to_the_size() -> None:
+    cases = Cases((1, 1, 4, 4), (1, 1, 4, 4), (1, 1, 4, 4), (1, 1, 2, 4), (1, 1, 4, 4))
+    found = [(members, example.batch["image"]) for members, example in groups(cases, 2)]
+    assert [members for members, _ in found] == [[0, 1], [2], [3], [4]]
+    assert [tuple(image.shape) for _, image in found] == [
+        (2, 1, 4, 4), (1, 1, 4, 4), (1, 1, 2, 4), (1, 1, 4, 4),
+    ]  # fmt: skip
+    assert found[0][1][:, 0, 0, 0].tolist() == [0.0, 1.0]
+
+
+def test_the_slices_of_a_volume_are_not_joined_with_another_case() -> None:
+    cases = Cases((1, 1, 4, 4), (3, 1, 4, 4), (1, 1, 4, 4))
+    assert [members for members, _ in groups(cases, 8)] == [[0], [1], [2]]
+
+
+class Half(nn.Module):
+    """Class 1 where the image is above one half."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return torch.cat([torch.full_like(images, 0.5), images], dim=1)
+
+
+def test_predictions_of_joined_cases_are_taken_apart_again() -> None:
+    cases = Cases((1, 1, 2, 2), (1, 1, 2, 2), (3, 1, 2, 2))
+    found = {
+        index: prediction
+        for members, example in groups(cases, 4)
+        for index, prediction in predict(TASK, Half(), members, example)
+    }
+    assert sorted(found) == [0, 1, 2]
+    assert found[0].tolist() == [[[0, 0], [0, 0]]]
+    assert found[1].tolist() == [[[1, 1], [1, 1]]]
+    assert tuple(found[2].shape) == (3, 2, 2)
+
+
+def test_an_adapter_sees_no_label() -> None:
+    data = TensorDataset(
+        {
+            "image": torch.zeros(2, 1, 2, 2),
+            "label": torch.ones(2, 2, 2, dtype=torch.int64),
+            "mask": torch.ones(2, 2, 2, dtype=torch.bool),
+        }
+    )
+    cases = Unlabelled(data)
+    assert len(cases) == 2
+    assert cases.example(1).batch.keys() == {"image", "mask"}
+
+
+def network() -> nn.Module:
+    return nn.Conv2d(1, 2, 1)
+
+
+def test_opening_a_model_leaves_torchs_generator_alone() -> None:
+    model = Tensors(network().state_dict()).map(torch.ones_like)
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    module = Sources({"global": model}, network, TASK).open(model)
+    assert torch.equal(torch.rand(2), expected)
+    assert not module.training
+    assert all(torch.equal(tensor, model[name]) for name, tensor in module.state_dict().items())
+
+
+def test_what_was_not_handed_out_is_said() -> None:
+    model = Tensors(network().state_dict())
+    alone = Sources({"north": model, "east": model}, network, TASK)
+    assert alone.personal == ["east", "north"]
+    with pytest.raises(ConfigError, match=r"tent starts from the global model, but .* north, east"):
+        alone.require_global("tent")
+    with pytest.raises(ConfigError, match="ensemble needs personal models, but no site handed one"):
+        Sources({"global": model}, network, TASK).require_personal("ensemble")
+
+
+def test_a_step_goes_down_the_gradient_and_never_on_a_loss_that_is_not_finite() -> None:
+    weight = torch.tensor([2.0], requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.25)
+    descend(optimizer, (weight**2).sum(), "tent")
+    np.testing.assert_allclose(weight.detach(), [2.0 - 0.25 * 4.0])
+    with pytest.raises(DivergedError, match="the loss of tent became nan; lower its lr"):
+        descend(optimizer, (weight * float("nan")).sum(), "tent")
+    np.testing.assert_allclose(weight.detach(), [1.0])
+
+
+def test_hyperparameters_are_the_fields() -> None:
+    @dataclass(frozen=True)
+    class Mine(Adapter):
+        lr: float = 0.5
+
+        def adapt(self, sources, cases, deliver):
+            return Adapted(Account([]))
+
+    assert Mine().hyperparameters() == {"lr": 0.5}
+    assert Mine.needs == ("global",)
