@@ -5,13 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from collegium.building import build_algorithm, build_coding
 from collegium.codecs.half import Half
 from collegium.codecs.stc import STC
 from collegium.config import (
     AlgorithmConfig,
     ExperimentConfig,
-    build_algorithm,
-    build_coding,
     difference,
     digest,
     load_config,
@@ -312,7 +311,7 @@ def test_a_missing_key_is_named(folder: Path):
 
 def test_labels_that_are_equal_are_refused(folder: Path):
     text = problem("algorithms=[configs/mine.py:Mine, configs/mine.py:Mine]")
-    assert text.startswith("algorithms.1.label: 'Mine' is there twice; give each algorithm a label")
+    assert text.startswith("algorithms.1.label: 'Mine' is there twice; give each a label of its")
 
 
 def test_algorithm_and_algorithms_exclude_each_other(folder: Path):

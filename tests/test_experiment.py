@@ -8,18 +8,16 @@ from typing import Any
 
 import pytest
 
+from collegium.cell import Event, cache_folder, open_sites
 from collegium.config import parse_config
 from collegium.errors import CheckpointError, ConfigError, EgressError, StorageError
 from collegium.experiment import (
-    Event,
-    cache_folder,
-    cell_folder,
     collect_rows,
-    open_sites,
     read_run_config,
     resume_experiment,
     run_experiment,
 )
+from collegium.grid import cells_of
 from collegium.ledger import first_break, read
 from collegium.models.factory import build_model
 from collegium.models.parts import find_parts
@@ -88,11 +86,11 @@ def test_experiment_runs_and_is_not_run_again(settings):
     resume_experiment(output, again.append)
     assert again == []
     assert bits(output) == before
-    folder = cell_folder(config, config.algorithms[1], 0)
+    folder = cells_of(config)[1].folder
     network = build_model("unet", **{k: v for k, v in MODEL.items() if k != "name"})
     norm = find_parts(network).norm
     assert norm
-    for site in open_sites(config):
+    for site in open_sites(config, output):
         lines = read(folder / "clients" / site / "ledger.jsonl")
         sent = {
             n for line in lines for n, _, _ in line["parts"].get("model", {}).get("tensors", [])
@@ -242,7 +240,7 @@ def test_every_algorithm_runs_with_its_own_codec(settings):
     }
     trainable = find_parts(build_model(**MODEL)).trainable
     numbers = sum(t.numel() for n, t in build_model(**MODEL).state_dict().items() if n in trainable)
-    for site in open_sites(config):
+    for site in open_sites(config, output):
         assert up["fedavg", site, 2] - up["coded", site, 2] > numbers  # two bytes less for each
         lines = read(output / "coded/seed-0/clients" / site / "ledger.jsonl")
         assert lines[0]["parts"]["model"]["codec"] == "Half"

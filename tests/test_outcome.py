@@ -4,6 +4,7 @@ import pytest
 
 from collegium.algorithms.resfim import ResFIM
 from collegium.config import parse_config
+from collegium.grid import cells_of
 from collegium.outcome import cell_rows
 from collegium.run import Run
 from collegium.toy import ToyFederation
@@ -22,7 +23,7 @@ def test_numbers_that_clients_tell_of_a_round_become_rows(tmp_path: Path) -> Non
     run = Run(federation.server, 2, "negative_loss")
     rows = [
         row
-        for row in cell_rows(parse_config(CONFIG), "resfim", 0, run, {})
+        for row in cell_rows(cells_of(parse_config(CONFIG))[0], run, {})
         if row.metric.startswith("masking_rates/")
     ]
     tensors = ("0.weight", "0.bias", "1.weight", "1.bias", "4.weight", "4.bias")

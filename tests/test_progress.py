@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from collegium.experiment import Event
+from collegium.cell import Event
 from collegium.progress import byte_count, duration, measurements, show_progress, sites
 
 

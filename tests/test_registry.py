@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from collegium.config import AlgorithmConfig, build_algorithm
+from collegium.building import build_algorithm
+from collegium.config import AlgorithmConfig
 from collegium.errors import ConfigError
 from collegium.registry import (
     algorithm_names,

@@ -17,8 +17,8 @@ from collegium import __version__
 from collegium.errors import CollegiumError, StorageError
 
 if TYPE_CHECKING:
+    from collegium.cell import Event
     from collegium.data.inspection import Inspection
-    from collegium.experiment import Event
 
 P = ParamSpec("P")
 logger = logging.getLogger("collegium")
@@ -121,9 +121,10 @@ def run_and_report(config_path: Path, overrides: Iterable[str]) -> None:
     """Run an experiment file to its end and write where the report is."""
     from collegium.config import load_config
     from collegium.experiment import run_experiment
+    from collegium.grid import cells_of
 
     config = load_config(config_path, list(overrides))
-    cells = len(config.algorithms) * len(config.seeds)
+    cells = len(cells_of(config))
     output = follow(Path(config.output), cells, lambda observe: run_experiment(config, observe))
     typer.echo(output / "report.html")
 
@@ -177,6 +178,19 @@ def report(output: Output) -> None:
     from collegium.report.html import write_report
 
     typer.echo(write_report(output))
+
+
+@app.command()
+@guarded
+def tables(output: Output) -> None:
+    """Write the tables of a run as text, Markdown, LaTeX and CSV, and show those of text."""
+    from collegium.benchmark.writing import write_tables
+
+    files = write_tables(output)
+    for file in files:
+        if file.suffix == ".txt":
+            typer.echo(file.read_text(encoding="utf-8"))
+    typer.echo(files[0].parent)
 
 
 @app.command()
@@ -243,16 +257,20 @@ def phantoms(
 @guarded
 def list_(
     what: Annotated[
-        str, typer.Argument(metavar="[algorithms|codecs|models]", help="What to list.")
+        str, typer.Argument(metavar="[adapters|algorithms|codecs|models]", help="What to list.")
     ] = "algorithms",
     *,
     as_json: AsJson = False,
 ) -> None:
-    """List the algorithms, the codecs or the models."""
+    """List the adapters, the algorithms, the codecs or the models."""
     if what == "algorithms":
         from collegium.registry import list_algorithms
 
         rows = [{**row._asdict(), "sends": list(row.sends)} for row in list_algorithms()]
+    elif what == "adapters":
+        from collegium.registry import list_adapters
+
+        rows = [row._asdict() for row in list_adapters()]
     elif what == "codecs":
         from collegium.registry import list_codecs
 
@@ -262,7 +280,7 @@ def list_(
 
         rows = [{"name": name, "summary": summary} for name, summary in MODELS.items()]
     else:
-        fail(f"there is no list of {what!r}; ask for algorithms, codecs or models", 2)
+        fail(f"there is no list of {what!r}; ask for adapters, algorithms, codecs or models", 2)
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
     else:
@@ -280,7 +298,8 @@ def check(
 ) -> None:
     """Hold an algorithm to the rules that every algorithm has to keep."""
     from collegium import process
-    from collegium.config import AlgorithmConfig, build_algorithm
+    from collegium.building import build_algorithm
+    from collegium.config import AlgorithmConfig
     from collegium.testing import ConformanceError, check_algorithm
     from collegium.yamlfile import read_yaml
 

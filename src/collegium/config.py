@@ -15,15 +15,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from collegium import schema, yamlfile
-from collegium.algorithm import Algorithm
-from collegium.data.federation import FederationConfig, expand_root, sites_of
+from collegium.data.federation import FederationConfig, sites_of
 from collegium.engines import EngineConfig
-from collegium.errors import ConfigError
 from collegium.models import MODELS
-from collegium.registry import load_algorithm, load_codec
+from collegium.overrides import normalise, override, settle_federation
+from collegium.registry import load_adapter, load_algorithm, load_codec
 from collegium.schema import BROKEN, FRACTION, POSITIVE, Schema, at_least, each, must, named
 from collegium.training import TrainingConfig
-from collegium.wire import CodecConfig, Coding, CodingConfig
+from collegium.wire import CodecConfig, CodingConfig
 from collegium.yamlfile import KeyPath, Place, Source
 
 
@@ -36,6 +35,18 @@ class ModelConfig:
 
 
 @dataclass(frozen=True)
+class AdapterConfig:
+    """One way to adapt the models to a site outside; `name`, `params` and `label` as below."""
+
+    name: str
+    params: dict[str, Any] = field(default_factory=dict)
+    label: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "label", self.label or default_label(self.name))
+
+
+@dataclass(frozen=True)
 class AlgorithmConfig:
     """One algorithm of an experiment.
 
@@ -44,12 +55,14 @@ class AlgorithmConfig:
         params: Its hyper-parameters.
         label: Names its folder and its rows in the results; by default the name.
         codec: Replaces the codecs of the experiment; None: those are used.
+        adapters: Replace the adapters of the experiment; None: those are used.
     """
 
     name: str
     params: dict[str, Any] = field(default_factory=dict)
     label: str = ""
     codec: CodingConfig | None = None
+    adapters: tuple[AdapterConfig, ...] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "label", self.label or default_label(self.name))
@@ -75,6 +88,11 @@ class ExperimentConfig:
     """Everything that an experiment is.
 
     Attributes:
+        protocol: "inside": all sites but `federation.outside` train, and the adapters are scored on
+            those outside. "leave-one-site-out": the same with each site outside in turn.
+        adapters: How the models are adapted to sites outside, each scored on all cases there.
+        variations: Settings to run apart, by name: keys of this file and their values, such as
+            `{2 epochs: {training.local_epochs: 2}}`. Without one: the settings as they are.
         output: The run's folder, relative to the current folder; by default `runs/<name>`.
     """
 
@@ -91,6 +109,9 @@ class ExperimentConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     on_failure: Literal["fail", "skip"] = "fail"
     codec: CodingConfig = field(default_factory=CodingConfig)
+    protocol: Literal["inside", "leave-one-site-out"] = "inside"
+    adapters: tuple[AdapterConfig, ...] = ()
+    variations: dict[str, dict[str, Any]] = field(default_factory=dict)
     output: str = ""
 
     def __post_init__(self) -> None:
@@ -115,8 +136,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> ExperimentCo
         ConfigError: With one sentence for every problem found.
     """
     data, source = yamlfile.read_yaml_file(Path(path))
-    for override in overrides:
-        _override(data, override, source)
+    for text in overrides:
+        override(data, text, source)
     return _experiment(data, source)
 
 
@@ -151,43 +172,12 @@ def load_federation(path: str | Path, overrides: Sequence[str] = ()) -> Federati
     if "federation" not in data:
         data, source = {"federation": data}, Source(inner.root)
         source.nest(("federation",), inner)
-    for override in overrides:
-        _override(data, override, source)
-    _settle_federation(data, source)
+    for text in overrides:
+        override(data, text, source)
+    settle_federation(data, source)
     federation = SCHEMA.build(FederationConfig, data["federation"], ("federation",), source)
     source.check()
     return federation
-
-
-def build_algorithm(config: AlgorithmConfig) -> Algorithm:
-    """Make the algorithm that a configuration names.
-
-    Raises:
-        ConfigError: With one sentence for every problem found.
-    """
-    source = Source(Place(f"algorithm {config.label!r}", Path.cwd()))
-    kind = load_algorithm(config.name)
-    title = default_label(config.name)
-    algorithm = SCHEMA.build(kind, config.params, ("algorithm",), source, title=title)
-    source.check()
-    return algorithm
-
-
-def build_coding(config: ExperimentConfig, algorithm: AlgorithmConfig) -> Coding:
-    """Make the codecs with which an algorithm of an experiment runs.
-
-    Raises:
-        ConfigError: With one sentence for every problem found.
-    """
-    source = Source(Place(f"codecs of {algorithm.label!r}", Path.cwd()))
-    asked = config.codec if algorithm.codec is None else algorithm.codec
-    built = {
-        side: SCHEMA.build_named(load_codec, codec.to_dict(), ("codec", side), source)[1]
-        for side, codec in {"up": asked.up, "down": asked.down}.items()
-        if codec is not None
-    }
-    source.check()
-    return Coding(**built)
 
 
 def to_dict(config: ExperimentConfig) -> dict[str, Any]:
@@ -195,16 +185,26 @@ def to_dict(config: ExperimentConfig) -> dict[str, Any]:
     data: dict[str, Any] = schema.plain(config)
     data["model"] = {"name": config.model.name, **data["model"]["params"]}
     data["codec"] = config.codec.to_dict()
+    data["adapters"] = _plain_adapters(config.adapters)
     data["algorithms"] = [
         {
             "name": algorithm.name,
             "label": algorithm.label,
             **({} if algorithm.codec is None else {"codec": algorithm.codec.to_dict()}),
+            **(
+                {}
+                if algorithm.adapters is None
+                else {"adapters": _plain_adapters(algorithm.adapters)}
+            ),
             **schema.plain(algorithm.params),
         }
         for algorithm in config.algorithms
     ]
     return data
+
+
+def _plain_adapters(adapters: Sequence[AdapterConfig]) -> list[dict[str, Any]]:
+    return [{"name": a.name, "label": a.label, **schema.plain(a.params)} for a in adapters]
 
 
 def to_yaml(config: ExperimentConfig) -> str:
@@ -214,7 +214,7 @@ def to_yaml(config: ExperimentConfig) -> str:
 
 def digest(config: ExperimentConfig) -> str:
     """Give 32 hexadecimal digits that change with whatever determines the numbers of a run."""
-    canonical = json.dumps(_decisive(config), sort_keys=True, separators=(",", ":"))
+    canonical = json.dumps(decisive(config), sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()
 
 
@@ -227,7 +227,7 @@ def difference(
         old: How a run was made: a configuration, or what `to_dict` gave.
         new: How it is asked for now.
     """
-    then, now = schema.flat(_decisive(old)), schema.flat(_decisive(new))
+    then, now = schema.flat(decisive(old)), schema.flat(decisive(new))
     return [
         f"{key}={then.get(key, 'nothing')}, now {now.get(key, 'nothing')}"
         for key in dict.fromkeys([*then, *now])
@@ -235,8 +235,8 @@ def difference(
     ]
 
 
-def _decisive(config: ExperimentConfig | Mapping[str, Any]) -> dict[str, Any]:
-    """Keep what determines the numbers; where data and results lie does not."""
+def decisive(config: ExperimentConfig | Mapping[str, Any]) -> dict[str, Any]:
+    """Give the mapping of what determines the numbers; where data and results lie does not."""
     data = to_dict(config) if isinstance(config, ExperimentConfig) else schema.plain(config)
     data.pop("output", None)
     data["federation"] = {k: v for k, v in data.get("federation", {}).items() if k != "root"}
@@ -244,80 +244,9 @@ def _decisive(config: ExperimentConfig | Mapping[str, Any]) -> dict[str, Any]:
     return data | {"engine": {k: v for k, v in engine.items() if k not in ("workers", "jobs")}}
 
 
-def _normalise(data: dict[str, Any], source: Source) -> None:
-    """Write `algorithm` as a list of one, and bare names as mappings."""
-    if "algorithm" in data and "algorithms" in data:
-        source.complain(("algorithm",), "give either algorithm or algorithms, not both")
-        del data["algorithm"]
-    if "algorithm" in data:
-        data["algorithms"] = [data.pop("algorithm")]
-        source.renamed = {("algorithms", "0"): ("algorithm",)}
-    if isinstance(data.get("algorithms"), list):
-        data["algorithms"] = [named(algorithm) for algorithm in data["algorithms"]]
-    if "model" in data:
-        data["model"] = named(data["model"])
-    algorithms = data.get("algorithms")
-    for holder in [data, *(algorithms if isinstance(algorithms, list) else ())]:
-        if isinstance(holder, dict) and "codec" in holder:
-            holder["codec"] = _directions(holder["codec"])
-
-
-def _directions(codec: Any) -> Any:
-    """Write a bare name as the codec up, nothing as none, and bare names below as mappings."""
-    if codec is None or isinstance(codec, str):
-        codec = {"up": codec}
-    return {k: named(v) for k, v in codec.items()} if isinstance(codec, dict) else codec
-
-
-def _override(data: dict[str, Any], override: str, source: Source) -> None:
-    key, equals, text = override.partition("=")
-    path = tuple(key.split("."))
-    if not equals or not all(path):
-        raise ConfigError(f"{override!r} is no override; write key=value, e.g. training.lr=0.01")
-    place = Place(f"override {override}", Path.cwd())
-    value, _ = yamlfile.read_yaml(text, place.text, place.base)
-    _normalise(data, source)
-    if path in (("algorithm",), ("algorithms",)):
-        data.pop("algorithms", None)
-        source.renamed = {}
-    elif path[0] == "algorithm":
-        several = data.setdefault("algorithms", [{}])
-        if len(several) != 1:
-            example = f"algorithms.0.{'.'.join(path[1:])}"
-            raise ConfigError(f"{key}: there are {len(several)} algorithms; say which: {example}")
-        path = ("algorithms", "0", *path[1:])
-    elif path[0] == "federation" and len(path) > 1:
-        _inline_federation(data, source)
-    yamlfile.set_leaf(data, path, value, place, source)
-
-
-def _inline_federation(data: dict[str, Any], source: Source) -> None:
-    """Put the content of the federation file in the place of its name."""
-    name = data.get("federation")
-    path: KeyPath = ("federation",)
-    if isinstance(name, str):
-        data["federation"], inner = yamlfile.read_yaml_file(
-            source.place(path).base / Path(name).expanduser()
-        )
-        source.nest(path, inner)
-
-
-def _settle_federation(data: dict[str, Any], source: Source) -> None:
-    """Read the federation's file where it has one, and make its root absolute."""
-    _inline_federation(data, source)
-    federation, path = data.get("federation"), ("federation", "root")
-    root = federation.get("root", ".") if isinstance(federation, dict) else None
-    if isinstance(federation, dict) and isinstance(root, str):
-        place = source.place(path)
-        try:
-            federation["root"] = str((place.base / expand_root(root)).resolve())
-        except ConfigError as error:
-            source.problems.append(f"{error} ({place.text})")
-
-
 def _experiment(data: dict[str, Any], source: Source) -> ExperimentConfig:
-    _normalise(data, source)
-    _settle_federation(data, source)
+    normalise(data, source)
+    settle_federation(data, source)
     config = SCHEMA.build(ExperimentConfig, data, (), source)
     if config is not BROKEN:
         _check_names(config, source)
@@ -329,19 +258,28 @@ def _check_names(config: ExperimentConfig, source: Source) -> None:
     """Check what becomes the name of a folder, and that there is somebody to train."""
     names: dict[KeyPath, str] = {("name",): config.name}
     names |= {("federation", "sites", site): site for site in config.federation.sites}
-    labels = [algorithm.label for algorithm in config.algorithms]
-    for index, label in enumerate(labels):
-        path: KeyPath = ("algorithms", str(index), "label")
-        names[path] = label
-        if label in labels[:index]:
-            source.complain(
-                path, f"{label!r} is there twice; give each algorithm a label of its own"
-            )
+    names |= {("variations", variation): variation for variation in config.variations}
+    lists: dict[KeyPath, Sequence[AlgorithmConfig | AdapterConfig]] = {
+        ("algorithms",): config.algorithms,
+        ("adapters",): config.adapters,
+    }
+    for number, algorithm in enumerate(config.algorithms):
+        lists["algorithms", str(number), "adapters"] = algorithm.adapters or ()
+    for path, entries in lists.items():
+        labels = [entry.label for entry in entries]
+        for index, label in enumerate(labels):
+            here = (*path, str(index), "label")
+            names[here] = label
+            if label in labels[:index]:
+                source.complain(here, f"{label!r} is there twice; give each a label of its own")
     for path, name in names.items():
         if not re.fullmatch(r"\w[\w .+-]*", name):
             source.complain(path, f"{name!r} cannot name a folder; use letters, digits, - and _")
-    if not sites_of(config.federation):
+    inside = len(sites_of(config.federation))
+    if not inside:
         source.complain(("federation", "sites"), "no site is left to train on; add one")
+    if inside == 1 and config.protocol == "leave-one-site-out":
+        source.complain(("protocol",), "leaving one site out needs two sites or more")
 
 
 def _read_model(value: Any, path: KeyPath, source: Source) -> ModelConfig:
@@ -355,14 +293,36 @@ def _read_model(value: Any, path: KeyPath, source: Source) -> ModelConfig:
 def _read_algorithm(value: Any, path: KeyPath, source: Source) -> AlgorithmConfig:
     rest = dict(named(value)) if isinstance(value, str | Mapping) else {}
     own, label = rest.pop("codec", None), rest.pop("label", "")
+    listed = rest.pop("adapters", None)
     name, built = SCHEMA.build_named(load_algorithm, rest or value, path, source)
     where = (*path, "codec")
     codec = None if own is None else SCHEMA.build(CodingConfig, own, where, source)
     if not isinstance(label, str):
         source.complain((*path, "label"), f"should be text, not {yamlfile.short(label)}")
-    if built is BROKEN or codec is BROKEN or not isinstance(label, str):
+    adapters = None if listed is None else _read_adapters(listed, (*path, "adapters"), source)
+    if BROKEN in (built, codec, adapters) or not isinstance(label, str):
         return BROKEN  # type: ignore[no-any-return]
-    return AlgorithmConfig(name, schema.plain(built.hyperparameters()), label, codec)
+    params = schema.plain(built.hyperparameters())
+    return AlgorithmConfig(name, params, label, codec, adapters)
+
+
+def _read_adapters(value: Any, path: KeyPath, source: Source) -> tuple[AdapterConfig, ...]:
+    if not isinstance(value, list):
+        source.complain(path, f"should be a list, not {yamlfile.short(value)}")
+        return BROKEN  # type: ignore[no-any-return]
+    read = [_read_adapter(entry, (*path, str(i)), source) for i, entry in enumerate(value)]
+    return BROKEN if BROKEN in read else tuple(read)
+
+
+def _read_adapter(value: Any, path: KeyPath, source: Source) -> AdapterConfig:
+    rest = dict(named(value)) if isinstance(value, str | Mapping) else {}
+    label = rest.pop("label", "")
+    name, built = SCHEMA.build_named(load_adapter, rest or value, path, source)
+    if not isinstance(label, str):
+        source.complain((*path, "label"), f"should be text, not {yamlfile.short(label)}")
+    if built is BROKEN or not isinstance(label, str):
+        return BROKEN  # type: ignore[no-any-return]
+    return AdapterConfig(name, schema.plain(built.hyperparameters()), label)
 
 
 def _read_codec(value: Any, path: KeyPath, source: Source) -> CodecConfig:
@@ -395,6 +355,11 @@ SCHEMA = Schema(
         (TrainingConfig, "local_steps"): at_least(1),
         (TrainingConfig, "clip_norm"): POSITIVE,
     },
-    readers={ModelConfig: _read_model, AlgorithmConfig: _read_algorithm, CodecConfig: _read_codec},
+    readers={
+        ModelConfig: _read_model,
+        AlgorithmConfig: _read_algorithm,
+        AdapterConfig: _read_adapter,
+        CodecConfig: _read_codec,
+    },
 )
 """What every part of an experiment file has to satisfy."""

@@ -10,12 +10,22 @@ from typing import Any
 from collegium.client import BEST, ClientRuntime
 from collegium.config import ExperimentConfig
 from collegium.errors import ConfigError
+from collegium.grid import Cell
 from collegium.models.files import export_model
 from collegium.report.overlays import draw_overlay
 from collegium.results import Row
 from collegium.run import Run
 from collegium.state import Store, write_atomically
 from collegium.tasks import SegmentationTask, Task
+
+SCORES_FILE = "scores.json"
+"""The scores of an adaptation by case, in the adaptation's folder."""
+
+DEPLOYED = Path("server") / "deployed"
+"""Where a cell keeps the models for sites outside, a file each."""
+
+INDEX = "index.json"
+"""The file beside them that names them all; written last."""
 
 
 def task_of(config: ExperimentConfig) -> Task:
@@ -28,16 +38,22 @@ def task_of(config: ExperimentConfig) -> Task:
     )
 
 
+def _about(cell: Cell) -> dict[str, Any]:
+    """What all rows of a cell say."""
+    return {
+        "experiment": cell.config.name,
+        "algorithm": cell.algorithm.label,
+        "seed": cell.seed,
+        "variation": cell.variation,
+        "fold": cell.fold,
+    }
+
+
 def cell_rows(
-    config: ExperimentConfig,
-    label: str,
-    seed: int,
-    run: Run,
-    scores: Mapping[str, Mapping[str, list[dict[str, Any]]]],
+    cell: Cell, run: Run, scores: Mapping[str, Mapping[str, list[dict[str, Any]]]]
 ) -> Iterator[Row]:
     """Yield a row per round, site and measurement, then one per test case, model and metric."""
-    task = task_of(config)
-    about: dict[str, Any] = {"experiment": config.name, "algorithm": label, "seed": seed}
+    task, about = task_of(cell.config), _about(cell)
     records = run.records()
     for record in records:
         for site, loss in record.losses.items():
@@ -101,8 +117,32 @@ def cell_rows(
                     )
 
 
+def outside_rows(cell: Cell, site: str, adapter: str, folder: Path) -> Iterator[Row]:
+    """Yield a row per case and metric of an adaptation whose scores are stored in a folder."""
+    stored = json.loads((folder / SCORES_FILE).read_text(encoding="utf-8"))
+    units = task_of(cell.config).units
+    for case in stored["cases"]:
+        for metric in (key for key in case if key not in ("case", "patient")):
+            yield Row(
+                **_about(cell),
+                round=cell.config.rounds,
+                site=site,
+                case=case["case"],
+                patient=case["patient"],
+                split="outside",
+                model=adapter,
+                metric=metric,
+                value=case[metric],
+                unit=units[metric],
+                seconds=stored["seconds"],
+            )
+
+
 def write_models(run: Run, root: Path, sites: Sequence[str]) -> None:
-    """Write the selected models as plain safetensors: the global one, and each site's at the site.
+    """Write the selected models as plain safetensors.
+
+    The server's are the global one and, under `DEPLOYED`, those for sites outside the federation;
+    each site's personal one stays at the site.
 
     Args:
         run: the finished run.
@@ -112,6 +152,11 @@ def write_models(run: Run, root: Path, sites: Sequence[str]) -> None:
     selected = run.best()
     if selected:
         export_model(selected["model"], root / "server" / "global.safetensors")
+    if not (root / DEPLOYED / INDEX).exists():
+        models = run.deploy()
+        for name, model in models.items():
+            export_model(model, root / DEPLOYED / f"{name}.safetensors")
+        write_atomically(root / DEPLOYED / INDEX, json.dumps(sorted(models)).encode())
     for site in sites:
         kept = Store(root / "clients" / site)
         if kept.path(BEST).exists():

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from collegium.building import adapters_of, build_adapter, build_algorithm
 from collegium.config import ExperimentConfig, ModelConfig
+from collegium.data.federation import sites_of
 from collegium.data.site import Site
 from collegium.errors import CollegiumError, ConfigError
 from collegium.models.factory import build_model
@@ -61,6 +63,36 @@ def check_network(config: ExperimentConfig, sites: Mapping[str, Site]) -> None:
                 f"whose samples have {shape[0]} channels and {shape[1:]} pixels ({reason}); "
                 f"correct model.in_channels, sampling.crop or image.channels"
             ) from error
+
+
+def check_adapters(config: ExperimentConfig) -> None:
+    """Check that every adapter finds what it needs in the models that will be handed out.
+
+    Raises:
+        ConfigError: an adapter does not suit an algorithm, the sites' policies or the network.
+    """
+    sites = config.federation.sites
+    shared = any("personal" in sites[name].share for name in sites_of(config.federation))
+    for algorithm in config.algorithms:
+        method = build_algorithm(algorithm)
+        for chosen in adapters_of(config, algorithm):
+            adapter = build_adapter(chosen)
+            if "global" in adapter.needs and not method.has_global:
+                raise ConfigError(
+                    f"the adapter {chosen.label!r} starts from a global model, and "
+                    f"{algorithm.label!r} has none; give {algorithm.label!r} adapters of its own"
+                )
+            if "personal" in adapter.needs and "personal" not in method.all_sends():
+                raise ConfigError(
+                    f"the adapter {chosen.label!r} needs personal models, and {algorithm.label!r} "
+                    f"has none; give {algorithm.label!r} adapters of its own"
+                )
+            if "personal" in adapter.needs and not shared:
+                raise ConfigError(
+                    f"the adapter {chosen.label!r} needs personal models, and no site hands its "
+                    f"own out; write share: [personal] at those that agree to it"
+                )
+            adapter.check(_build(config.model))
 
 
 def _build(model: ModelConfig) -> nn.Module:

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 if TYPE_CHECKING:
-    from collegium.experiment import Event
+    from collegium.cell import Event
 
-Cell = tuple[str, int]
-"""Label of the algorithm, and seed."""
+Cell = tuple[str, str, str, int]
+"""Variation, site left out, label of the algorithm, and seed."""
 
 MOST_SITES = 6
 """Federations with more sites show their range in place of every site."""
@@ -55,7 +55,7 @@ class Clock:
 
     def note(self, event: "Event") -> None:
         """Take an event into account."""
-        cell = event.algorithm, event.seed
+        cell = cell_of(event)
         if event.kind == "cell":
             self.first[cell] = self.now(), -1
         elif event.kind == "round":
@@ -68,7 +68,7 @@ class Clock:
 
     def remaining(self, event: "Event") -> float | None:
         """Give the seconds that the cell of an event still takes; None before its first round."""
-        cell = event.algorithm, event.seed
+        cell = cell_of(event)
         if cell not in self.last:
             return None
         (began, before), (ended, after) = self.first[cell], self.last[cell]
@@ -90,7 +90,7 @@ class Lines:
             parts = [f"{event.rounds} rounds"]
         elif event.kind == "done":
             parts = [f"done, {len(self.clock.done)}{self.of_all}", *measurements(event)]
-        elif event.kind == "note":
+        elif event.kind in ("note", "adapt"):
             parts = []
         elif event.round > event.rounds:  # what an algorithm does after its last round
             parts = ["after the last round", *measurements(event)]
@@ -117,7 +117,7 @@ class Bars:
         if event.kind == "note":
             self.bars.console.print(event.text, markup=False, highlight=False, emoji=False)
             return
-        cell = event.algorithm, event.seed
+        cell = cell_of(event)
         if cell not in self.tasks:
             self.tasks[cell] = self.bars.add_task(cell_name(event), total=event.rounds, says="")
         latest = self.latest[cell]
@@ -125,6 +125,7 @@ class Bars:
         if known := defined(event.scores) or defined(event.losses):
             latest["sites"] = sites(known)
         ended = event.kind == "done"
+        latest["adapts"] = event.text if event.kind == "adapt" else ""
         latest["eta"] = "" if ended else eta(self.clock.remaining(event))
         says = "  ".join(word for word in latest.values() if word)
         self.bars.update(
@@ -135,9 +136,16 @@ class Bars:
         self.bars.update(self.all, completed=len(self.clock.done))
 
 
+def cell_of(event: "Event") -> Cell:
+    """Give the key of an event's cell."""
+    return event.variation, event.left_out, event.algorithm, event.seed
+
+
 def cell_name(event: "Event") -> str:
     """Name the cell of an event; nothing for an event of the whole run."""
-    return f"{event.algorithm} seed {event.seed}" if event.algorithm else ""
+    left_out = f"without {event.left_out}" if event.left_out else ""
+    words = [event.variation, left_out, event.algorithm, f"seed {event.seed}"]
+    return " ".join(filter(None, words)) if event.algorithm else ""
 
 
 def measurements(event: "Event") -> list[str]:

@@ -1,8 +1,9 @@
-"""Finding algorithms and codecs by name: built in, from other packages, from a file or a module.
+"""Finding algorithms, codecs and adapters by name: built in, installed, from a file or a module.
 
 Built-in algorithms are the modules of `collegium.algorithms`: the module's name is the algorithm's,
 there is nothing to register, and nothing is imported until one is asked for. The same holds for the
-codecs in `collegium.codecs`. Modules whose name begins with an underscore are neither.
+codecs in `collegium.codecs` and the adapters in `collegium.adaptation`. Modules whose name begins
+with an underscore are none of them.
 """
 
 import difflib
@@ -19,6 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
+from collegium.adaptation.base import Adapter
 from collegium.algorithm import Algorithm
 from collegium.codecs.base import Codec
 from collegium.errors import ConfigError
@@ -30,6 +32,9 @@ GROUP = "collegium.algorithms"
 
 CODECS = "collegium.codecs"
 """The same for codecs."""
+
+ADAPTERS = "collegium.adaptation"
+"""The same for adapters."""
 
 SOURCE = "__collegium_source__"
 """The attribute by which a class that is no module's remembers its name, say `file.py:Class`."""
@@ -54,11 +59,12 @@ class _Shelf(Generic[T]):
 
 
 _ALGORITHMS: _Shelf[Algorithm] = _Shelf("algorithm", GROUP, Algorithm)  # type: ignore[type-abstract]
+_ADAPTERS: _Shelf[Adapter] = _Shelf("adapter", ADAPTERS, Adapter)  # type: ignore[type-abstract]
 _CODECS: _Shelf[Codec] = _Shelf("codec", CODECS, Codec)  # type: ignore[type-abstract]
 
 
-class CodecInfo(NamedTuple):
-    """What there is to say about a codec in one row.
+class Info(NamedTuple):
+    """What there is to say about a codec or an adapter in one row.
 
     Attributes:
         name: As written in an experiment file.
@@ -97,6 +103,11 @@ def codec_names() -> list[str]:
     return _names(_CODECS)
 
 
+def adapter_names() -> list[str]:
+    """Give the names of all built-in and installed adapters, sorted; imports none of them."""
+    return _names(_ADAPTERS)
+
+
 def load_algorithm(name: str) -> type[Algorithm]:
     """Find an algorithm's class.
 
@@ -128,6 +139,18 @@ def load_codec(name: str) -> type[Codec]:
     return _load(_CODECS, name)
 
 
+def load_adapter(name: str) -> type[Adapter]:
+    """Find an adapter's class.
+
+    Args:
+        name: A built-in name, that of an entry point, `file.py:Class` or `package.module:Class`.
+
+    Raises:
+        ConfigError: There is no such adapter, or its code does not load.
+    """
+    return _load(_ADAPTERS, name)
+
+
 def describe(thing: Algorithm | Codec) -> tuple[str, dict[str, Any]]:
     """Give the name and the hyper-parameters with which a configuration makes it again."""
     kind = type(thing)
@@ -150,14 +173,23 @@ def _info(name: str) -> AlgorithmInfo:
     return AlgorithmInfo(name, *_told(kind), tuple(sorted(kind.all_sends())))
 
 
-def list_codecs() -> list[CodecInfo]:
+def list_codecs() -> list[Info]:
     """Describe every built-in and installed codec; one that does not load says why."""
+    return _list(_CODECS)
+
+
+def list_adapters() -> list[Info]:
+    """Describe every built-in and installed adapter; one that does not load says why."""
+    return _list(_ADAPTERS)
+
+
+def _list(shelf: _Shelf[T]) -> list[Info]:
     rows = []
-    for name in codec_names():
+    for name in _names(shelf):
         try:
-            rows.append(CodecInfo(name, *_told(load_codec(name))))
+            rows.append(Info(name, *_told(_load(shelf, name))))
         except ConfigError as error:
-            rows.append(CodecInfo(name, f"cannot be loaded: {error}", ""))
+            rows.append(Info(name, f"cannot be loaded: {error}", ""))
     return rows
 
 

@@ -20,12 +20,12 @@ from collegium.algorithms._survey import (
     make_encoder,
 )
 from collegium.border import Part
+from collegium.cell import cache_folder
 from collegium.client import ClientRuntime
 from collegium.config import ExperimentConfig, parse_config, to_dict
 from collegium.data.federation import open_federation, sites_of
 from collegium.data.site import Site
 from collegium.engines.inprocess import InProcess
-from collegium.experiment import cache_folder
 from collegium.ledger import describe
 from collegium.message import Message
 from collegium.models.factory import build_model

@@ -1,0 +1,235 @@
+"""One cell of an experiment: its training, the test of its models, and its sites outside."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from collegium import outside, process
+from collegium.adaptation.base import Sources
+from collegium.building import adapters_of, build_adapter, build_algorithm, build_coding
+from collegium.client import ClientRuntime
+from collegium.config import AdapterConfig, ExperimentConfig, parse_config
+from collegium.data.dataset import ConcatDataset, Dataset
+from collegium.data.federation import open_federation, open_site, sites_of
+from collegium.data.site import Site
+from collegium.engines.inprocess import InProcess
+from collegium.grid import Cell, CellKey, cells_of, holders
+from collegium.models.factory import build_model
+from collegium.outcome import (
+    DEPLOYED,
+    SCORES_FILE,
+    cell_rows,
+    outside_rows,
+    task_of,
+    write_models,
+    write_overlays,
+)
+from collegium.results import ROWS_FILE, Row
+from collegium.run import RoundRecord, Run
+from collegium.simulation import build_clients, build_run
+from collegium.state import write_atomically
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened in an experiment.
+
+    Attributes:
+        kind: "cell" (a cell begins), "round", "adapt" (an adaptation begins), "done" (a cell ends)
+            or "note".
+        algorithm: label of the cell's algorithm.
+        seed: the cell's seed.
+        variation: name of the cell's variation, or empty.
+        left_out: the site that is outside in the cell's fold, or empty.
+        round: round just finished.
+        rounds: rounds in all.
+        metric: what the scores are.
+        losses: mean training loss by site.
+        scores: mean validation score by site, of the personal model where there is one; empty where
+            it was not evaluated.
+        bytes_up: bytes that left the sites in this round.
+        bytes_down: bytes that were sent to them.
+        seconds: seconds of work in this round, all sites together.
+        text: anything else.
+    """
+
+    kind: str
+    algorithm: str = ""
+    seed: int = 0
+    variation: str = ""
+    left_out: str = ""
+    round: int = 0
+    rounds: int = 0
+    metric: str = ""
+    losses: Mapping[str, float] = field(default_factory=dict)
+    scores: Mapping[str, float] = field(default_factory=dict)
+    bytes_up: int = 0
+    bytes_down: int = 0
+    seconds: float = 0.0
+    text: str = ""
+
+
+Observer = Callable[[Event], None]
+
+
+def cache_folder() -> Path:
+    """Return where decoded cases are kept: ``$COLLEGIUM_CACHE`` or the user's cache folder."""
+    default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "collegium"
+    return Path(os.environ.get("COLLEGIUM_CACHE", default)).expanduser()
+
+
+def open_sites(config: ExperimentConfig, base: Path) -> dict[str, Site]:
+    """Open the inside sites, with the splits stored in the folder ``base``."""
+    return open_federation(config.federation, cache_folder(), 0, base / "splits")
+
+
+def cell_clients(data: Mapping[str, Any], key: CellKey) -> dict[str, ClientRuntime]:
+    """Build a cell's clients from the configuration as plain data, as a worker process does."""
+    cells = cells_of(parse_config(data))
+    cell = next(cell for cell in cells if cell.key == tuple(key))
+    holder = holders(cells)[cell.key]
+    config = holder.config
+    return build_clients(
+        build_algorithm(holder.algorithm),
+        open_sites(config, holder.base),
+        network_of(config),
+        task_of(config),
+        config.training,
+        seed=holder.seed,
+        root=holder.folder,
+        device=config.engine.device,
+        coding=build_coding(config, holder.algorithm),
+    )
+
+
+def network_of(config: ExperimentConfig) -> Callable[[], nn.Module]:
+    """Return what makes the experiment's network."""
+    return partial(build_model, config.model.name, **config.model.params)
+
+
+def run_cell(data: Mapping[str, Any], key: CellKey, observe: Observer) -> None:
+    """Run one cell from where it stands, and write its rows and overlays."""
+    cells = cells_of(parse_config(data))
+    cell = next(cell for cell in cells if cell.key == tuple(key))
+    if (cell.folder / ROWS_FILE).exists():
+        return
+    config, metric = cell.config, task_of(cell.config).metric
+    process.prepare(config.engine.threads)
+    about: dict[str, Any] = {
+        "algorithm": cell.algorithm.label,
+        "seed": cell.seed,
+        "variation": cell.variation,
+        "left_out": cell.left_out,
+        "rounds": config.rounds,
+        "metric": metric,
+    }
+    observe(Event("cell", **about))
+    holder = holders(cells)[cell.key]
+    build = partial(cell_clients, data, key)
+    run, scores = _train(holder, build, lambda record: observe(_round_event(record, about)))
+    if cell.seed == config.seeds[0]:
+        write_overlays(build(), run, scores, metric, cell.folder / "overlays")
+    rows = [*cell_rows(cell, run, scores), *_adapt(cell, holder, about, observe)]
+    text = "".join(json.dumps(asdict(row)) + "\n" for row in rows)
+    write_atomically(cell.folder / ROWS_FILE, text.encode())
+    observe(Event("done", **about))
+
+
+def _train(
+    cell: Cell,
+    build: Callable[[], dict[str, ClientRuntime]],
+    observe: Callable[[RoundRecord], None],
+) -> tuple[Run, dict[str, Any]]:
+    """Train and test; return the run and its test scores. Does nothing twice."""
+    config, names = cell.config, sites_of(cell.config.federation)
+    transport = InProcess(build, config.engine.workers, config.engine.threads)
+    run = build_run(
+        build_algorithm(cell.algorithm),
+        names,
+        network_of(config),
+        transport,
+        rounds=config.rounds,
+        metric=task_of(config).metric,
+        seed=cell.seed,
+        root=cell.folder,
+        evaluate_every=config.evaluation.every,
+        on_failure=config.on_failure,
+        coding=build_coding(config, cell.algorithm),
+    )
+    try:
+        scores = run.execute(observe)
+        write_models(run, cell.folder, names)
+    finally:
+        transport.close()
+    return run, scores
+
+
+def _round_event(record: RoundRecord, about: Mapping[str, Any]) -> Event:
+    kind = "personal" if "personal" in record.scores else "global"
+    return Event(
+        "round",
+        **about,
+        round=record.round,
+        losses={site: loss for site, loss in record.losses.items() if loss is not None},
+        scores={
+            site: score for site, score in record.scores.get(kind, {}).items() if score is not None
+        },
+        bytes_up=sum(record.bytes_up.values()),
+        bytes_down=sum(record.bytes_down.values()),
+        seconds=sum(record.seconds.values()),
+    )
+
+
+def _adapt(cell: Cell, holder: Cell, about: Mapping[str, Any], observe: Observer) -> Iterator[Row]:
+    """Yield the scores of every adapter at every site outside; what is stored is not done again."""
+    adapters = adapters_of(cell.config, cell.algorithm)
+    sites = [cell.left_out] if cell.left_out else cell.config.federation.outside
+    for site in sites if adapters else ():
+        data = open_outside(cell.config, site, cell.base)
+        for adapter in adapters:
+            folder = cell.folder / "outside" / site / adapter.label
+            if not (folder / SCORES_FILE).exists():
+                observe(Event("adapt", **about, text=f"{adapter.label} at {site}"))
+                _adapt_once(cell, holder, adapter, site, data, folder)
+            yield from outside_rows(cell, site, adapter.label, folder)
+
+
+def open_outside(config: ExperimentConfig, site: str, base: Path) -> Dataset:
+    """Return all cases of a site outside: none of them has trained a model that it receives."""
+    splits = base / "splits" / f"{site}.json"
+    opened = open_site(config.federation, site, cache_folder(), 0, splits)
+    return ConcatDataset([opened.train, opened.val, opened.test])
+
+
+def _adapt_once(
+    cell: Cell, holder: Cell, config: AdapterConfig, site: str, data: Dataset, folder: Path
+) -> None:
+    """Adapt to one site, and store what came of it: the account first, the scores last."""
+    sources = Sources(
+        outside.ModelFiles(holder.folder / DEPLOYED),
+        network_of(cell.config),
+        task_of(cell.config),
+        cell.config.engine.device,
+        cell.seed,
+    )
+    found = outside.adapt_and_score(build_adapter(config), sources, data)
+    account = {
+        "adapter": {"name": config.name, "label": config.label, **config.params},
+        "algorithm": cell.algorithm.label,
+        "seed": cell.seed,
+        "site": site,
+        "cases": len(data),
+        "seconds": found.seconds,
+        **outside.describe(found.adapted.account),
+    }
+    write_atomically(folder / "account.json", json.dumps(account, indent=1).encode())
+    scores = {"seconds": found.seconds, "cases": found.scores}
+    write_atomically(folder / SCORES_FILE, json.dumps(scores).encode())

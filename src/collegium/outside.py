@@ -1,0 +1,138 @@
+"""A hospital outside the federation: its images adapt the models, its labels only score them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from collegium.adaptation.base import Account, Adapted, Adapter, Sources, Unlabelled
+from collegium.data.dataset import Dataset
+from collegium.errors import DataError
+from collegium.models.files import import_model
+from collegium.tasks import Task
+from collegium.tensors import Tensors
+
+Scores = dict[str, Any]
+"""A case's pseudonym and patient, and its metrics."""
+
+
+class ModelFiles(Mapping[str, Tensors]):
+    """Models in a folder, by the stem of their file; each is read anew at every look.
+
+    So whoever needs them one after the other holds one at a time.
+
+    Raises:
+        DataError: the folder holds none.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._files = {file.stem: file for file in sorted(folder.glob("*.safetensors"))}
+        if not self._files:
+            raise DataError(f"{folder} holds no models (*.safetensors); finish the run first")
+
+    def __getitem__(self, name: str) -> Tensors:
+        return import_model(self._files[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
+@dataclass(frozen=True)
+class Outside:
+    """What came of adapting to one site.
+
+    Attributes:
+        adapted: what the adapter ended with.
+        scores: by case; where several models predict, the mean of their scores.
+        seconds: that it took, scoring left out.
+    """
+
+    adapted: Adapted
+    scores: Sequence[Scores]
+    seconds: float
+
+
+def adapt_and_score(adapter: Adapter, sources: Sources, data: Dataset) -> Outside:
+    """Adapt models to a site's images, and score the predictions by its labels.
+
+    Args:
+        adapter: the adapter; it does not see the labels.
+        sources: the models that were handed out.
+        data: all cases of the site, with labels.
+
+    Raises:
+        ConfigError: the adapter does not suit the models or the task.
+        DataError: the site has no cases.
+    """
+    if len(data) == 0:
+        raise DataError("the site outside has no cases; add some or take it out of the federation")
+    scorer = _Scorer(sources.task, data)
+    start = time.perf_counter()
+    adapted = adapter.adapt(sources, Unlabelled(data), scorer)
+    return Outside(adapted, scorer.rows(), time.perf_counter() - start - scorer.seconds)
+
+
+class _Scorer:
+    """Scores predictions as they are delivered, under pseudonyms."""
+
+    def __init__(self, task: Task, data: Dataset) -> None:
+        self._task, self._data = task, data
+        self._found: dict[int, list[Mapping[str, float | None]]] = {}
+        self._patients: dict[int, str] = {}
+        self.seconds = 0.0
+
+    def __call__(self, model: str, index: int, prediction: Tensor) -> None:
+        """Score one prediction."""
+        start = time.perf_counter()
+        example = self._data.example(index)
+        self._patients[index] = example.patient
+        scores = self._task.scores(prediction.to(example.batch["image"].device), example)
+        self._found.setdefault(index, []).append(scores)
+        self.seconds += time.perf_counter() - start
+
+    def rows(self) -> list[Scores]:
+        """Return a row for each case, in order."""
+        names: dict[str, str] = {}
+        rows = []
+        for index in sorted(self._found):
+            patient = names.setdefault(self._patients[index], f"outside-p{len(names) + 1:03d}")
+            about = {"case": f"outside-c{index + 1:03d}", "patient": patient}
+            rows.append({**about, **_mean(self._found[index])})
+        return rows
+
+
+def _mean(found: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
+    """Return the mean of every metric; undefined where one of them is."""
+    mean: dict[str, float | None] = {}
+    for name in found[0]:
+        values = [scores[name] for scores in found]
+        defined = [value for value in values if value is not None]
+        mean[name] = sum(defined) / len(values) if len(defined) == len(values) else None
+    return mean
+
+
+def describe(account: Account) -> dict[str, Any]:
+    """Return what an adaptation did, as JSON holds it."""
+    layers = account.coefficients
+    sources = list(account.sources)
+    coefficients = {
+        "layers": list(layers),
+        "sources": sources,
+        "values": [[values[source] for source in sources] for values in layers.values()],
+    }
+    return {
+        "sources": sources,
+        "steps": account.steps,
+        "losses": account.losses,
+        "chosen": account.chosen,
+        "coefficients": coefficients if layers else None,
+        "notes": account.notes,
+    }

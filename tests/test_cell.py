@@ -1,0 +1,202 @@
+"""Whole cells on phantoms: folds, adapters, and trainings that several cells share."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from collegium.cell import Event, open_outside
+from collegium.config import parse_config
+from collegium.errors import ConfigError, EgressError
+from collegium.experiment import collect_rows, run_experiment
+from collegium.grid import cells_of, holders
+from collegium.ledger import read
+from collegium.models.factory import build_model
+from collegium.phantoms import make_federation
+
+MODEL: dict[str, Any] = {"name": "unet", "in_channels": 1, "channels": [4, 8], "num_res_units": 1}
+
+
+@pytest.fixture(scope="module")
+def phantoms(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_federation(tmp_path_factory.mktemp("phantoms"), 3, cases=8, size=32)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path_factory) -> None:
+    folder = tmp_path_factory.getbasetemp() / "cell-cache"
+    monkeypatch.setenv("COLLEGIUM_CACHE", str(folder))
+
+
+@pytest.fixture
+def settings(phantoms, tmp_path) -> dict[str, Any]:
+    return {
+        "name": "tiny",
+        "protocol": "leave-one-site-out",
+        "federation": str(phantoms),
+        "model": MODEL,
+        "algorithms": [{"name": "iopfl", "adapters": ["none", "average"]}],
+        "rounds": 2,
+        "training": {"batch_size": 2, "local_steps": 4, "lr": 0.02},
+        "output": str(tmp_path / "run"),
+    }
+
+
+def configure(settings: dict[str, Any], *shares: str, **changes: Any) -> Any:
+    config = parse_config({**settings, **changes})
+    data = {**settings, **changes, "federation": _federation(config, shares)}
+    return parse_config(data)
+
+
+def _federation(config: Any, shares: Any) -> dict[str, Any]:
+    from collegium.config import to_dict
+
+    federation: dict[str, Any] = to_dict(config)["federation"]
+    for name in shares:
+        federation["sites"][name]["share"] = ["personal"]
+    return federation
+
+
+def dice(prediction: np.ndarray, label: np.ndarray) -> float | None:
+    total = prediction.sum() + label.sum()
+    return None if total == 0 else 2 * (prediction * label).sum() / total
+
+
+def score_by_hand(config: Any, cell: Any, model: str) -> list[float | None]:
+    """The Dice of a handed-out model at the site left out, by plain torch and numpy."""
+    network = build_model(**MODEL)
+    network.load_state_dict(load_file(cell.folder / "server/deployed" / f"{model}.safetensors"))
+    network.eval()
+    data = open_outside(cell.config, cell.left_out, cell.base)
+    found = []
+    for index in range(len(data)):
+        batch = data.example(index).batch
+        with torch.no_grad():
+            prediction = network(batch["image"]).argmax(1)
+        found.append(dice(prediction.numpy() == 1, batch["label"].numpy() == 1))
+    return found
+
+
+def test_every_site_is_outside_once_and_scored_on_all_its_cases(settings) -> None:
+    config = configure(settings, "alder", "birch", "cedar")
+    events: list[Event] = []
+    run_experiment(config, events.append)
+    told = [(e.left_out, e.text) for e in events if e.kind == "adapt"]
+    assert told == [
+        (site, f"{adapter} at {site}")
+        for site in ("alder", "birch", "cedar") for adapter in ("none", "average")
+    ]  # fmt: skip
+    rows = [row for row in collect_rows(config) if row.split == "outside" and row.metric == "dice"]
+    for fold, cell in enumerate(cells_of(config)):
+        here = [row for row in rows if row.fold == fold]
+        assert {(row.site, row.algorithm) for row in here} == {(cell.left_out, "iopfl")}
+        none = [row.value for row in here if row.model == "none"]
+        assert len(none) == 8
+        assert none == pytest.approx(score_by_hand(config, cell, "global"))
+        inside = [name for name in ("alder", "birch", "cedar") if name != cell.left_out]
+        each = [score_by_hand(config, cell, name) for name in inside]
+        mean = [None if None in pair else float(np.mean(pair)) for pair in zip(*each, strict=True)]
+        assert [row.value for row in here if row.model == "average"] == pytest.approx(mean)
+        account = json.loads(
+            (cell.folder / f"outside/{cell.left_out}/average/account.json").read_text()
+        )
+        assert account["sources"] == inside
+        for site in inside:  # the ledger shows what was handed out
+            lines = read(cell.folder / "clients" / site / "ledger.jsonl")
+            assert [line["method"] for line in lines if "personal" in line["parts"]] == ["hand_out"]
+
+
+def test_a_site_that_does_not_share_hands_nothing_out(settings) -> None:
+    config = configure(settings, "alder", algorithms=["iopfl"], adapters=["none"])
+    run_experiment(config)
+    for cell in cells_of(config):
+        files = {file.stem for file in (cell.folder / "server/deployed").glob("*.safetensors")}
+        assert files == {"global"} | ({"alder"} - {cell.left_out})
+
+
+def test_an_adaptation_that_is_done_is_not_done_again(settings) -> None:
+    config = configure(settings, "alder", "birch")
+    run_experiment(config)
+    cell = cells_of(config)[0]
+    before = collect_rows(config)
+    (cell.folder / "rows.jsonl").unlink()
+    (cell.folder / "outside/alder/average/scores.json").unlink()
+    events: list[Event] = []
+    run_experiment(config, events.append)
+    assert [(e.kind, e.text) for e in events] == [
+        ("cell", ""), ("adapt", "average at alder"), ("done", ""),
+    ]  # fmt: skip
+    after = collect_rows(config)
+    assert [(r.key, r.value) for r in after] == [(r.key, r.value) for r in before]
+
+
+def test_a_training_that_another_cell_did_is_used_and_not_repeated(settings) -> None:
+    config = configure(
+        settings,
+        protocol="inside",
+        algorithms=[{"name": "fedavg", "adapters": ["none"]}],
+        variations={
+            "two": {"federation.outside": ["cedar"]},
+            "in turn": {"protocol": "leave-one-site-out"},
+        },
+    )
+    events: list[Event] = []
+    output = run_experiment(config, events.append)
+    trained = {(e.variation, e.left_out) for e in events if e.kind == "round"}
+    assert trained == {("two", ""), ("in turn", "alder"), ("in turn", "birch")}
+    cells = {cell.key[:2]: cell for cell in cells_of(config)}
+    user = cells["in turn", "cedar"]
+    assert holders(list(cells.values()))[user.key] is cells["two", ""]
+    assert not (user.folder / "server").exists()
+    rows = collect_rows(config)
+
+    def scores(variation: str, fold: int) -> list[tuple[Any, ...]]:
+        return [
+            (row.site, row.case, row.split, row.model, row.metric, row.round, row.value)
+            for row in rows
+            if (row.variation, row.fold) == (variation, fold)
+        ]
+
+    assert len(scores("two", 0)) > 20
+    assert scores("in turn", 2) == scores("two", 0)
+    assert (output / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("shares", "algorithms", "says"),
+    [
+        ([], [{"name": "iopfl", "adapters": ["ensemble"]}], "'ensemble' needs personal models, and "
+         "no site hands its own out"),
+        (["alder"], [{"name": "fedavg", "adapters": ["average"]}], "'average' needs personal "
+         "models, and 'fedavg' has none"),
+        (["alder"], [{"name": "fedbn", "adapters": ["tent"]}], "'tent' starts from a global model, "
+         "and 'fedbn' has none"),
+    ],
+)  # fmt: skip
+def test_an_adapter_that_finds_nothing_to_work_with_is_refused_at_once(
+    settings, shares, algorithms, says
+) -> None:
+    config = configure(settings, *shares, algorithms=algorithms)
+    with pytest.raises(ConfigError, match=says):
+        run_experiment(config)
+    assert not any(cell.folder.exists() for cell in cells_of(config))
+
+
+def test_a_network_without_batch_normalisation_is_not_given_to_tent(settings) -> None:
+    config = configure(
+        settings, model={**MODEL, "norm": "instance"}, algorithms=["fedavg"], adapters=["tent"]
+    )
+    with pytest.raises(ConfigError, match="tent adapts batch normalisation, and UNet has none"):
+        run_experiment(config)
+
+
+def test_sharing_is_not_a_way_around_what_a_policy_forbids(settings) -> None:
+    config = configure(settings, "alder", algorithms=["fedavg"])
+    data = _federation(config, ["alder"])
+    data["sites"]["alder"]["forbid"] = ["model"]
+    with pytest.raises(EgressError, match="forbids"):
+        run_experiment(configure({**settings, "federation": data}, algorithms=["fedavg"]))

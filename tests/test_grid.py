@@ -1,0 +1,127 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from collegium.config import parse_config
+from collegium.errors import ConfigError
+from collegium.grid import cells_of, holders, variations_of
+
+SETTINGS: dict[str, Any] = {
+    "name": "grid",
+    "federation": {
+        "name": "f",
+        "root": "/data",
+        "sites": {name: {"folder": name} for name in ("east", "north", "south")},
+    },
+    "model": {"name": "unet"},
+    "algorithms": ["fedavg", {"name": "iopfl", "tau": 0.5}],
+    "rounds": 2,
+    "output": "/out",
+}
+
+
+def grid(**changes: Any) -> Any:
+    return parse_config({**SETTINGS, **changes})
+
+
+def test_a_plain_experiment_is_algorithms_by_seeds() -> None:
+    cells = cells_of(grid(seeds=[3, 1]))
+    assert [cell.key for cell in cells] == [
+        ("", "", "fedavg", 3), ("", "", "iopfl", 3), ("", "", "fedavg", 1), ("", "", "iopfl", 1),
+    ]  # fmt: skip
+    assert cells[1].folder == Path("/out/iopfl/seed-3")
+    assert cells[1].base == Path("/out")
+    assert all(cell.config.federation.outside == () for cell in cells)
+    held = holders(cells)
+    assert all(held[cell.key] is cell for cell in cells)
+
+
+def test_every_site_is_left_out_in_turn() -> None:
+    cells = cells_of(grid(protocol="leave-one-site-out", algorithms=["fedavg"]))
+    assert [(c.fold, c.left_out) for c in cells] == [(0, "east"), (1, "north"), (2, "south")]
+    assert [cell.config.federation.outside for cell in cells] == [("east",), ("north",), ("south",)]
+    assert cells[1].folder == Path("/out/without-north/fedavg/seed-0")
+    assert cells[1].name == "without north, fedavg, seed 0"
+    assert len({cell.training for cell in cells}) == 3
+
+
+def test_a_site_that_is_outside_for_good_is_not_left_out_in_turn() -> None:
+    federation = {**SETTINGS["federation"], "outside": ["south"]}
+    cells = cells_of(grid(protocol="leave-one-site-out", federation=federation))
+    assert {cell.left_out for cell in cells} == {"east", "north"}
+    assert {cell.config.federation.outside for cell in cells} == {
+        ("east", "south"), ("north", "south"),
+    }  # fmt: skip
+
+
+def test_variations_change_what_they_name_and_nothing_else() -> None:
+    config = grid(
+        variations={
+            "1 epoch": {"training.local_epochs": 1},
+            "4 epochs": {"training.local_epochs": 4, "algorithms.1.tau": 0.7},
+        }
+    )
+    found = variations_of(config)
+    assert list(found) == ["1 epoch", "4 epochs"]
+    assert [each.training.local_epochs for each in found.values()] == [1, 4]
+    assert [each.algorithms[1].params["tau"] for each in found.values()] == [0.5, 0.7]
+    assert found["4 epochs"].rounds == 2
+    folders = [cell.folder for cell in cells_of(config)]
+    assert folders[0] == Path("/out/1 epoch/fedavg/seed-0")
+    assert folders[3] == Path("/out/4 epochs/iopfl/seed-0")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"training.epochs": 2}, r"unknown field.*variation 'v'"),
+        ({"rounds": 0}, r"rounds: should be at least 1, not 0 \(variation 'v'\)"),
+        ({"output": "elsewhere"}, "variation 'v' sets output, which belongs to the whole"),
+    ],
+)
+def test_a_variation_that_cannot_be_is_refused(changes: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        variations_of(grid(variations={"v": changes}))
+
+
+def test_cells_that_would_train_the_same_models_share_one_training() -> None:
+    config = grid(
+        algorithms=["fedavg"],
+        variations={
+            "all": {},
+            "two": {"federation.outside": ["south"]},
+            "the same two": {"federation.outside": ["south"], "adapters": ["tent"]},
+            "more rounds": {"federation.outside": ["south"], "rounds": 3},
+            "in turn": {"protocol": "leave-one-site-out"},
+        },
+    )
+    cells = cells_of(config)
+    held = {cell.key[:2]: holders(cells)[cell.key].key[:2] for cell in cells}
+    assert held == {
+        ("all", ""): ("all", ""),
+        ("two", ""): ("two", ""),
+        ("the same two", ""): ("two", ""),
+        ("more rounds", ""): ("more rounds", ""),
+        ("in turn", "east"): ("in turn", "east"),
+        ("in turn", "north"): ("in turn", "north"),
+        ("in turn", "south"): ("two", ""),
+    }
+
+
+def test_another_seed_algorithm_or_codec_is_another_training() -> None:
+    config = grid(
+        seeds=[0, 1],
+        algorithms=[
+            "fedavg",
+            {"name": "fedavg", "label": "again"},
+            {"name": "fedavg", "label": "coded", "codec": "half"},
+            "fedbn",
+        ],
+    )
+    cells = cells_of(config)
+    held = {cell.key[2:]: holders(cells)[cell.key].key[2:] for cell in cells}
+    assert {mine: theirs for mine, theirs in held.items() if mine != theirs} == {
+        ("again", 0): ("fedavg", 0),
+        ("again", 1): ("fedavg", 1),
+    }
