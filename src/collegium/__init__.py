@@ -4,6 +4,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collegium.adaptation.average import Average
+    from collegium.adaptation.base import Adapter, Sources
+    from collegium.adaptation.ensemble import Ensemble
+    from collegium.adaptation.none import NoAdaptation
+    from collegium.adaptation.tent import Tent
     from collegium.algorithm import Algorithm, Client, Replies, Server, handler
     from collegium.algorithms.distance import Distance
     from collegium.algorithms.ditto import Ditto
@@ -27,6 +32,7 @@ if TYPE_CHECKING:
     from collegium.data.site import EgressPolicy, Site
     from collegium.errors import CollegiumError
     from collegium.message import Message
+    from collegium.outside import adapt_and_score
     from collegium.simulation import Simulated, simulate
     from collegium.tasks import SegmentationTask, SupervisedTask, Task
     from collegium.tensors import Tensors, mean
@@ -35,6 +41,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "adaptation.average": ("Average",),
+    "adaptation.base": ("Adapter", "Sources"),
+    "adaptation.ensemble": ("Ensemble",),
+    "adaptation.none": ("NoAdaptation",),
+    "adaptation.tent": ("Tent",),
     "algorithm": ("Algorithm", "Client", "Replies", "Server", "handler"),
     "algorithms.distance": ("Distance",),
     "algorithms.ditto": ("Ditto",),
@@ -58,6 +69,7 @@ _HOMES = {
     "data.site": ("EgressPolicy", "Site"),
     "errors": ("CollegiumError",),
     "message": ("Message",),
+    "outside": ("adapt_and_score",),
     "simulation": ("Simulated", "simulate"),
     "tasks": ("SegmentationTask", "SupervisedTask", "Task"),
     "tensors": ("Tensors", "mean"),
@@ -70,13 +82,16 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [
     "IFCA",
     "IOPFL",
+    "Adapter",
     "Algorithm",
+    "Average",
     "Client",
     "CollegiumError",
     "Dataset",
     "Distance",
     "Ditto",
     "EgressPolicy",
+    "Ensemble",
     "Example",
     "FedAvg",
     "FedBN",
@@ -88,6 +103,7 @@ __all__ = [
     "Local",
     "Message",
     "Moon",
+    "NoAdaptation",
     "PFedNet",
     "Pooled",
     "Replies",
@@ -98,11 +114,14 @@ __all__ = [
     "SiloBN",
     "Simulated",
     "Site",
+    "Sources",
     "SupervisedTask",
     "Task",
     "TensorDataset",
     "Tensors",
+    "Tent",
     "TrainingConfig",
+    "adapt_and_score",
     "handler",
     "mean",
     "simulate",
