@@ -138,6 +138,11 @@ def test_codecs_of_a_call_shorten_its_messages_and_belong_to_its_folder(tmp_path
             run(output=tmp_path, **other)
 
 
+def test_no_rounds_are_refused():
+    with pytest.raises(ConfigError, match="rounds is 0; give a whole number from 1"):
+        run(rounds=0)
+
+
 def test_two_sites_with_one_name_are_refused():
     with pytest.raises(ConfigError, match="several sites have the same name"):
         run(sites=[toy_site("A"), toy_site("A")])

@@ -7,7 +7,6 @@ with an underscore are none of them.
 """
 
 import difflib
-import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -24,6 +23,7 @@ from collegium.adaptation.base import Adapter
 from collegium.algorithm import Algorithm
 from collegium.codecs.base import Codec
 from collegium.errors import ConfigError
+from collegium.userfile import import_file, not_loading
 
 T = TypeVar("T")
 
@@ -237,7 +237,7 @@ def _load_entry_point(shelf: _Shelf[T], point: metadata.EntryPoint) -> Any:
     try:
         return point.load()
     except Exception as error:  # whatever somebody else's module raises
-        raise _not_loading(
+        raise not_loading(
             f"{shelf.word} {point.name!r}, installed as {point.value}", error
         ) from error
 
@@ -250,7 +250,7 @@ def _from_place(shelf: _Shelf[T], name: str) -> type[T]:
         module = _import_module(shelf, place, name)
         return _class_of(shelf, _attribute(shelf, module, attribute, name), name)
     path = Path(place).expanduser().resolve()
-    kind = _class_of(shelf, _attribute(shelf, _import_file(path), attribute, name), name)
+    kind = _class_of(shelf, _attribute(shelf, import_file(path), attribute, name), name)
     if SOURCE not in vars(kind):
         setattr(kind, SOURCE, f"{path}:{attribute}")
     return kind
@@ -265,38 +265,9 @@ def _import_module(shelf: _Shelf[T], module: str, name: str) -> ModuleType:
                 f"{shelf.word} {name!r}: there is no module {error.name!r}; "
                 "install its package or correct the name"
             ) from error
-        raise _not_loading(f"module {module!r} of {shelf.word} {name!r}", error) from error
+        raise not_loading(f"module {module!r} of {shelf.word} {name!r}", error) from error
     except Exception as error:  # whatever a user's module raises
-        raise _not_loading(f"module {module!r} of {shelf.word} {name!r}", error) from error
-
-
-def _import_file(path: Path) -> ModuleType:
-    """Import a file once for each content, under a name of its own."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(
-            f"{path} cannot be read ({error.strerror}); correct the path before the colon"
-        ) from error
-    key = hashlib.blake2b(str(path).encode() + b"\0" + content, digest_size=8).hexdigest()
-    name = f"collegium_file_{key}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{path} is no Python file; correct the path before the colon")
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    try:
-        # not through a bytecode file, which knows an edit only by the second and the size
-        exec(compile(content, str(path), "exec"), vars(module))
-    except Exception as error:  # whatever a user's file raises
-        del sys.modules[name]
-        raise _not_loading(str(path), error) from error
-    return module
-
-
-def _not_loading(what: str, error: Exception) -> ConfigError:
-    return ConfigError(f"{what} does not load: {type(error).__name__}: {error}; correct its code")
+        raise not_loading(f"module {module!r} of {shelf.word} {name!r}", error) from error
 
 
 def _attribute(shelf: _Shelf[T], module: ModuleType, attribute: str, name: str) -> Any:

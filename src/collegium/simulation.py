@@ -213,6 +213,8 @@ def simulate(
     prepare(threads)
     recipe = training or TrainingConfig()
     by_name = {site.name: site for site in sites}
+    if rounds < 1:
+        raise ConfigError(f"rounds is {rounds}; give a whole number from 1")
     if len(by_name) < len(sites):
         raise ConfigError("several sites have the same name; give each a name of its own")
     check_method(algorithm, recipe, by_name)

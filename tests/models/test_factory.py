@@ -64,7 +64,7 @@ def test_weights_come_from_the_ambient_random_state() -> None:
         ("unet", {"strides": [2]}, r"model.strides is \[2\] .*: set it to one fewer"),
         ("unet", {"norm": "layer"}, "model.norm is 'layer' .*: set it to batch or instance"),
         ("unet", {"dropout": 1.0}, "model.dropout is 1.0"),
-        ("nowhere.py:Net", {}, "there is no file .*nowhere.py: correct the path"),
+        ("nowhere.py:Net", {}, "nowhere.py cannot be read .*; correct the path"),
         ("no.such.package:Net", {}, "'no.such.package' cannot be imported"),
         ("torch.nn:Lineer", {}, r"no class or function 'Lineer' \(did you mean 'Linear'\?\)"),
         (
@@ -80,6 +80,12 @@ def test_what_cannot_be_built_is_refused_in_one_sentence(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         build_model(name, **params)
+
+
+def test_a_file_whose_code_raises_is_named_with_what_it_raised(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import nothing_of_the_kind\n")
+    with pytest.raises(ConfigError, match=r"mine\.py does not load: ModuleNotFoundError: No module"):
+        build_model(f"{tmp_path / 'mine.py'}:Net")
 
 
 def test_a_model_may_come_from_a_package() -> None:

@@ -6,9 +6,7 @@ forks and seeds it around `build_model`.
 
 import difflib
 import importlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -18,6 +16,7 @@ from torch import nn
 
 from collegium.errors import ConfigError
 from collegium.models.unet import IOPUNet
+from collegium.userfile import import_file
 
 Factory = Callable[..., nn.Module]
 
@@ -155,7 +154,10 @@ def _did_you_mean(word: str, known: Iterable[str]) -> str:
 def _load(name: str) -> Factory:
     """Find the user's own factory."""
     place, _, attribute = name.rpartition(":")
-    module = _load_file(name, Path(place)) if place.endswith(".py") else _load_module(name, place)
+    if place.endswith(".py"):
+        module = import_file(Path(place).expanduser().resolve())
+    else:
+        module = _load_module(name, place)
     factory = getattr(module, attribute, None)
     if not callable(factory):
         raise ConfigError(
@@ -174,18 +176,3 @@ def _load_module(name: str, place: str) -> ModuleType:
             f"the model {name!r} cannot be built because {place!r} cannot be imported ({error}): "
             f"install the package or correct model.name."
         ) from error
-
-
-def _load_file(name: str, path: Path) -> ModuleType:
-    if not path.is_file():
-        raise ConfigError(
-            f"the model {name!r} cannot be built because there is no file {path.absolute()}: "
-            f"correct the path in model.name."
-        )
-    spec = importlib.util.spec_from_file_location(f"collegium_user_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"the model {name!r} cannot be loaded: {path} is no Python file.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their own module up by name
-    spec.loader.exec_module(module)
-    return module

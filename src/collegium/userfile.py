@@ -1,0 +1,43 @@
+"""Python files that users name in their configurations."""
+
+import hashlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from collegium.errors import ConfigError
+
+
+def import_file(path: Path) -> ModuleType:
+    """Import a file once for each content, under a name of its own.
+
+    Raises:
+        ConfigError: it cannot be read, is no Python file, or its code raises.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read ({error.strerror}); correct the path before the colon"
+        ) from error
+    key = hashlib.blake2b(str(path).encode() + b"\0" + content, digest_size=8).hexdigest()
+    name = f"collegium_file_{key}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{path} is no Python file; correct the path before the colon")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        # not through a bytecode file, which knows an edit only by the second and the size
+        exec(compile(content, str(path), "exec"), vars(module))
+    except Exception as error:  # whatever a user's file raises
+        del sys.modules[name]
+        raise not_loading(str(path), error) from error
+    return module
+
+
+def not_loading(what: str, error: Exception) -> ConfigError:
+    """Return the error that says why somebody's code does not load."""
+    return ConfigError(f"{what} does not load: {type(error).__name__}: {error}; correct its code")
