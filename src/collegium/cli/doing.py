@@ -1,0 +1,136 @@
+"""Commands that run something, and that write what comes of it."""
+
+import json
+import shlex
+from collections.abc import Callable, Iterable
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from collegium.cli.base import (
+    INTERRUPTED,
+    ConfigPath,
+    Output,
+    Overrides,
+    app,
+    fail,
+    guarded,
+    table,
+)
+
+if TYPE_CHECKING:
+    from collegium.cell import Event
+
+
+def follow(
+    output: Path, cells: int | None, run: "Callable[[Callable[[Event], None]], Path]"
+) -> Path:
+    """Run something under the eyes of the progress display, and say how to go on if stopped."""
+    from rich.console import Console
+
+    from collegium.progress import show_progress
+
+    try:
+        with show_progress(Console(stderr=True), cells) as observe:
+            return run(observe)
+    except KeyboardInterrupt:
+        again = f"collegium resume {shlex.quote(str(output))}"
+        fail(f"stopped; finished rounds are kept, go on with: {again}", INTERRUPTED)
+
+
+def run_and_report(config_path: Path, overrides: Iterable[str]) -> None:
+    """Run an experiment file to its end and write where the report is."""
+    from collegium.config import load_config
+    from collegium.experiment import run_experiment
+    from collegium.grid import cells_of
+
+    config = load_config(config_path, list(overrides))
+    cells = len(cells_of(config))
+    output = follow(Path(config.output), cells, lambda observe: run_experiment(config, observe))
+    typer.echo(output / "report.html")
+
+
+@app.command()
+@guarded
+def run(config: ConfigPath, overrides: Overrides = None) -> None:
+    """Run an experiment, or go on with an unfinished run of the same configuration."""
+    run_and_report(config, overrides or ())
+
+
+@app.command()
+@guarded
+def resume(output: Output) -> None:
+    """Go on with the run in a folder, as it was configured."""
+    from collegium.experiment import resume_experiment
+
+    done = follow(output, None, lambda observe: resume_experiment(output, observe))
+    typer.echo(done / "report.html")
+
+
+@app.command()
+@guarded
+def report(output: Output) -> None:
+    """Write the report of a run again, finished or not."""
+    from collegium.report.html import write_report
+
+    typer.echo(write_report(output))
+
+
+@app.command()
+@guarded
+def tables(output: Output) -> None:
+    """Write the tables of a run as text, Markdown, LaTeX and CSV, and show those of text."""
+    from collegium.benchmark.writing import write_tables
+
+    files = write_tables(output)
+    for file in files:
+        if file.suffix == ".txt":
+            typer.echo(file.read_text(encoding="utf-8"))
+    typer.echo(files[0].parent)
+
+
+@app.command()
+@guarded
+def assess(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    *,
+    summary: Annotated[
+        str,
+        typer.Option(help="What leaves of the cases' values: cases, histogram or quantiles."),
+    ] = "cases",
+    encoder: Annotated[
+        str, typer.Option(help="The network that embeds images, as file.py:factory.")
+    ] = "",
+) -> None:
+    """Ask every site about its data, before any training, and report how different they are."""
+    from collegium.assessment.asking import Assessment
+    from collegium.assessment.writing import assess as assess_federation
+    from collegium.assessment.writing import overview, read
+    from collegium.config import load_config
+
+    settings = load_config(config, overrides or ())
+    folder = assess_federation(settings, Assessment(summary=summary, encoder=encoder))  # type: ignore[arg-type]
+    rows, sentences = overview(read(folder))
+    table([list(row.values()) for row in rows], list(rows[0]))
+    for sentence in sentences:
+        typer.echo(sentence)
+    typer.echo(folder / "assessment.html")
+
+
+@app.command()
+@guarded
+def demo(
+    output: Annotated[
+        Path, typer.Option("--output", help="Folder for the drawn scans and the run.")
+    ] = Path("collegium-demo"),
+) -> None:
+    """Run five algorithms on drawn scans of four hospitals, and write the report."""
+    from collegium.phantoms import make_federation
+
+    federation = make_federation(output / "data", cases=24)
+    places = {"federation": federation, "output": output / "run"}
+    with as_file(files("collegium") / "demo.yaml") as config:
+        run_and_report(config, [f"{key}={json.dumps(str(path))}" for key, path in places.items()])

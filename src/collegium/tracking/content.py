@@ -1,0 +1,186 @@
+"""What a tracking store is told of an experiment: settings, numbers and files.
+
+Nothing of it says where files lie on this machine, or names a user.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from collegium.cell import Event
+from collegium.config import ExperimentConfig, to_dict
+from collegium.grid import Cell
+from collegium.outcome import DEPLOYED
+from collegium.results import Row
+from collegium.schema import flat
+
+TOTAL = "total"
+"""Begins the metrics that are no score of a site but a sum over all of them."""
+
+
+class Point(NamedTuple):
+    """One number of a metric.
+
+    Attributes:
+        name: The metric without its site, such as ``val/dice``.
+        site: The site; empty for a number of all sites together.
+        step: The round.
+        value: The number.
+    """
+
+    name: str
+    site: str
+    step: int
+    value: float
+
+
+def points_of_event(event: Event) -> list[Point]:
+    """Give the numbers of a round that has just ended."""
+    step = event.round
+    totals = {"bytes_up": event.bytes_up, "bytes_down": event.bytes_down, "seconds": event.seconds}
+    return [
+        *(Point("train/loss", site, step, loss) for site, loss in event.losses.items()),
+        *(Point(f"val/{event.metric}", site, step, v) for site, v in event.scores.items()),
+        *(Point(f"{TOTAL}/{name}", "", step, float(value)) for name, value in totals.items()),
+    ]
+
+
+def points_of_rows(rows: Iterable[Row]) -> list[Point]:
+    """Give the numbers of a finished cell: those of all rounds, and each site's mean test scores.
+
+    Scores of the model that a site uses, its personal one where there is one, stand under
+    ``val/<metric>`` and ``test/<metric>``; those of the global model beside it under
+    ``val/global/<metric>``; those of an adapter at a site outside under
+    ``outside/<adapter>/<metric>``.
+    """
+    values: dict[tuple[str, str, int], list[float]] = {}
+    totals: dict[tuple[str, int], float] = {}
+    rows = list(rows)
+    personal = {(row.split, row.round) for row in rows if row.model == "personal"}
+    for row in rows:
+        scored = row.model == "global" and (row.split, row.round) in personal
+        kind = f"{row.model}/" if scored or row.split == "outside" else ""
+        if row.value is not None:
+            name = f"{row.split}/{kind}{row.metric}"
+            values.setdefault((name, row.site, row.round), []).append(row.value)
+        if row.split == "train" and row.metric == "loss":
+            for name in ("bytes_up", "bytes_down", "seconds"):
+                number = float(getattr(row, name))
+                values[name, row.site, row.round] = [number]
+                totals[name, row.round] = totals.get((name, row.round), 0.0) + number
+    return [
+        *(Point(*about, fmean(found)) for about, found in values.items()),
+        *(Point(f"{TOTAL}/{name}", "", step, value) for (name, step), value in totals.items()),
+    ]
+
+
+def metrics_of(points: Iterable[Point]) -> dict[tuple[str, int], float]:
+    """Give the numbers by MLflow's name and step, and the means of losses and scores over sites.
+
+    A number that is not finite is left out.
+    """
+    metrics: dict[tuple[str, int], float] = {}
+    by_name: dict[tuple[str, int], list[float]] = {}
+    for point in points:
+        if not math.isfinite(point.value):
+            continue
+        metrics[mlflow_name(point.name, point.site), point.step] = point.value
+        if point.site and "/" in point.name:
+            by_name.setdefault((point.name, point.step), []).append(point.value)
+    means = {(mlflow_name("mean", n), step): fmean(v) for (n, step), v in by_name.items()}
+    return metrics | means
+
+
+def mlflow_name(*parts: str) -> str:
+    """Join the parts of a name by slashes, with characters that MLflow allows in it only.
+
+    Others become colons, which no name of a site or label holds.
+    """
+    words = [word for part in parts for word in part.split("/") if word.strip(".")]
+    return re.sub(r"[^/\w.\- ]", ":", "/".join(words))
+
+
+def settings_of(config: ExperimentConfig) -> dict[str, Any]:
+    """Give the configuration without what says where data, code and results lie."""
+    data = to_dict(config)
+    data.pop("output")
+    data.pop("tracking", None)
+    data["federation"].pop("root")
+    for site in data["federation"]["sites"].values():
+        site.pop("folder")
+        site.pop("manifest")
+    return dict(_without_places(data))
+
+
+def settings_of_cell(cell: Cell) -> dict[str, Any]:
+    """Give a cell's own settings in the same way, with its one algorithm and seed."""
+    data = settings_of(replace(cell.config, algorithms=(cell.algorithm,)))
+    for key in ("algorithms", "seeds", "variations"):
+        value = data.pop(key)
+        if key == "algorithms":
+            data["algorithm"] = value[0]
+    return data | {"seed": cell.seed, "variation": cell.variation, "left_out": cell.left_out}
+
+
+def parameters_of(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Give every leaf of the settings as text, under its dotted key."""
+    leaves = {mlflow_name(key): json.loads(text) for key, text in flat(dict(settings)).items()}
+    return {k: v if isinstance(v, str) else json.dumps(v) for k, v in leaves.items()}
+
+
+def _without_places(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_places(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_places(inner) for inner in value]
+    return without_place(value) if isinstance(value, str) else value
+
+
+def without_place(text: str) -> str:
+    """Give the last part of a text that is the path to something; another text as it is."""
+    for kind in (PurePosixPath, PureWindowsPath):
+        if kind(text).is_absolute() or text.startswith(("~", "$")):
+            return kind(text).name
+    return text
+
+
+def page_without_places(page: str, config: ExperimentConfig) -> str:
+    """Give a page without the folders that the configuration names, and without the user's own."""
+    data = to_dict(config)
+    sites = data["federation"]["sites"].values()
+    places = {data["output"], data["federation"]["root"], str(Path(config.output).resolve())}
+    places |= {site[key] for site in sites for key in ("folder", "manifest") if site[key]}
+    places |= {text for text in _texts(data) if without_place(text) != text}
+    names = {place: without_place(place) for place in places if len(PurePosixPath(place).parts) > 1}
+    names[str(Path.home())] = "~"
+    for place in sorted(names, key=len, reverse=True):
+        page = page.replace(html.escape(place), html.escape(names[place]))
+    return page
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(inner)
+
+
+def models_of(folder: Path) -> Sequence[Path]:
+    """Give the models of a cell that may leave: what its sites handed out, and the global one.
+
+    A site's personal model that the site's policy keeps lies elsewhere, and stays there.
+    """
+    handed_out = sorted((folder / DEPLOYED).glob("*.safetensors"))
+    selected = folder / "server" / "global.safetensors"
+    if selected.exists() and selected.name not in {file.name for file in handed_out}:
+        return [selected, *handed_out]
+    return handed_out
