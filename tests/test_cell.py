@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from collegium.cell import Event, open_outside
 from collegium.config import parse_config
-from collegium.errors import ConfigError, EgressError
+from collegium.errors import CheckpointError, ConfigError, EgressError
 from collegium.experiment import collect_rows, run_experiment
 from collegium.grid import cells_of, holders
 from collegium.ledger import read
@@ -132,6 +132,41 @@ def test_an_adaptation_that_is_done_is_not_done_again(settings) -> None:
     ]  # fmt: skip
     after = collect_rows(config)
     assert [(r.key, r.value) for r in after] == [(r.key, r.value) for r in before]
+
+
+def test_a_run_may_be_extended_and_repeats_nothing(settings) -> None:
+    first = configure(settings, "alder", "birch")
+    run_experiment(first)
+    before = {row.key: row.value for row in collect_rows(first)}
+    more: list[Any] = [{"name": "iopfl", "adapters": ["average", "ensemble"]}, "fedavg"]
+    config = configure(settings, "alder", "birch", algorithms=more)
+    events: list[Event] = []
+    run_experiment(config, events.append)
+    assert {e.algorithm for e in events if e.kind == "round"} == {"fedavg"}
+    assert [(e.left_out, e.text) for e in events if e.kind == "adapt"] == [
+        (site, f"ensemble at {site}") for site in ("alder", "birch", "cedar")
+    ]
+    after = {row.key: row.value for row in collect_rows(config)}
+    kept = {key for key in before if key[-2] != "none"}
+    assert all(after[key] == before[key] for key in kept)
+    models = {row.model for row in collect_rows(config) if row.split == "outside"}
+    assert models == {"average", "ensemble"}  # "none" is not asked for any more
+    more[0] = {"name": "iopfl", "adapters": ["average"]}
+    other = configure(settings, "alder", "birch", algorithms=more, rounds=3)
+    with pytest.raises(CheckpointError, match=r"made with other settings \(.*rounds=2, now 3"):
+        run_experiment(other)
+
+
+def test_an_adapter_with_other_settings_is_run_again(settings) -> None:
+    own: Any = [{"name": "fedavg", "adapters": [{"name": "none", "batch_size": 2}]}]
+    run_experiment(configure(settings, algorithms=own))
+    own[0]["adapters"][0]["batch_size"] = 3
+    config = configure(settings, algorithms=own)
+    events: list[Event] = []
+    run_experiment(config, events.append)
+    assert [e.kind for e in events] == ["cell", "adapt", "done"] * 3
+    account = cells_of(config)[0].folder / "outside/alder/none/account.json"
+    assert json.loads(account.read_text())["adapter"]["batch_size"] == 3
 
 
 def test_a_training_that_another_cell_did_is_used_and_not_repeated(settings) -> None:

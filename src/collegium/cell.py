@@ -24,6 +24,7 @@ from collegium.engines.inprocess import InProcess
 from collegium.grid import Cell, CellKey, cells_of, holders
 from collegium.models.factory import build_model
 from collegium.outcome import (
+    ACCOUNT_FILE,
     DEPLOYED,
     SCORES_FILE,
     cell_rows,
@@ -196,10 +197,22 @@ def _adapt(cell: Cell, holder: Cell, about: Mapping[str, Any], observe: Observer
         data = open_outside(cell.config, site, cell.base)
         for adapter in adapters:
             folder = cell.folder / "outside" / site / adapter.label
-            if not (folder / SCORES_FILE).exists():
+            if not _is_done(folder, adapter):
                 observe(Event("adapt", **about, text=f"{adapter.label} at {site}"))
                 _adapt_once(cell, holder, adapter, site, data, folder)
             yield from outside_rows(cell, site, adapter.label, folder)
+
+
+def _is_done(folder: Path, adapter: AdapterConfig) -> bool:
+    """Whether an adaptation with these settings is stored."""
+    if not (folder / SCORES_FILE).exists():
+        return False
+    stored = json.loads((folder / ACCOUNT_FILE).read_text(encoding="utf-8"))["adapter"]
+    return bool(stored == json.loads(json.dumps(_settings(adapter))))
+
+
+def _settings(adapter: AdapterConfig) -> dict[str, Any]:
+    return {"name": adapter.name, "label": adapter.label, **adapter.params}
 
 
 def open_outside(config: ExperimentConfig, site: str, base: Path) -> Dataset:
@@ -222,7 +235,7 @@ def _adapt_once(
     )
     found = outside.adapt_and_score(build_adapter(config), sources, data)
     account = {
-        "adapter": {"name": config.name, "label": config.label, **config.params},
+        "adapter": _settings(config),
         "algorithm": cell.algorithm.label,
         "seed": cell.seed,
         "site": site,
@@ -230,6 +243,7 @@ def _adapt_once(
         "seconds": found.seconds,
         **outside.describe(found.adapted.account),
     }
-    write_atomically(folder / "account.json", json.dumps(account, indent=1).encode())
+    (folder / SCORES_FILE).unlink(missing_ok=True)  # of an adaptation with other settings
+    write_atomically(folder / ACCOUNT_FILE, json.dumps(account, indent=1).encode())
     scores = {"seconds": found.seconds, "cases": found.scores}
     write_atomically(folder / SCORES_FILE, json.dumps(scores).encode())

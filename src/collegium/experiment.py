@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from collegium import __version__, process
-from collegium.building import build_algorithm
+from collegium.building import adapters_of, build_algorithm
 from collegium.cell import Event, Observer, open_sites, run_cell
 from collegium.config import ExperimentConfig, difference, digest, parse_config, to_dict
 from collegium.errors import CheckpointError, ClientError
@@ -115,22 +115,15 @@ def read_run_config(output: Path) -> ExperimentConfig:
 def _write_run_file(config: ExperimentConfig, output: Path) -> None:
     """Write what the run is made with.
 
-    A run of another configuration is refused, unless it ended before any cell began, as with a
-    mistake in its settings.
+    A run may be extended: by algorithms, seeds, variations or adapters. One that would train what
+    has begun otherwise is refused.
     """
     path = output / RUN_FILE
     if path.exists():
         stored = read_run_config(output)
         if digest(stored) == digest(config):
             return
-        if any(cell.folder.exists() for cell in cells_of(stored)):
-            changes = "; ".join(difference(stored, config)[:5])
-            raise CheckpointError(
-                f"{output} holds a run made with other settings ({changes}); choose "
-                f"another output folder"
-            )
-        if stored.federation.splits != config.federation.splits:
-            shutil.rmtree(output / "splits", ignore_errors=True)
+        _extend(stored, config, output)
     packages = ("torch", "monai", "numpy", "safetensors")
     about = {
         "config": to_dict(config),
@@ -144,6 +137,29 @@ def _write_run_file(config: ExperimentConfig, output: Path) -> None:
         },
     }
     write_atomically(path, json.dumps(about, indent=2).encode())
+
+
+def _extend(stored: ExperimentConfig, config: ExperimentConfig, output: Path) -> None:
+    """Check that all cells that have begun are still wanted, and drop the rows that are not.
+
+    Rows are written anew from what is stored; trainings and adaptations are kept.
+    """
+    planned = {cell.key: cell for cell in cells_of(config)}
+    begun = [cell for cell in cells_of(stored) if cell.folder.exists()]
+    for cell in begun:
+        if cell.key not in planned or planned[cell.key].training != cell.training:
+            changes = sorted(difference(stored, config), key=lambda text: "adapters." in text)
+            raise CheckpointError(
+                f"{output} holds a run made with other settings ({'; '.join(changes[:5])}); "
+                f"choose another output folder"
+            )
+    for cell in begun:
+        now = planned[cell.key]
+        before = adapters_of(cell.config, cell.algorithm)
+        if before != adapters_of(now.config, now.algorithm) or stored.name != config.name:
+            (cell.folder / ROWS_FILE).unlink(missing_ok=True)
+    if not begun and stored.federation.splits != config.federation.splits:
+        shutil.rmtree(output / "splits", ignore_errors=True)
 
 
 def _run_cells(config: ExperimentConfig, observe: Observer) -> None:

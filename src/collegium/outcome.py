@@ -18,6 +18,9 @@ from collegium.run import Run
 from collegium.state import Store, write_atomically
 from collegium.tasks import SegmentationTask, Task
 
+ACCOUNT_FILE = "account.json"
+"""What an adaptation did, in the adaptation's folder."""
+
 SCORES_FILE = "scores.json"
 """The scores of an adaptation by case, in the adaptation's folder."""
 
