@@ -7,12 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from collegium.client import BEST, ClientRuntime
 from collegium.config import ExperimentConfig
+from collegium.data.dataset import Example
 from collegium.errors import ConfigError
 from collegium.grid import Cell
 from collegium.models.files import export_model
-from collegium.report.overlays import draw_overlay
+from collegium.report.overlays import choose_cases, draw_layers, draw_overlay
 from collegium.results import Row
 from collegium.run import Run
 from collegium.state import Store, write_atomically
@@ -173,41 +176,43 @@ def write_overlays(
     metric: str,
     folder: Path,
 ) -> None:
-    """Draw every site's best, median and worst test case, with the model that it would use."""
+    """Draw test cases of every site, with the model that it would use.
+
+    They are its best, median and worst case, and a few that are the same for every method.
+    """
     index = []
     selected = run.best()
     for site, by_model in sorted(scores.items()):
         kind = "personal" if "personal" in by_model else "global"
         model = clients[site].best() if kind == "personal" else (selected or {}).get("model")
-        ranked = sorted(
-            (c for c in by_model.get(kind, []) if c[metric] is not None),
-            key=lambda case: case[metric],
-        )
-        if model is None or not ranked:
+        chosen = choose_cases(by_model.get(kind, []), metric)
+        if model is None or not chosen:
             continue
-        chosen = {"worst": ranked[0], "median": ranked[len(ranked) // 2], "best": ranked[-1]}
-        positions = {
-            int(case["case"].rpartition("c")[2]) - 1: rank for rank, case in chosen.items()
-        }
-        for position, example, prediction in clients[site].training.predictions(
-            model, clients[site].site.test, only=set(positions)
+        numbers = {int(case.rpartition("c")[2]) - 1: case for case in chosen}
+        for number, example, prediction in clients[site].training.predictions(
+            model, clients[site].site.test, only=set(numbers)
         ):
-            rank = positions[position]
-            batch = example.batch
-            slice_ = len(prediction) // 2
-            mask = batch["mask"][slice_].numpy() if "mask" in batch else None
-            picture = draw_overlay(
-                batch["image"][slice_].numpy(),
-                batch["label"][slice_].numpy(),
-                prediction[slice_].numpy(),
-                mask,
-            )
-            file = folder / f"{site}-{kind}-{rank}.png"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            picture.save(file)
-            case = chosen[rank]
+            case = numbers[number]
+            rank, value = chosen[case]
+            files = _draw(example, prediction, folder, f"{site}-{kind}-{case}")
             index.append({
-                "site": site, "model": kind, "rank": rank, "case": case["case"], "metric": metric,
-                "value": case[metric], "file": file.name,
+                "site": site, "model": kind, "rank": rank, "case": case, "metric": metric,
+                "value": value, **files,
             })  # fmt: skip
     write_atomically(folder / "index.json", json.dumps(index).encode())
+
+
+def _draw(example: Example, prediction: Tensor, folder: Path, stem: str) -> dict[str, Any]:
+    """Draw the middle slice of a case, and return the names of the files."""
+    slice_ = len(prediction) // 2
+    keys = [key for key in ("image", "label", "mask") if key in example.batch]
+    planes = {key: example.batch[key][slice_].cpu().numpy() for key in keys}
+    guess = prediction[slice_].cpu().numpy()
+    case = planes["image"], planes["label"], guess, planes.get("mask")
+    layers = draw_layers(*case)
+    pictures = {f"{stem}.png": draw_overlay(*case)}
+    pictures |= {f"{stem}-{name}.png": picture for name, picture in layers.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, picture in pictures.items():
+        picture.save(folder / name)
+    return {"file": f"{stem}.png", "layers": {name: f"{stem}-{name}.png" for name in layers}}

@@ -1,20 +1,15 @@
-import base64
-import json
-from io import BytesIO
-
 import numpy as np
 import pytest
-from PIL import Image
 
 from collegium.errors import DataError
 from collegium.report.overlays import (
     BOTH,
     PREDICTION,
     TRUTH,
-    Overlay,
+    WRONG,
+    choose_cases,
+    draw_layers,
     draw_overlay,
-    embed,
-    read_overlays,
 )
 
 
@@ -82,6 +77,8 @@ def test_outside_the_mask_it_is_dark_and_nothing_is_drawn():
 def test_the_longer_side_has_256_to_512_pixels(shape, size):
     labels = np.zeros(shape, int)
     assert draw_overlay(np.zeros((1, *shape)), labels, labels).size == size
+    layers = draw_layers(np.zeros((1, *shape)), labels, labels)
+    assert {layer.size for layer in layers.values()} == {size}
 
 
 def test_three_channels_are_seen_as_luminance_and_noise_values_do_no_harm():
@@ -98,55 +95,51 @@ def test_shapes_that_do_not_fit_are_refused():
     with pytest.raises(DataError, match=r"\(1, 8, 8\), \(8, 8\) and \(8, 9\)"):
         draw_overlay(np.zeros((1, 8, 8)), np.zeros((8, 8)), np.zeros((8, 9)))
     with pytest.raises(DataError, match="one 2-D slice"):
-        draw_overlay(np.zeros((1, 8, 8, 8)), np.zeros((8, 8, 8)), np.zeros((8, 8, 8)))
+        draw_layers(np.zeros((1, 8, 8, 8)), np.zeros((8, 8, 8)), np.zeros((8, 8, 8)))
 
 
-def write_index(folder, label, seed, entries):
-    cell = folder / label / f"seed-{seed}" / "overlays"
-    cell.mkdir(parents=True)
-    (cell / "index.json").write_text(json.dumps(entries))
-    return cell
+def test_layers_laid_over_each_other_are_the_flat_picture():
+    rng = np.random.default_rng(0)
+    image = rng.random((1, 300, 300))
+    truth, guess = square(50, 50, 100), square(60, 100, 100)
+    layers = draw_layers(image, truth, guess)
+    flat = layers["image"].convert("RGB")
+    for name in ("truth", "prediction"):
+        layer = layers[name].convert("RGBA")
+        flat.paste(layer, mask=layer.getchannel("A"))
+    expected = np.asarray(draw_overlay(image, truth, guess))
+    one = ~where(expected, BOTH)  # where both run, the page blends the two colours
+    assert (np.asarray(flat)[one] == expected[one]).all()
+    assert one.mean() > 0.99
 
 
-def entry(rank, **changes):
-    return {"site": "A", "model": "global", "rank": rank, "case": "c001", "metric": "dice",
-            "value": 0.5, "file": f"A-global-{rank}.png"} | changes  # fmt: skip
+def test_errors_tell_missed_from_too_much_and_from_another_class():
+    truth, guess = square(50, 50, 100), square(50, 100, 100)
+    guess[50:60, 100:150] = 2
+    mask = np.ones((300, 300), bool)
+    mask[150:] = mask[:, 195:] = False
+    errors = draw_layers(np.zeros((1, 300, 300)), truth, guess, mask)["errors"].convert("RGBA")
+    pixels = np.asarray(errors)
+    found = {colour: int((pixels[..., :3] == colour).all(-1).sum()) for colour in (TRUTH, WRONG)}
+    assert found == {TRUTH: 50 * 100, WRONG: 10 * 50}
+    assert tuple(pixels[100, 180, :3]) == PREDICTION
+    assert pixels[100, 198, 3] == 0  # outside the mask nobody is wrong
+    assert pixels[100, 120, 3] == 0  # both say the same
+    assert 100 < pixels[100, 60, 3] < 255
 
 
-def test_overlays_of_the_lowest_seed_are_found_best_first(tmp_path):
-    cell = write_index(tmp_path, "fedavg", 2, [entry("worst", value=None), entry("best")])
-    write_index(tmp_path, "fedavg", 10, [entry("median")])
-    found = read_overlays(tmp_path)
-    assert [(o.rank, o.seed, o.algorithm, o.value) for o in found] == [
-        ("best", 2, "fedavg", 0.5),
-        ("worst", 2, "fedavg", None),
-    ]
-    assert found[0] == Overlay("A", "fedavg", 2, "global", "best", "c001", "dice", 0.5,
-                               cell / "A-global-best.png")  # fmt: skip
-    assert read_overlays(tmp_path / "fedavg") == []
+def test_the_best_median_and_worst_case_are_drawn_and_three_for_every_method():
+    values = [0.5, 0.9, None, 0.1, 0.7, 0.6, 0.3, 0.8, 0.2]
+    cases = [{"case": f"c{k}", "dice": value} for k, value in enumerate(values)]
+    chosen = choose_cases(reversed(cases), "dice")
+    # sorted: .1 .2 .3 .5 .6 .7 .8 .9, of which number 4 is .6; by name the first, middle and last
+    assert chosen == {
+        "c0": ("common", 0.5), "c1": ("best", 0.9), "c3": ("worst", 0.1), "c4": ("common", 0.7),
+        "c5": ("median", 0.6), "c8": ("common", 0.2),
+    }  # fmt: skip
 
 
-@pytest.mark.parametrize("text", ["[{]", '[{"site": "A"}]', "[3]"])
-def test_a_damaged_index_is_named(tmp_path, text):
-    cell = write_index(tmp_path, "fedavg", 0, [])
-    (cell / "index.json").write_text(text)
-    with pytest.raises(DataError, match=r"index\.json: this is not an index of overlays"):
-        read_overlays(tmp_path)
-
-
-def test_an_embedded_picture_is_at_most_512_pixels(tmp_path):
-    path = tmp_path / "big.png"
-    Image.new("RGB", (1024, 700), (255, 0, 0)).save(path)
-    head, _, data = embed(path).partition(",")
-    assert head == "data:image/jpeg;base64"
-    with Image.open(BytesIO(base64.b64decode(data))) as picture:
-        assert picture.size == (512, 350)
-        assert picture.getpixel((5, 5))[0] > 250
-
-
-def test_a_picture_that_is_absent_or_none_is_named(tmp_path):
-    with pytest.raises(DataError, match=r"gone\.png: the overlay cannot be read"):
-        embed(tmp_path / "gone.png")
-    (tmp_path / "text.png").write_text("no picture")
-    with pytest.raises(DataError, match=r"text\.png: the overlay cannot be read"):
-        embed(tmp_path / "text.png")
+def test_of_a_few_cases_all_are_drawn_once():
+    assert choose_cases([{"case": "c1", "dice": 0.4}], "dice") == {"c1": ("best", 0.4)}
+    assert choose_cases([{"case": "c1", "dice": None}], "dice") == {"c1": ("common", None)}
+    assert choose_cases([], "dice") == {}

@@ -4,15 +4,19 @@ import pytest
 
 from collegium.benchmark.significance import Interval
 from collegium.report.plots import (
-    Traffic,
-    count_traffic,
+    COLOURS,
+    MARKERS,
+    Series,
+    duration,
     interval_svg,
     learning_curves,
+    legend_svg,
+    limits,
+    line_chart,
     reach,
     size,
-    style,
+    ticks,
     title,
-    traffic,
 )
 from collegium.results import Row
 
@@ -23,85 +27,110 @@ def round_row(algorithm="fedavg", seed=0, site="A", number=1, **changes):
                **{**about, **changes})  # fmt: skip
 
 
-def test_a_curve_is_the_mean_over_seeds_by_round():
+def line(points, name="FedAvg", place=0, *, dashed=False):
+    return Series(name, place, dashed, points)
+
+
+def lines_in(svg):
+    """Name -> (x, y) of the points of each line."""
+    found = {}
+    for group in ElementTree.fromstring(svg).iter("g"):
+        if "data-name" in group.attrib:
+            (drawn,) = group.iter("polyline")
+            points = drawn.attrib["points"].split(" ")
+            found[group.attrib["data-name"]] = [
+                tuple(map(float, point.split(","))) for point in points
+            ]
+    return found
+
+
+def test_a_curve_is_the_mean_over_seeds_and_folds_by_round():
     rows = [
         round_row(seed=0, number=2, value=0.4),
         round_row(seed=1, number=2, value=0.6),
+        round_row(seed=1, number=2, value=0.8, fold=1),
         round_row(seed=0, number=1, value=0.9),
         round_row(seed=1, number=1, value=None),
     ]
-    figure = learning_curves(rows, "loss", "train", ["fedavg"])
-    assert figure is not None
-    (line,) = figure.data
-    assert list(line.x) == [1, 2]
-    assert list(line.y) == pytest.approx([0.9, 0.5])
+    (found,) = learning_curves(rows, "loss", "train", ["fedavg"])["A"]
+    assert list(found.points) == [1, 2]
+    assert list(found.points.values()) == pytest.approx([0.9, 0.6])
 
 
-def test_each_site_has_a_panel_and_each_method_one_entry_in_the_legend():
+def test_each_site_has_a_line_for_each_algorithm_and_model():
     val = {"split": "val", "metric": "dice"}
     rows = [
         round_row(algorithm, site=site, model=model, **val)
-        for site in ("A", "<b>B", "C")
+        for site in ("C", "A")
         for algorithm, model in (("ditto", "global"), ("ditto", "personal"), ("fedavg", "global"))
     ]
-    figure = learning_curves(rows, "dice", "val", ["fedavg", "ditto"])
-    assert figure is not None
-    assert {a.text for a in figure.layout.annotations} == {"A", "&lt;b&gt;B", "C"}
-    assert [line.name for line in figure.data if line.showlegend] == [
-        "FedAvg global", "Ditto global", "Ditto personal",
-    ]  # fmt: skip
-    dashes = {line.name: line.line.dash for line in figure.data}
-    assert dashes["Ditto personal"] == "dash"
-    assert dashes["Ditto global"] == "solid"
-    assert len({(line.xaxis, line.yaxis) for line in figure.data}) == 3
+    found = learning_curves(rows, "dice", "val", ["fedavg", "ditto"])
+    assert list(found) == ["A", "C"]
+    assert [(s.name, s.place, s.dashed, s.look) for s in found["A"]] == [
+        ("FedAvg global", 0, False, "c0"),
+        ("Ditto global", 1, False, "c1"),
+        ("Ditto personal", 1, True, "c1 dashed"),
+    ]
+    assert len({s.key for s in found["A"]}) == 3
+
+
+def test_nothing_to_draw_is_no_curve():
+    assert learning_curves([round_row(value=None)], "loss", "train", ["fedavg"]) == {}
+
+
+def test_a_line_is_drawn_to_scale():
+    svg = line_chart([line({1: 0.0, 2: 0.5, 5: 1.0})], "Loss", (0.0, 1.0))
+    # the frame reaches from 52 to 508 and, downwards, from 10 to 212
+    assert lines_in(svg)["FedAvg"] == [(52, 212), (52 + 456 / 4, 111), (508, 10)]
+    assert ElementTree.fromstring(svg).attrib["data-y"] == "212 10 0 1"
+
+
+def test_a_line_of_many_rounds_is_thinned_but_keeps_its_ends():
+    points = {number: float(number) for number in range(1, 1001)}
+    drawn = lines_in(line_chart([line(points)], "Loss"))["FedAvg"]
+    assert 100 < len(drawn) <= 151
+    assert (drawn[0][0], drawn[-1][0]) == (52, 508)
+
+
+def test_the_first_rounds_do_not_decide_what_the_frame_holds():
+    points = {number: 9.0 if number < 3 else number / 20 for number in range(1, 21)}
+    assert limits([line(points)]) == pytest.approx((0.15 - 0.0425, 1.0 + 0.0425))
+    assert limits([line(points)], warm_up=0.0)[1] > 9
+    assert limits([line({1: 9.0, 2: 1.0})])[1] > 9
+    low, high = limits([line({1: 3.0})])
+    assert low < 3.0 < high
+
+
+def test_names_in_charts_are_escaped_and_the_chart_says_what_it_shows():
+    drawn = ElementTree.fromstring(
+        line_chart([line({1: 0.5, 7: 0.25}, '<i>"x')], "A & B", over="step")
+    )
+    assert drawn.attrib["aria-label"] == 'A & B over steps 1 to 7. Last values: <i>"x 0.25.'
+    assert drawn.attrib["role"] == "img"
 
 
 def test_algorithms_differ_in_colour_and_marker():
-    order = list("abcdefg")
-    styles = [style(label, order) for label in order]
-    assert len({colour for colour, _ in styles}) == 7
-    assert len({marker for _, marker in styles}) == 7
+    looks = [legend_svg(line({1: 1.0}, place=place)) for place in range(COLOURS)]
+    assert len(set(looks)) == COLOURS
+    assert len(set(MARKERS)) == len(MARKERS)
+    assert legend_svg(line({}, dashed=True)) != legend_svg(line({}))
 
 
-def test_nothing_to_draw_is_no_figure():
-    assert learning_curves([round_row(value=None)], "loss", "train", ["fedavg"]) is None
-    assert traffic([]) is None
-    assert traffic([Traffic("local", 0, 0, 9, 0, 0)]) is None
-
-
-def test_traffic_is_summed_over_sites_and_rounds_and_averaged_over_seeds():
-    rows = [
-        round_row(seed=seed, site=site, number=number, bytes_up=up, bytes_down=10, seconds=0.5)
-        for seed, up in ((0, 100), (1, 300))
-        for site in ("A", "B")
-        for number in (1, 2)
-    ]
-    (found,) = count_traffic(rows, ["fedavg", "never ran"])
-    # seed 0: 2 sites x 2 rounds x 100 = 400; seed 1: 1200; mean 800, per round half of it
-    assert found == Traffic("fedavg", up=800, down=40, seconds=2.0, up_round=400, down_round=20)
-
-
-def test_totals_of_the_case_rows_count_what_went_before_and_after_the_rounds():
-    rows = [round_row(bytes_up=100), round_row(bytes_up=100, number=2)]
-    rows.append(Row(experiment="e", algorithm="fedavg", seed=0, round=2, site="A", case="c001",
-                    patient="p001", split="test", model="global", metric="dice", value=0.5,
-                    bytes_up=260))  # fmt: skip
-    (found,) = count_traffic(rows, ["fedavg"])
-    assert (found.up, found.up_round) == (260, 100)
-
-
-def test_bars_show_the_totals_in_megabytes():
-    figure = traffic([Traffic("fedavg", 2_000_000, 500_000, 1, 0, 0)])
-    assert figure is not None
-    up, down = figure.data
-    assert list(up.y) == ["FedAvg"]
-    assert (up.x[0], down.x[0]) == (2.0, 0.5)
-    assert (up.text[0], down.text[0]) == ("2.0 MB", "500.0 kB")
+def test_ticks_are_round_and_lie_between():
+    assert ticks(0.12, 0.87) == pytest.approx([0.2, 0.4, 0.6, 0.8])
+    assert ticks(1, 12) == [5, 10]
+    assert ticks(3, 3) == [3]
 
 
 def test_sizes_are_decimal():
     assert [size(n) for n in (0, 999, 1000, 1_250_000, 3.2e9)] == [
         "0 B", "999 B", "1.0 kB", "1.2 MB", "3.2 GB",
+    ]  # fmt: skip
+
+
+def test_times_are_told_in_seconds_minutes_and_hours():
+    assert [duration(s) for s in (0.4, 119, 150, 7199, 9000)] == [
+        "0 s", "119 s", "2 min", "120 min", "2.5 h",
     ]  # fmt: skip
 
 

@@ -6,14 +6,14 @@ page, so that they are legible on light and dark; each says in words what it sho
 
 import html
 from collections.abc import Callable, Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from collegium.report.plots import size
+from collegium.report.page import environment
+from collegium.report.plots import ticks
 from collegium.state import write_atomically
 
 PAGE = "assessment.html"
@@ -54,28 +54,7 @@ def render(data: Mapping[str, Any]) -> str:
     Returns:
         HTML that refers to nothing outside itself.
     """
-    from jinja2 import Environment, StrictUndefined
-    from markupsafe import Markup
-
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters.update(
-        size=size,
-        short=short,
-        percent=lambda share: f"{share:.0%}",
-        network=lambda geometry: Markup(network_svg(geometry)),
-        strips=lambda column: Markup(strips_svg(column)),
-        heat=heat,
-    )
-    text = (files("collegium.report") / "assessment.html.j2").read_text(encoding="utf-8")
-    return environment.from_string(text).render(style=Markup(shared_style()), **data)
-
-
-def shared_style() -> str:
-    """Return the style sheet of the report of a run, so that both pages look alike."""
-    page = (files("collegium.report") / "template.html.j2").read_text(encoding="utf-8")
-    return page.partition("<style>")[2].partition("</style>")[0]
+    return environment(FILTERS, DRAWINGS).get_template("assessment.html.j2").render(**data)
 
 
 def short(value: float) -> str:
@@ -194,7 +173,7 @@ def strips_svg(column: Mapping[str, Any]) -> str:
         return LEFT + 8 + (RIGHT - LEFT - 16) * (value - low) / ((high - low) or 1.0)
 
     parts = []
-    for tick in _ticks(low, high):
+    for tick in ticks(low, high):
         x = place(tick)
         parts.append(f'<line class="grid" x1="{x:.1f}" y1="4" x2="{x:.1f}" y2="{bottom:.0f}"/>')
         parts.append(f'<text class="tick" x="{x:.1f}" y="{bottom + 15:.0f}">{short(tick)}</text>')
@@ -232,12 +211,6 @@ def _levels(values: Any) -> list[float]:
     return [float(level) for level in np.interp(shares, reached, values["edges"])]
 
 
-def _ticks(low: float, high: float) -> list[float]:
-    """Return about five round numbers between two."""
-    if high <= low:
-        return [low]
-    rough = (high - low) / 5
-    step = 10.0 ** np.floor(np.log10(rough))
-    step *= next(factor for factor in (1, 2, 5, 10) if factor * step >= rough)
-    first = np.ceil(low / step)
-    return [float(step * k) for k in np.arange(first, np.floor(high / step) + 1)]
+FILTERS: dict[str, Callable[..., Any]] = {"heat": heat, "short": short}
+DRAWINGS: dict[str, Callable[..., str]] = {"network": network_svg, "strips": strips_svg}
+"""What its templates draw with, for `collegium.report.page.environment`."""

@@ -1,35 +1,29 @@
 """What left each hospital: the sites' ledgers, summed up for the report."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from collegium import ledger
 from collegium.benchmark import tables
 
 Summary = Mapping[str, Any]
-"""What `collegium.ledger.summarise` returns: parts, messages, bytes, intact."""
+"""What `collegium.ledger.summarise` returns, and missing: parts, messages, bytes, intact."""
 
 
-def ledger_summaries(
-    output: Path, summarise: Callable[[Path], Summary] | None = None
-) -> dict[str, dict[str, dict[str, Any]]]:
-    """Sum up the ledgers of a run: what left each site, over all seeds.
+def ledger_summaries(output: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """Sum up the ledgers of a run: what left each site, over all seeds, folds and settings.
 
     Args:
         output: The output folder of an experiment.
-        summarise: Reads one ledger; by default `collegium.ledger.summarise`.
 
     Returns:
         Label of the algorithm -> site -> parts, messages, bytes, intact, missing (whether a
         seed left no ledger, as when nothing was sent).
     """
-    if summarise is None:
-        from collegium import ledger
-
-        summarise = ledger.summarise
     found: dict[str, dict[str, dict[str, Any]]] = defaultdict(dict)
-    for client in sorted(output.glob("*/seed-*/clients/*/")):
+    for client in sorted(output.rglob("seed-*/clients/*/")):
         label = client.parents[2].name
         empty = {"parts": {}, "messages": 0, "bytes": 0, "intact": True, "missing": False}
         total = found[label].setdefault(client.name, empty)
@@ -37,7 +31,7 @@ def ledger_summaries(
         if not path.is_file():
             total["missing"] = True
             continue
-        summary = summarise(path)
+        summary = ledger.summarise(path)
         for name, part in summary["parts"].items():
             sums = total["parts"].setdefault(name, {"messages": 0, "bytes": 0})
             for key in sums:

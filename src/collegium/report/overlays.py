@@ -2,15 +2,11 @@
 
 Blue is the truth, orange the prediction, white is where both run. The image is drawn grey and a
 little dark so that colour means contours only. The two colours differ for every kind of colour
-vision.
+vision. `draw_layers` gives the same as layers, which the report shows and hides one by one.
 """
 
-import base64
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from io import BytesIO
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,37 +18,25 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 TRUTH, PREDICTION, BOTH = (86, 180, 233), (230, 159, 0), (255, 255, 255)
+WRONG = (204, 121, 167)  # both see something, but not the same class
 LARGEST, SMALLEST = 512, 256  # pixels of the longer side of a picture
-_RANKS = ("best", "median", "worst")
+RANKS = ("best", "median", "worst", "common")
+"""Why a case is shown: for its score, or because it is shown under every method."""
+
+_COMMON = 3
 _BRIGHTNESS, _OUTSIDE = 0.75, 0.35
 _THIN = 0.25  # share of a label's pixels on its contour, above which the structure is thin
+_FILL = 190  # opacity of errors, of 255
 
 
 @dataclass(frozen=True)
-class Overlay:
-    """A picture of one test case.
+class _Planes:
+    """A case at the size of its picture: (H, W) each, the image from 0 to 255."""
 
-    Attributes:
-        site: Name of the site.
-        algorithm: Label of the algorithm.
-        seed: Seed of the run.
-        model: ``"global"`` or ``"personal"``.
-        rank: ``"best"``, ``"median"`` or ``"worst"`` of the site's cases.
-        case: Pseudonym of the case.
-        metric: What ranks the cases.
-        value: The score of the case; None where undefined.
-        file: The picture.
-    """
-
-    site: str
-    algorithm: str
-    seed: int
-    model: str
-    rank: str
-    case: str
-    metric: str
-    value: float | None
-    file: Path
+    grey: NDArray[np.float64]
+    labels: tuple[NDArray[np.uint8], NDArray[np.uint8]]
+    lines: tuple[NDArray[np.bool_], NDArray[np.bool_]]
+    inside: NDArray[np.bool_]
 
 
 def draw_overlay(
@@ -79,6 +63,85 @@ def draw_overlay(
     Raises:
         DataError: The shapes do not fit together.
     """
+    from PIL import Image
+
+    planes = _prepare(image, truth, prediction, mask)
+    canvas = np.repeat(planes.grey[..., None], 3, axis=2)
+    blue, orange = planes.lines
+    for where, colour in ((blue, TRUTH), (orange, PREDICTION), (blue & orange, BOTH)):
+        canvas[where] = colour
+    return Image.fromarray(canvas.round().astype(np.uint8))
+
+
+def draw_layers(
+    image: NDArray[Any],
+    truth: NDArray[Any],
+    prediction: NDArray[Any],
+    mask: NDArray[Any] | None = None,
+) -> dict[str, "Image"]:
+    """Draw a case as pictures of one size, to be laid over each other.
+
+    Args:
+        image: As `draw_overlay` takes it.
+        truth: Labels (H, W); 0 is background.
+        prediction: Labels (H, W).
+        mask: Field of view (H, W).
+
+    Returns:
+        ``image``, grey; and with a transparent background ``truth`` and ``prediction``, their
+        contours, and ``errors``, filled: blue where something was missed, orange where something is
+        too much, purple where the class is another.
+
+    Raises:
+        DataError: The shapes do not fit together.
+    """
+    from PIL import Image
+
+    planes = _prepare(image, truth, prediction, mask)
+    true, guess = planes.labels
+    errors = np.zeros(true.shape, np.uint8)
+    errors[(true > 0) & (guess == 0)] = 1
+    errors[(true == 0) & (guess > 0)] = 2
+    errors[(true > 0) & (guess > 0) & (true != guess)] = 3
+    errors[~planes.inside] = 0
+    return {
+        "image": Image.fromarray(planes.grey.round().astype(np.uint8)),
+        "truth": _transparent(planes.lines[0], [TRUTH], 255),
+        "prediction": _transparent(planes.lines[1], [PREDICTION], 255),
+        "errors": _transparent(errors, [TRUTH, PREDICTION, WRONG], _FILL),
+    }
+
+
+def choose_cases(
+    cases: Iterable[Mapping[str, Any]], metric: str
+) -> dict[str, tuple[str, float | None]]:
+    """Choose which test cases of a site to draw.
+
+    Args:
+        cases: The scores of a model by case.
+        metric: The metric that ranks them.
+
+    Returns:
+        Pseudonym -> why it is drawn (see `RANKS`) and its score: the best, the median and the worst
+        of the defined scores, then up to three cases by their names alone, which are the same for
+        every method.
+    """
+    scores = {case["case"]: case[metric] for case in cases}
+    names = sorted(scores)
+    last = len(names) - 1
+    chosen = {names[round(last * k / (_COMMON - 1))]: "common" for k in range(_COMMON) if names}
+    ranked = sorted((name for name in names if scores[name] is not None), key=scores.__getitem__)
+    if ranked:
+        chosen |= {ranked[0]: "worst", ranked[len(ranked) // 2]: "median"} | {ranked[-1]: "best"}
+    return {name: (rank, scores[name]) for name, rank in sorted(chosen.items())}
+
+
+def _prepare(
+    image: NDArray[Any],
+    truth: NDArray[Any],
+    prediction: NDArray[Any],
+    mask: NDArray[Any] | None,
+) -> _Planes:
     shape = image.shape[1:]
     masks = () if mask is None else (mask,)
     if image.ndim != 3 or any(plane.shape != shape for plane in (truth, prediction, *masks)):
@@ -88,17 +151,24 @@ def draw_overlay(
         )
     size = _size(shape)
     inside = np.ones(shape, bool) if mask is None else np.asarray(mask, bool)
-    grey = _resize(_grey(image, inside), size, smooth=True)
+    grey = _resize(_grey(image, inside), size, smooth=True).astype(np.float64) * _BRIGHTNESS
     inside = _resize(inside.astype(np.uint8), size) > 0
-    canvas = np.repeat(grey[..., None] * _BRIGHTNESS, 3, axis=2)
-    canvas[~inside] *= _OUTSIDE
-    planes = [_resize(_small(labels), size) for labels in (truth, prediction)]
-    lines = [line & inside for line in _contours(planes)]
-    for where, colour in ((lines[0], TRUTH), (lines[1], PREDICTION), (lines[0] & lines[1], BOTH)):
-        canvas[where] = colour
+    grey[~inside] *= _OUTSIDE
+    true, guess = (_resize(labels, size) for labels in _small(truth, prediction))
+    blue, orange = (line & inside for line in _contours((true, guess)))
+    return _Planes(grey, (true, guess), (blue, orange), inside)
+
+
+def _transparent(
+    plane: NDArray[Any], colours: Sequence[tuple[int, int, int]], opacity: int
+) -> "Image":
+    """Return a picture with a palette; 0 is transparent, 1 the first colour, and so on."""
     from PIL import Image
 
-    return Image.fromarray(canvas.round().astype(np.uint8))
+    picture = Image.fromarray(plane.astype(np.uint8))
+    picture.putpalette([0, 0, 0, *(part for colour in colours for part in colour)])
+    picture.info["transparency"] = bytes([0, *[opacity] * len(colours)])
+    return picture
 
 
 def _size(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -119,11 +189,11 @@ def _grey(image: NDArray[Any], inside: NDArray[np.bool_]) -> NDArray[np.uint8]:
     return np.asarray((stretched.clip(0, 1) * 255).round(), np.uint8)
 
 
-def _small(labels: NDArray[Any]) -> NDArray[np.uint8]:
-    """Number the classes from 0, so that they fit a byte."""
-    classes, numbers = np.unique(labels, return_inverse=True)
+def _small(*planes: NDArray[Any]) -> list[NDArray[np.uint8]]:
+    """Number the classes of all planes from 0, so that they fit a byte."""
+    classes, numbers = np.unique(np.stack(planes), return_inverse=True)
     offset = 0 if classes.size and classes[0] == 0 else 1
-    return (numbers.reshape(labels.shape) + offset).astype(np.uint8)
+    return list((numbers.reshape(len(planes), *planes[0].shape) + offset).astype(np.uint8))
 
 
 def _resize(
@@ -155,75 +225,3 @@ def _contour(labels: NDArray[np.uint8]) -> NDArray[np.bool_]:
     neighbours = (padded[:-2, 1:-1], padded[2:, 1:-1], padded[1:-1, :-2], padded[1:-1, 2:])
     differs = np.logical_or.reduce([labels != neighbour for neighbour in neighbours])
     return np.asarray(differs & (labels > 0))
-
-
-def read_overlays(output: Path) -> list[Overlay]:
-    """Find the pictures of a run: ``<label>/seed-<s>/overlays/index.json``.
-
-    Args:
-        output: The output folder of an experiment.
-
-    Returns:
-        The pictures of the lowest seed of each algorithm, by site, algorithm, model and rank.
-
-    Raises:
-        DataError: An index cannot be read.
-    """
-    found: list[Overlay] = []
-    for index in output.glob("*/seed-*/overlays/index.json"):
-        cell = index.parent.parent
-        seed = int(cell.name.removeprefix("seed-"))
-        try:
-            entries = json.loads(index.read_text(encoding="utf-8"))
-            found += [
-                Overlay(entry["site"], cell.parent.name, seed, entry["model"], entry["rank"],
-                        entry["case"], entry["metric"], entry["value"],
-                        index.parent / entry["file"])
-                for entry in entries
-            ]  # fmt: skip
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(
-                f"{index}: this is not an index of overlays ({error!r}); remove the folder "
-                "to make a report without its pictures."
-            ) from error
-    return _first_seed(found)
-
-
-def _first_seed(overlays: Iterable[Overlay]) -> list[Overlay]:
-    overlays = list(overlays)
-    first: dict[str, int] = {}
-    for overlay in overlays:
-        first[overlay.algorithm] = min(overlay.seed, first.get(overlay.algorithm, overlay.seed))
-    kept = [overlay for overlay in overlays if overlay.seed == first[overlay.algorithm]]
-    return sorted(kept, key=lambda o: (o.site, o.algorithm, o.model, _position(o.rank), o.case))
-
-
-def _position(rank: str) -> int:
-    return _RANKS.index(rank) if rank in _RANKS else len(_RANKS)
-
-
-def embed(path: Path) -> str:
-    """Return a picture as a data URI, made smaller where its longer side is above 512 pixels.
-
-    Args:
-        path: The picture.
-
-    Returns:
-        ``data:image/jpeg;base64,...``
-
-    Raises:
-        DataError: The file is absent or not a picture.
-    """
-    from PIL import Image, UnidentifiedImageError
-
-    buffer = BytesIO()
-    try:
-        with Image.open(path) as picture:
-            picture = picture.convert("RGB")
-            picture.thumbnail((LARGEST, LARGEST))
-            picture.save(buffer, "JPEG", quality=88, subsampling=0)
-    except (OSError, UnidentifiedImageError) as error:
-        raise DataError(
-            f"{path}: the overlay cannot be read ({error}); remove its line from index.json."
-        ) from error
-    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()

@@ -1,30 +1,43 @@
-"""The charts of the report: plotly figures, and small drawings of intervals as SVG.
+"""The charts of the report as SVG, without scripts and in the colours of the page.
 
-Colours are Okabe and Ito's, of which the two that vanish on white or on black are left out; every
-algorithm also has a marker of its own, and personal models are dashed. Backgrounds are transparent
-and text is coloured by the page, so charts are legible on light and dark.
+Every algorithm has a colour and a marker of its own, and personal models are dashed, so that lines
+are told apart in print and by those who do not see all colours. Colours are variables of the style
+sheet: charts are legible on light and dark. Each chart says in words what it shows.
 """
 
 import html
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import add
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from collegium.benchmark.significance import Interval
 from collegium.benchmark.tables import method_name
 from collegium.results import Row
 
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
+COLOURS = 10
+"""How many colours of lines the style sheet has: ``--line-0`` and so on."""
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C8C8C")
-MARKERS = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross", "hexagon")
+MARKERS = (
+    "m-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0", "m-3.5-3.5h7v7h-7z", "m0-5l5 5l-5 5l-5-5z",
+    "m0-5l5 9h-10z", "m0 5l5-9h-10z", "m-1.5-4.5h3v3h3v3h-3v3h-3v-3h-3v-3h3z", "m-5-2h10v4h-10z",
+    "m-2-5h4v10h-4z",
+)  # fmt: skip
+"""The markers as paths from their middle."""
+
+WIDTH, HEIGHT = 520, 250
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 508, 10, 212  # the frame, in units of the drawing
+_AIR = 6  # beside the frame, for markers on its edge
+_MOST_POINTS, _MARKED = 150, 5
+WARM_UP = 0.15
+"""Share of the rounds that do not decide what a frame holds."""
+
 _ABBREVIATIONS = {"assd": "ASSD", "auc": "AUC", "hd95": "HD95", "iou": "IoU"}
-_GRID = "rgba(128,128,128,0.28)"
-_COLUMNS = 2
+
+Limits = tuple[float, float]
+Place = Callable[[float, float], tuple[float, float]]
 
 
 def title(metric: str) -> str:
@@ -32,199 +45,6 @@ def title(metric: str) -> str:
     first, *rest = metric.removesuffix("_px").replace("_", " ").split(" ")
     first = _ABBREVIATIONS.get(first, first[:1].upper() + first[1:])
     return " ".join([first, *rest])
-
-
-def style(algorithm: str, order: Sequence[str]) -> tuple[str, str]:
-    """Return the colour and the marker of an algorithm, the same in all charts.
-
-    Args:
-        algorithm: Its label.
-        order: The labels of all algorithms.
-
-    Returns:
-        A hex colour and the name of a plotly marker.
-    """
-    place = list(order).index(algorithm)
-    return COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
-
-
-def learning_curves(
-    rows: Iterable[Row], metric: str, split: str, order: Sequence[str]
-) -> "Figure | None":
-    """Draw a metric over rounds, one panel per site, one line per algorithm and model.
-
-    A line is the mean over seeds.
-
-    Args:
-        rows: Rows of results; only rows of rounds are used.
-        metric: Which metric.
-        split: ``"val"`` or ``"train"``.
-        order: Labels of the algorithms; gives colours and markers.
-
-    Returns:
-        The figure, or None where there is nothing to draw.
-    """
-    lines: dict[tuple[str, str, str], dict[int, list[float]]]
-    lines = defaultdict(lambda: defaultdict(list))
-    for row in rows:
-        wanted = not row.case and row.split == split and row.metric == metric
-        if wanted and row.value is not None and row.algorithm in order:
-            lines[row.site, row.algorithm, row.model][row.round].append(row.value)
-    if not lines:
-        return None
-    sites = sorted({site for site, _, _ in lines})
-    figure = _panels(sites, metric)
-    named: set[tuple[str, str]] = set()
-    for key in sorted(lines, key=lambda key: (key[0], list(order).index(key[1]), key[2])):
-        place = divmod(sites.index(key[0]), _COLUMNS)
-        means = {number: fmean(values) for number, values in sorted(lines[key].items())}
-        trace = _line(key[1], key[2], means, order) | {"showlegend": key[1:] not in named}
-        figure.add_scatter(row=place[0] + 1, col=place[1] + 1, **trace)
-        named.add(key[1:])
-    return figure
-
-
-def _line(
-    algorithm: str, model: str, means: dict[int, float], order: Sequence[str]
-) -> dict[str, Any]:
-    colour, marker = style(algorithm, order)
-    name = html.escape(method_name(algorithm, model))
-    size = 5 if len(means) <= 40 else 3
-    return {
-        "x": list(means),
-        "y": list(means.values()),
-        "name": name,
-        "legendgroup": name,
-        "mode": "lines+markers",
-        "line": {"color": colour, "width": 1.8, "dash": "dash" if model == "personal" else "solid"},
-        "marker": {"symbol": marker, "size": size, "color": colour},
-        "hovertemplate": "%{y:.3f}",
-    }
-
-
-def _panels(sites: Sequence[str], metric: str) -> "Figure":
-    from plotly.subplots import make_subplots
-
-    columns = min(_COLUMNS, len(sites))
-    rows = -(-len(sites) // columns)
-    height = 100 + 240 * rows
-    figure = make_subplots(
-        rows, columns, subplot_titles=[html.escape(site) for site in sites],
-        shared_xaxes="all", shared_yaxes="all", horizontal_spacing=0.04,
-        vertical_spacing=min(0.1, 0.2 / rows),
-    )  # fmt: skip
-    _calm(figure, height)
-    figure.update_xaxes(gridcolor=_GRID, zeroline=False, linecolor=_GRID)
-    figure.update_yaxes(gridcolor=_GRID, zeroline=False, linecolor=_GRID, tickformat=".2~f")
-    figure.update_xaxes(title_text="round", title_font_size=13, row=rows)
-    figure.update_yaxes(title_text=html.escape(title(metric)), title_font_size=13, col=1)
-    figure.update_layout(hovermode="x unified")
-    return figure
-
-
-def _calm(figure: "Figure", height: int) -> None:
-    figure.update_layout(
-        template="none",
-        height=height,
-        margin={"l": 62, "r": 12, "t": 34, "b": 96},
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        font={"family": "system-ui, sans-serif", "size": 13, "color": "#6b6b6b"},
-        legend={"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom",
-                "x": 0, "xanchor": "left"},
-        hoverlabel={"bgcolor": "#ffffff", "font": {"color": "#222222"}},
-    )  # fmt: skip
-    figure.update_annotations(font_size=14)
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """Bytes and seconds of an algorithm, summed over sites, mean over seeds.
-
-    Attributes:
-        algorithm: Its label.
-        up: Bytes that left the sites.
-        down: Bytes that came to them.
-        seconds: Seconds that the sites worked.
-        up_round: Bytes that left the sites in a round, mean over rounds.
-        down_round: Bytes that came to them in a round, mean over rounds.
-    """
-
-    algorithm: str
-    up: float
-    down: float
-    seconds: float
-    up_round: float
-    down_round: float
-
-    @property
-    def name(self) -> str:
-        """The algorithm as a reader calls it."""
-        return method_name(self.algorithm, "")
-
-
-def count_traffic(rows: Iterable[Row], order: Sequence[str]) -> list[Traffic]:
-    """Count what each algorithm sent: round by round, and in total where case rows say more.
-
-    Args:
-        rows: Rows of results.
-        order: Labels of the algorithms.
-
-    Returns:
-        One entry per algorithm that has trained.
-    """
-    rounds: dict[tuple[str, int], set[int]] = defaultdict(set)
-    sums: dict[tuple[str, int, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-    totals: dict[tuple[str, int, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-    for row in rows:
-        numbers = [row.bytes_up, row.bytes_down, row.seconds]
-        key = (row.algorithm, row.seed, row.site)
-        if row.case:
-            totals[key] = list(map(max, totals[key], numbers))
-        elif row.metric == "loss" and row.split == "train":
-            rounds[key[:2]].add(row.round)
-            sums[key] = list(map(add, sums[key], numbers))
-    found = []
-    for label in order:
-        runs = []
-        for run in sorted(key for key in rounds if key[0] == label):
-            sites = [key for key in sums if key[:2] == run]
-            whole = [sum(max(sums[key][i], totals[key][i]) for key in sites) for i in range(3)]
-            per_round = [sum(sums[key][i] for key in sites) / len(rounds[run]) for i in range(2)]
-            runs.append(whole + per_round)
-        if runs:
-            found.append(Traffic(label, *map(fmean, zip(*runs, strict=True))))
-    return found
-
-
-def traffic(totals: Sequence[Traffic]) -> "Figure | None":
-    """Draw the bytes that each algorithm sent and received, as horizontal bars.
-
-    Args:
-        totals: What was counted.
-
-    Returns:
-        The figure, or None where nothing was sent.
-    """
-    if not any(total.up or total.down for total in totals):
-        return None
-    from plotly.graph_objects import Figure
-
-    figure = Figure()
-    names = [html.escape(total.name) for total in totals]
-    sent, received = [total.up for total in totals], [total.down for total in totals]
-    bars = (("left the sites", COLOURS[0], sent), ("came to the sites", COLOURS[5], received))
-    for name, colour, values in bars:
-        figure.add_bar(
-            y=names, x=[value / 1e6 for value in values], name=name, orientation="h",
-            marker_color=colour, text=[size(value) for value in values],
-            textposition="outside", cliponaxis=False, hovertemplate="%{y}: %{x:.2f} MB",
-        )  # fmt: skip
-    _calm(figure, 110 + 52 * len(totals))
-    figure.update_layout(barmode="group", bargap=0.35, margin={"l": 110, "t": 12, "b": 84, "r": 80})
-    figure.update_yaxes(autorange="reversed", automargin=True, ticks="")
-    figure.update_xaxes(gridcolor=_GRID, zeroline=False, title_text="MB", title_font_size=13)
-    return figure
 
 
 def size(count: float | None) -> str:
@@ -235,6 +55,204 @@ def size(count: float | None) -> str:
         if count >= factor:
             return f"{count / factor:.1f} {unit}"
     return f"{count:.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """Return a time as a reader counts it: "48 s", "12 min" or "3.4 h"."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line of a chart.
+
+    Attributes:
+        name: What it is, for a reader.
+        place: Number of its colour and marker.
+        dashed: Whether it is dashed.
+        points: Its values over x, in order.
+    """
+
+    name: str
+    place: int
+    dashed: bool
+    points: Mapping[int, float]
+
+    @property
+    def key(self) -> str:
+        """A class name that the line shares with its entry in the legend."""
+        return f"l{self.place}{'p' if self.dashed else 'g'}"
+
+    @property
+    def look(self) -> str:
+        """The classes that give colour and dashes."""
+        return f"c{self.place % COLOURS}" + (" dashed" if self.dashed else "")
+
+
+def learning_curves(
+    rows: Iterable[Row], metric: str, split: str, order: Sequence[str]
+) -> dict[str, list[Series]]:
+    """Return a metric over rounds: by site, a line for each algorithm and model.
+
+    A line is the mean over seeds and folds.
+
+    Args:
+        rows: Rows of results; only rows of rounds are used.
+        metric: Which metric.
+        split: ``"val"`` or ``"train"``.
+        order: Labels of the algorithms; gives colours and markers.
+
+    Returns:
+        Site -> lines, sites by name; empty where there is nothing to draw.
+    """
+    lines: dict[tuple[str, str, str], dict[int, list[float]]]
+    lines = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        wanted = not row.case and row.split == split and row.metric == metric
+        if wanted and row.value is not None and row.algorithm in order:
+            lines[row.site, row.algorithm, row.model][row.round].append(row.value)
+    drawn: dict[str, list[Series]] = defaultdict(list)
+    for key in sorted(lines, key=lambda key: (key[0], list(order).index(key[1]), key[2])):
+        site, algorithm, model = key
+        points = {number: fmean(values) for number, values in sorted(lines[key].items())}
+        place = list(order).index(algorithm)
+        drawn[site].append(
+            Series(method_name(algorithm, model), place, model == "personal", points)
+        )
+    return dict(drawn)
+
+
+def limits(lines: Iterable[Series], *, warm_up: float = WARM_UP) -> Limits:
+    """Return what a frame has to hold: all values but those of the first rounds, and some air.
+
+    Args:
+        lines: What is drawn in it.
+        warm_up: The share of the rounds that do not count, where there are ten or more.
+
+    Returns:
+        Lowest and highest value.
+    """
+    lines = list(lines)
+    last = max((x for line in lines for x in line.points), default=0)
+    first = warm_up * last if last >= 10 else 0.0
+    values = [y for line in lines for x, y in line.points.items() if x >= first]
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    air = 0.05 * (high - low) or 0.05 * abs(high) or 0.5
+    return low - air, high + air
+
+
+def line_chart(
+    lines: Sequence[Series],
+    what: str,
+    frame: Limits | None = None,
+    *,
+    axis: str = "",
+    over: str = "round",
+) -> str:
+    """Draw lines.
+
+    Args:
+        lines: What to draw.
+        what: What the drawing shows, for those who do not see it.
+        frame: Lowest and highest value in the frame; by default what `limits` gives. Lines are cut
+            off there.
+        axis: Title of the vertical axis.
+        over: What x counts.
+
+    Returns:
+        An ``<svg>`` element.
+    """
+    low, high = frame or limits(lines)
+    last = max((x for line in lines for x in line.points), default=1)
+    first = min((x for line in lines for x in line.points), default=0)
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        across = _LEFT + (_RIGHT - _LEFT) * (x - first) / ((last - first) or 1)
+        return across, _BOTTOM - (_BOTTOM - _TOP) * (y - low) / ((high - low) or 1.0)
+
+    drawn = [_line(line, [place(x, y) for x, y in _thinned(line.points)]) for line in lines]
+    ends = "; ".join(f"{line.name} {list(line.points.values())[-1]:.3g}" for line in lines)
+    label = html.escape(f"{what} over {over}s {first} to {last}. Last values: {ends}.")
+    return (
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}" '
+        f'data-x="{_LEFT} {_RIGHT} {first} {last}" data-y="{_BOTTOM} {_TOP} {low:.6g} {high:.6g}" '
+        f'data-over="{html.escape(over)}">'
+        f"{_axes((first, last), (low, high), place, (over, axis))}{_cut(drawn)}</svg>"
+    )
+
+
+def _cut(drawn: Iterable[str]) -> str:
+    """Return drawings, cut off above and below the frame."""
+    left, across, down = _LEFT - _AIR, _RIGHT - _LEFT + 2 * _AIR, _BOTTOM - _TOP
+    return (
+        f'<svg x="{left}" y="{_TOP}" width="{across}" height="{down}" '
+        f'viewBox="{left} {_TOP} {across} {down}" overflow="hidden">{"".join(drawn)}</svg>'
+    )
+
+
+def _thinned(points: Mapping[int, float]) -> list[tuple[int, float]]:
+    """Leave out points that a drawing of this size cannot show; the last one stays."""
+    items = list(points.items())
+    step = -(-len(items) // _MOST_POINTS)
+    return items if step < 2 else [*items[:-1:step], items[-1]]
+
+
+def _line(line: Series, points: Sequence[tuple[float, float]]) -> str:
+    """Return a line with a few markers."""
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    step = max(1, len(points) // _MARKED)
+    offset = line.place % step  # so that markers of lines that coincide stand side by side
+    shape = MARKERS[line.place % len(MARKERS)]
+    marks = "".join(f"M{x:.1f} {y:.1f}{shape}" for x, y in points[offset::step])
+    return (
+        f'<g class="line {line.key} {line.look}" data-name="{html.escape(line.name)}">'
+        f'<polyline points="{path}"/><path d="{marks}"/></g>'
+    )
+
+
+def legend_svg(line: Series) -> str:
+    """Draw a line's entry in the legend: a piece of the line with its marker."""
+    shape = MARKERS[line.place % len(MARKERS)]
+    return (
+        f'<svg class="sample {line.look}" viewBox="0 0 34 12" width="34" height="12" '
+        f'aria-hidden="true" focusable="false"><polyline points="1,6 33,6"/>'
+        f'<path d="M17 6{shape}"/></svg>'
+    )
+
+
+def _axes(xs: Limits, ys: Limits, place: Place, titles: tuple[str, str]) -> str:
+    """Return grid, numbers and titles of the axes."""
+    parts = []
+    for tick in ticks(*ys):
+        y = place(xs[0], tick)[1]
+        parts.append(f'<line class="grid" x1="{_LEFT}" y1="{y:.1f}" x2="{_RIGHT}" y2="{y:.1f}"/>')
+        parts.append(f'<text class="end" x="{_LEFT - 6}" y="{y + 4:.1f}">{_tick(tick)}</text>')
+    for tick in ticks(*xs):
+        if tick == int(tick):
+            x = place(tick, ys[0])[0]
+            parts.append(f'<text class="mid" x="{x:.1f}" y="{_BOTTOM + 17}">{tick:.0f}</text>')
+    across, up = map(html.escape, titles)
+    middle = (_TOP + _BOTTOM) / 2
+    parts.append(f'<text class="mid" x="{(_LEFT + _RIGHT) / 2}" y="{_BOTTOM + 34}">{across}</text>')
+    parts.append(f'<text class="mid" transform="translate(12 {middle}) rotate(-90)">{up}</text>')
+    return f'<g aria-hidden="true">{"".join(parts)}</g>'
+
+
+def _tick(value: float) -> str:
+    return f"{value:.6g}".replace("-", "\u2212")
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Return about five round numbers between two."""
+    if high <= low:
+        return [low]
+    rough = (high - low) / 5
+    step = 10.0 ** np.floor(np.log10(rough))
+    step *= next(factor for factor in (1, 2, 5, 10) if factor * step >= rough)
+    first = np.ceil(low / step)
+    return [float(step * k) for k in np.arange(first, np.floor(high / step) + 1)]
 
 
 def reach(intervals: Iterable[Interval]) -> float:
