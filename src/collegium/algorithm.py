@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from collegium.batches import View, as_it_is
 from collegium.border import ModelPart, Numbers, Part, Scores
@@ -240,6 +240,24 @@ class Client(Protocol):
         """Return the best personal model kept so far."""
 
 
+class Extended:
+    """Makes networks that hold what an algorithm adds to them.
+
+    Args:
+        network: makes the network.
+        algorithm: extends it; see `Algorithm.extend`.
+    """
+
+    def __init__(self, network: Callable[[], nn.Module], algorithm: Algorithm) -> None:
+        self._network, self._algorithm = network, algorithm
+
+    def __call__(self) -> nn.Module:
+        """Make a new network."""
+        module = self._network()
+        self._algorithm.extend(module)
+        return module
+
+
 class _Declaration:
     """`Algorithm.all_sends()`: what a class and its bases declare, the class having the last word.
 
@@ -297,6 +315,13 @@ class Algorithm(ABC):
     def hyperparameters(self) -> dict[str, Any]:
         """Return the fields by name."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def extend(self, module: nn.Module) -> None:  # noqa: B027  (most methods add nothing)
+        """Add, in place, what the method trains beside the network's own layers.
+
+        Called on every new network, with torch's generator as the network's own initial weights
+        left it, so that these are the same with and without.
+        """
 
     def setup(self, server: Server) -> None:
         """Run once, before the first round; may already exchange messages."""

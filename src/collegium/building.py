@@ -1,13 +1,16 @@
 """Makes what a configuration names: algorithms, adapters and codecs."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from collegium.adaptation.base import Adapter
 from collegium.algorithm import Algorithm
 from collegium.config import SCHEMA, AdapterConfig, AlgorithmConfig, ExperimentConfig, default_label
+from collegium.errors import ConfigError
 from collegium.registry import load_adapter, load_algorithm, load_codec
 from collegium.wire import Coding
-from collegium.yamlfile import Place, Source
+from collegium.yamlfile import Place, Source, read_yaml
 
 
 def build_algorithm(config: AlgorithmConfig) -> Algorithm:
@@ -36,6 +39,24 @@ def build_adapter(config: AdapterConfig) -> Adapter:
     adapter = SCHEMA.build(kind, config.params, ("adapter",), source, title=title)
     source.check()
     return adapter
+
+
+def read_settings(texts: Sequence[str]) -> dict[str, Any]:
+    """Read hyper-parameters from a command line.
+
+    Args:
+        texts: `key=value` each, the value read as YAML.
+
+    Raises:
+        ConfigError: With one sentence, of the first that is not written so.
+    """
+    settings: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"{text!r} is no hyper-parameter; write key=value, e.g. lam=0.1")
+        settings[key], _ = read_yaml(value, text, Path.cwd())
+    return settings
 
 
 def adapters_of(config: ExperimentConfig, algorithm: AlgorithmConfig) -> tuple[AdapterConfig, ...]:

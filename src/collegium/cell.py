@@ -14,6 +14,7 @@ from torch import nn
 
 from collegium import outside, process
 from collegium.adaptation.base import Sources
+from collegium.algorithm import Extended
 from collegium.building import adapters_of, build_adapter, build_algorithm, build_coding
 from collegium.client import ClientRuntime
 from collegium.config import AdapterConfig, ExperimentConfig, parse_config
@@ -228,7 +229,7 @@ def _adapt_once(
     """Adapt to one site, and store what came of it: the account first, the scores last."""
     sources = Sources(
         outside.ModelFiles(holder.folder / DEPLOYED),
-        network_of(cell.config),
+        Extended(network_of(cell.config), build_algorithm(cell.algorithm)),
         task_of(cell.config),
         cell.config.engine.device,
         cell.seed,

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from collegium.algorithm import Algorithm
+from collegium.algorithm import Algorithm, Extended
 from collegium.border import may_leave
 from collegium.client import ClientRuntime
 from collegium.data.dataset import ConcatDataset
@@ -119,7 +119,7 @@ def build_clients(
     They share one network, since a process works for one client at a time.
     """
     with ambient(seed, "model", 0):
-        local = LocalTraining(network(), task, training, device)
+        local = LocalTraining(Extended(network, algorithm)(), task, training, device)
     pool = (
         ConcatDataset([sites[name].train for name in sorted(sites)])
         if algorithm.simulation_only
@@ -154,12 +154,13 @@ def build_run(
     coding: Coding = UNCODED,
 ) -> Run:
     """Return the run of one algorithm with one seed, in the folder ``root``."""
+    extended = Extended(network, algorithm)
     with ambient(seed, "model", 0):
-        parts = find_parts(network())
+        parts = find_parts(extended())
     server = ServerRuntime(
         algorithm,
         names,
-        lambda k: initial_model(network, seed, k),
+        lambda k: initial_model(extended, seed, k),
         parts,
         transport,
         root / "server",

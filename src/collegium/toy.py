@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from collegium.algorithm import Algorithm
+from collegium.algorithm import Algorithm, Extended
 from collegium.client import ClientRuntime
 from collegium.data.dataset import ConcatDataset, TensorDataset
 from collegium.data.site import Site
@@ -49,10 +50,10 @@ def toy_network() -> nn.Module:
     )
 
 
-def toy_model(k: int, seed: int = 7) -> Tensors:
+def toy_model(k: int, seed: int = 7, network: Callable[[], nn.Module] = toy_network) -> Tensors:
     """Return the ``k``-th initial model of the toy."""
     with ambient(seed, "model", k):
-        return Tensors(toy_network().state_dict()).clone()
+        return Tensors(network().state_dict()).clone()
 
 
 def toy_site(name: str, *, seed: int = 7) -> Site:
@@ -83,7 +84,8 @@ def toy_clients(
     if isinstance(algorithm, tuple):
         algorithm = load_algorithm(algorithm[0])(**algorithm[1])
     sites = {name: toy_site(name) for name in names}
-    local = LocalTraining(toy_network(), SupervisedTask(nn.functional.mse_loss), training)
+    network = Extended(toy_network, algorithm)()
+    local = LocalTraining(network, SupervisedTask(nn.functional.mse_loss), training)
     pool = ConcatDataset([sites[name].train for name in sorted(sites)])
     return {
         name: ClientRuntime(
@@ -124,11 +126,12 @@ class ToyFederation:
         self.algorithm, self.root, self.names, self.training = algorithm, root, names, training
         self.coding = coding
         engine = transport(self) if transport else InProcess(self.clients)
+        network = Extended(toy_network, algorithm)
         self.server = ServerRuntime(
             algorithm,
             names,
-            toy_model,
-            find_parts(toy_network()),
+            partial(toy_model, network=network),
+            find_parts(network()),
             engine,
             root / "server",
             on_failure="skip" if on_failure == "skip" else "fail",

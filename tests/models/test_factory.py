@@ -84,7 +84,9 @@ def test_what_cannot_be_built_is_refused_in_one_sentence(
 
 def test_a_file_whose_code_raises_is_named_with_what_it_raised(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("import nothing_of_the_kind\n")
-    with pytest.raises(ConfigError, match=r"mine\.py does not load: ModuleNotFoundError: No module"):
+    with pytest.raises(
+        ConfigError, match=r"mine\.py does not load: ModuleNotFoundError: No module"
+    ):
         build_model(f"{tmp_path / 'mine.py'}:Net")
 
 

@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -118,6 +119,58 @@ def assess(
     for sentence in sentences:
         typer.echo(sentence)
     typer.echo(folder / "assessment.html")
+
+
+@app.command()
+@guarded
+def adapt(
+    models: Annotated[
+        Path, typer.Argument(metavar="MODELS", help="A finished run, or a folder of models.")
+    ],
+    images: Annotated[
+        Path, typer.Argument(metavar="IMAGES", help="A folder of images, or a manifest (CSV).")
+    ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Settings of the adapter, e.g. epochs=5."),
+    ] = None,
+    *,
+    adapter: Annotated[
+        str, typer.Option(help="One of 'collegium list adapters', or file.py:Class.")
+    ] = "routing",
+    output: Annotated[
+        Path, typer.Option("--output", help="Where masks and account go; a new or empty folder.")
+    ] = Path("adapted"),
+    labels: Annotated[
+        Path | None, typer.Option(help="A folder of masks, which only score the predictions.")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="For a folder of models: the experiment they were trained with."),
+    ] = None,
+    algorithm: Annotated[str | None, typer.Option(help="Which algorithm of a run.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Which seed of a run.")] = None,
+    fold: Annotated[
+        str | None, typer.Option(help="Which fold of a run: the site that was left out.")
+    ] = None,
+    variation: Annotated[str | None, typer.Option(help="Which variation of a run.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+) -> None:
+    """Adapt trained models to a folder of unlabelled images, and write masks and an account."""
+    from collegium import process
+    from collegium.application import Choice, adapt_folder, open_models
+    from collegium.building import build_adapter, read_settings
+    from collegium.config import AdapterConfig, load_config
+
+    process.prepare()
+    asked = AdapterConfig(adapter, read_settings(settings or ()))
+    chosen = replace(asked, params=build_adapter(asked).hyperparameters())
+    trained = load_config(config, ["federation.root=."]) if config else None
+    handed = open_models(models, Choice(algorithm, seed, fold, variation), trained)
+    page = adapt_folder(
+        handed, images, chosen, output, labels=labels, device=device, seed=seed or 0
+    )
+    typer.echo(page)
 
 
 @app.command()

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -83,18 +83,11 @@ def check(
 ) -> None:
     """Hold an algorithm to the rules that every algorithm has to keep."""
     from collegium import process
-    from collegium.building import build_algorithm
+    from collegium.building import build_algorithm, read_settings
     from collegium.config import AlgorithmConfig
     from collegium.testing import ConformanceError, check_algorithm
-    from collegium.yamlfile import read_yaml
 
-    params: dict[str, Any] = {}
-    for text in hyperparameters or ():
-        key, equals, value = text.partition("=")
-        if not equals:
-            fail(f"{text!r} is no hyper-parameter; write key=value, e.g. lam=0.1", 2)
-        params[key], _ = read_yaml(value, text, Path.cwd())
-    algorithm = build_algorithm(AlgorithmConfig(name, params))
+    algorithm = build_algorithm(AlgorithmConfig(name, read_settings(hyperparameters or ())))
     process.prepare()
     try:
         check_algorithm(algorithm, lambda passed: typer.echo(f"ok  {passed}"))

@@ -88,7 +88,11 @@ def entry_name(case: Case, image: ImageConfig, task: TaskConfig) -> str:
     """Give the name of a case's entry: a hash of its files' bytes, the recipe and the format."""
     recipe = {"format": FORMAT, "image": asdict(image), "task": asdict(task)}
     digest = hashlib.blake2b(json.dumps(recipe, sort_keys=True).encode(), digest_size=20)
-    files = {"image": case.images, "label": (case.label,), "fov": (case.fov,) if case.fov else ()}
+    files = {
+        "image": case.images,
+        "label": (case.label,) if case.label else (),
+        "fov": (case.fov,) if case.fov else (),
+    }
     for role, paths in files.items():
         for path in paths:
             digest.update(f"{role}\0{''.join(path.suffixes)}\0".encode() + _digest(case, path))

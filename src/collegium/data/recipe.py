@@ -116,7 +116,7 @@ def make(
     before = raw.arrays.label.shape
     after = _target_shape(before, config.size, str(case))
     arrays = resize(raw.arrays, after)
-    finite = np.stack([_nearest(channel, after) for channel in raw.finite])
+    finite = np.stack([nearest(channel, after) for channel in raw.finite])
     image = normalise(
         arrays.image,
         config.normalise,
@@ -134,22 +134,25 @@ def make(
 def decode(case: Case, image: ImageConfig, task: TaskConfig) -> RawCase:
     """Read a case's files and check that image, label and field of view fit each other.
 
+    A case without a label gets one of zeros.
+
     Raises:
         DataError: If a file is unusable or the shapes differ.
     """
     try:
         parts = {path: read_image(path, image.channels) for path in case.images}
-        label = read_label(case.label, classes=len(task.classes), label_map=task.label_map)
+        label = _read_label(case, task)
         fov = None if case.fov is None else read_mask(case.fov)
     except DataError as error:
         raise DataError(f"{case}: {error}") from error
     first = next(iter(parts.values()))
     for path, part in parts.items():
         _check_fit(case, first, part, path, "image")
-    _check_fit(case, first, label, case.label, "mask")
+    if label is not None and case.label is not None:
+        _check_fit(case, first, label, case.label, "mask")
     if fov is not None and case.fov is not None:
         _check_fit(case, first, fov, case.fov, "field of view")
-    read = [*parts.values(), label, *([fov] if fov else [])]
+    read = [*parts.values(), *filter(None, (label, fov))]
     finite = [
         np.ones(part.array.shape, bool) if part.finite is None else part.finite
         for part in parts.values()
@@ -157,7 +160,7 @@ def decode(case: Case, image: ImageConfig, task: TaskConfig) -> RawCase:
     return RawCase(
         Arrays(
             np.concatenate([part.array for part in parts.values()]),
-            label.array,
+            np.zeros(first.array.shape[1:], np.uint8) if label is None else label.array,
             None if fov is None else fov.array,
         ),
         spacing=first.spacing,
@@ -165,6 +168,12 @@ def decode(case: Case, image: ImageConfig, task: TaskConfig) -> RawCase:
         full_scale=first.full_scale,
         finite=np.concatenate(finite),
     )
+
+
+def _read_label(case: Case, task: TaskConfig) -> Decoded | None:
+    if case.label is None:
+        return None
+    return read_label(case.label, classes=len(task.classes), label_map=task.label_map)
 
 
 def resize(arrays: Arrays, shape: tuple[int, ...]) -> Arrays:
@@ -179,8 +188,8 @@ def resize(arrays: Arrays, shape: tuple[int, ...]) -> Arrays:
         image = _interpolate(image.permute(3, 0, 1, 2), shape[:2]).permute(1, 2, 3, 0)
     else:
         image = _interpolate(image[None], shape)[0]
-    mask = None if arrays.mask is None else _nearest(arrays.mask, shape)
-    return Arrays(image.numpy(), _nearest(arrays.label, shape), mask)
+    mask = None if arrays.mask is None else nearest(arrays.mask, shape)
+    return Arrays(image.numpy(), nearest(arrays.label, shape), mask)
 
 
 # --- details
@@ -231,8 +240,8 @@ def _interpolate(image: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     return torch.nn.functional.interpolate(image, shape, mode=mode, antialias=plane)
 
 
-def _nearest(labels: Array, shape: tuple[int, ...]) -> Array:
-    """Take the entry whose centre is nearest to each new centre."""
+def nearest(labels: Array, shape: tuple[int, ...]) -> Array:
+    """Resize a label map: each new entry is the one whose centre is nearest."""
     rows = [
         np.minimum((np.arange(new) * 2 + 1) * old // (2 * new), old - 1)
         for old, new in zip(labels.shape, shape, strict=True)

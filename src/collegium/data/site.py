@@ -15,7 +15,7 @@ class Case:
         case: The site's own id of the case, unique at the site.
         patient: The site's own id of the patient; by default the case's.
         images: The image's files, one per channel group (usually one).
-        label: The label's file.
+        label: The label's file; None for a case that is only predicted.
         fov: The file of the field of view, where there is one.
         split: The split that the manifest names: "train", "val", "test" or None.
     """
@@ -24,7 +24,7 @@ class Case:
     case: str
     patient: str
     images: tuple[Path, ...]
-    label: Path
+    label: Path | None
     fov: Path | None = None
     split: str | None = None
 

@@ -1,0 +1,80 @@
+"""TTT, its training (Sun et al., 2020, https://arxiv.org/abs/1909.13231)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from collegium.algorithm import Client, handler
+from collegium.algorithms.fedavg import FedAvg
+from collegium.data.dataset import Batch
+from collegium.errors import ConfigError
+from collegium.message import Message
+from collegium.models.rotation import TURNS, attach_rotation_head, rotation_loss, square
+from collegium.objectives import LiveNetwork, Objective
+
+
+@dataclass(frozen=True)
+class TTT(FedAvg):
+    """FedAvg whose clients also learn by how far an image was turned: L + lam L_rot (Eq. 2).
+
+    L_rot is the cross-entropy of telling turns by 0, 90, 180 and 270 degrees apart, from a head on
+    the encoder's output; see `collegium.models.rotation`. The head is trained, sent and averaged
+    like the rest of the network. At a site outside, the adapter ``ttt`` trains on this task alone.
+
+    The task's loss sees the images as they are, L_rot the same images turned, cut to the square in
+    their middle; labels are never turned. Volumes turn in the plane of their first two axes. The
+    task can be learnt only where training images are upright: with ``sampling.rotations`` or
+    ``sampling.flips`` nobody can tell by how far an image was turned, and L_rot stays near log 4.
+
+    Deviations: the paper uses group normalisation; where a network has batch normalisation, turned
+    images are normalised by their own batch and leave the running statistics alone, which belong to
+    images as they are. The pass of the turned images ends at the encoder and is computed in full
+    precision.
+
+    Attributes:
+        lam: weight of the rotation loss. At 0 the network's own tensors are FedAvg's.
+        rotations: "random" turns every image by one random number of quarter turns, "all" by each
+            of the four, which takes four times as long.
+    """
+
+    neutral: ClassVar[Mapping[str, Any] | None] = None
+
+    lam: float = 1.0
+    rotations: Literal["random", "all"] = "random"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.lam < inf:
+            raise ConfigError(f"ttt.lam is {self.lam!r}: it should be at least 0")
+        if self.rotations not in ("random", "all"):
+            raise ConfigError(f"ttt.rotations is {self.rotations!r}: write random or all")
+
+    def extend(self, module: nn.Module) -> None:
+        """Add the rotation head."""
+        attach_rotation_head(module)
+
+    @handler
+    def train(self, client: Client, request: Message) -> Message:
+        """Train the received model on both losses."""
+        objective = self.objective(client.rng("rotation")) if self.lam > 0 else None
+        model = client.fit(request["model"], objective=objective)
+        return Message.of(model=model, num_examples=client.num_examples)
+
+    def objective(self, random: torch.Generator) -> Objective:
+        """Return what local training minimises; turns are drawn from ``random``."""
+
+        def losses(network: LiveNetwork, batch: Batch) -> tuple[Tensor, Tensor]:
+            loss = network.loss(network.forward(batch["image"]), batch)
+            images = square(batch["image"])
+            if self.rotations == "all":
+                turns = torch.arange(TURNS).repeat_interleave(len(images))
+                images = images.repeat(TURNS, *[1] * (images.ndim - 1))
+            else:
+                turns = torch.randint(TURNS, (len(images),), generator=random)
+            turned = rotation_loss(network.module, images, turns, learn_statistics=False)
+            return loss, self.lam * turned
+
+        return losses

@@ -1,0 +1,142 @@
+"""Images that are only to be predicted: found in a folder or by a manifest, with or without labels.
+
+Nothing is asked of their names but that they tell the cases apart.
+"""
+
+import csv
+import io
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+from collegium.data.pairing import case_id, pair_cases
+from collegium.data.reading import SUFFIXES
+from collegium.data.site import Case
+from collegium.errors import DataError
+
+SITE = "outside"
+"""What messages call the site of such cases."""
+
+_FOVS = ("fov", "fovs", "fov_masks")
+
+_CHANNEL = re.compile(r"(.+)_(\d{4})")
+
+
+def list_images(place: Path, labels: Path | None = None) -> tuple[list[Case], list[str]]:
+    """Give the cases, sorted by id, and one sentence for each problem.
+
+    Args:
+        place: A folder of images; or a folder with a subfolder ``images`` and, of choice, ``fov``;
+            or a CSV file with a column ``image`` and, of choice, ``case``, ``patient``, ``label``
+            and ``fov``, whose paths are relative to its own folder. Files ``x_0000``, ``x_0001``
+            are the channels of one image.
+        labels: A folder of masks, paired with the images by their names; then every case needs one.
+
+    Raises:
+        DataError: There is no such place, or no image in it.
+    """
+    if place.is_file() and place.suffix.lower() in (".csv", ".tsv"):
+        return _from_manifest(place)
+    if not place.is_dir():
+        raise DataError(f"{place}: there is no such folder or manifest; correct the path")
+    folder = place / "images" if (place / "images").is_dir() else place
+    files, problems = _images(folder)
+    if not files:
+        raise DataError(
+            f"{folder} holds no image; add some of the kinds {', '.join(SUFFIXES)}"
+            + (f" ({problems[0]})" if problems else "")
+        )
+    groups, incomplete = _channels(files)
+    fovs = [place / name for name in _FOVS if (place / name).is_dir()] if folder != place else []
+    return _paired(groups, labels, fovs[0] if fovs else None, [*problems, *incomplete])
+
+
+def _images(folder: Path) -> tuple[list[Path], list[str]]:
+    """The files that are read, and a sentence for each that looks like an image and is not."""
+    there = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    files = [path for path in there if path.is_file()]
+    read = [path for path in files if path.name.lower().endswith(SUFFIXES)]
+    problems = [
+        f"{path}: this kind of image is not read; convert it to PNG, TIFF or NIfTI"
+        for path in files
+        if path.suffix.lower() in (".dcm", ".mha", ".mhd", ".nrrd", ".npy", ".h5", ".webp")
+    ]
+    return read, problems
+
+
+def _channels(files: Sequence[Path]) -> tuple[dict[str, tuple[Path, ...]], list[str]]:
+    """Group the channels of an image; give the images by case, and what lacks a channel."""
+    numbered: dict[str, dict[str, Path]] = defaultdict(dict)
+    groups: dict[str, tuple[Path, ...]] = {}
+    for path in files:
+        stem = case_id(path)
+        if match := _CHANNEL.fullmatch(stem):
+            numbered[match[1]][match[2]] = path
+        elif stem in groups:
+            raise DataError(
+                f"{groups[stem][0].name} and {path.name} are both the case {stem}; rename one"
+            )
+        else:
+            groups[stem] = (path,)
+    wanted = sorted({channel for group in numbered.values() for channel in group})
+    problems = []
+    for case, group in numbered.items():
+        if len(group) == len(wanted):
+            groups[case] = tuple(group[channel] for channel in wanted)
+        else:
+            missing = ", ".join(sorted(set(wanted) - set(group)))
+            problems.append(f"case {case}: channel {missing} is missing; add it or leave it out")
+    return groups, problems
+
+
+def _paired(
+    groups: dict[str, tuple[Path, ...]], labels: Path | None, fovs: Path | None, problems: list[str]
+) -> tuple[list[Case], list[str]]:
+    """Give the cases with the labels and fields of view that belong to them by name."""
+    if labels is not None and not labels.is_dir():
+        raise DataError(f"{labels}: there is no such folder of labels; correct the path")
+    case_of = {images[0]: case for case, images in groups.items()}
+    pairing = pair_cases(list(case_of), _files(labels), _files(fovs))
+    problems += [
+        f"case {case}: it has no mask in {labels}; add it, or adapt without labels"
+        for case in pairing.unpaired_images
+    ]
+    problems += [
+        f"the mask {mask} in {labels} has no image; add the image or take the mask out"
+        for mask in pairing.unpaired_masks
+    ]
+    found = []
+    for pair in pairing.cases:
+        case = case_of[pair.image]
+        found.append(Case(SITE, case, case, groups[case], pair.mask, pair.fov))
+    return sorted(found, key=lambda case: case.case), problems
+
+
+def _files(folder: Path | None) -> list[Path]:
+    return sorted(folder.iterdir()) if folder is not None else []
+
+
+def _from_manifest(path: Path) -> tuple[list[Case], list[str]]:
+    """Read a manifest; labels are taken only where every line names one."""
+    text = path.read_text("utf-8-sig")
+    delimiter = max(",;\t", key=text.partition("\n")[0].count)
+    rows = list(csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter))
+    rows = [{(k or "").strip().lower(): (v or "").strip() for k, v in row.items()} for row in rows]
+    if not rows or "image" not in rows[0]:
+        raise DataError(f"{path}: a manifest needs a column image, and a line for each image")
+    labelled = all(row.get("label") for row in rows)
+    cases: dict[str, Case] = {}
+    problems = []
+    for number, row in enumerate(rows, start=2):
+        image = path.parent / row["image"]
+        case = row.get("case") or case_id(image)
+        if not image.is_file():
+            problems.append(f"{path}, line {number}: there is no image {image}; correct the line")
+        elif case in cases:
+            problems.append(f"{path}, line {number}: case {case} is there twice; rename one")
+        else:
+            mask = path.parent / row["label"] if labelled else None
+            fov = path.parent / row["fov"] if row.get("fov") else None
+            cases[case] = Case(SITE, case, row.get("patient") or case, (image,), mask, fov)
+    return sorted(cases.values(), key=lambda case: case.case), problems

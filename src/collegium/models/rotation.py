@@ -1,0 +1,229 @@
+"""The rotation task of TTT (Sun et al., 2020, https://arxiv.org/abs/1909.13231).
+
+An image is turned by 0, 90, 180 or 270 degrees, and a head on the network's encoder says by how
+many of these quarter turns. The task needs no label, so that it can be learnt anywhere.
+"""
+
+import math
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+from torch.nn.modules.conv import _ConvNd
+
+from collegium.errors import ConfigError
+from collegium.models.parts import find_parts, head_layer
+
+ROTATION = "rotation"
+"""The name of the head among a network's submodules."""
+
+TURNS = 4
+"""How many quarter turns there are; also the classes of the task."""
+
+
+class RotationHead(nn.Module):
+    """Global average pooling and a linear layer to four numbers.
+
+    As a submodule it passes on what it is given, so that networks that run their submodules one
+    after the other, such as `nn.Sequential`, answer as before. Its weights are no `nn.Linear`, so
+    that it is not taken for the head of the network.
+
+    Args:
+        channels: of the encoder's output.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(channels)  # as torch initialises a linear layer
+        self.weight = nn.Parameter(torch.empty(TURNS, channels).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(TURNS).uniform_(-bound, bound))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return what comes in."""
+        return features
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Return (B, 4) for features (B, channels, *spatial) or (B, channels).
+
+        Raises:
+            ConfigError: the features have another number of channels.
+        """
+        channels = self.weight.shape[1]
+        if features.ndim < 2 or features.shape[1] != channels:
+            raise ConfigError(
+                f"the rotation head was made for {channels} channels, but the encoder gives "
+                f"{tuple(features.shape)}; let the last submodule of roles['encoder'] end with the "
+                f"layer that gives the encoder's output"
+            )
+        pooled = features.flatten(2).mean(dim=2) if features.ndim > 2 else features
+        return functional.linear(pooled, self.weight, self.bias)
+
+
+def attach_rotation_head(module: nn.Module) -> None:
+    """Add a `RotationHead`, named `ROTATION`, to a network in place.
+
+    It hangs on the encoder's output: the last submodule of ``roles["encoder"]`` where the network
+    declares it, the bottom of MONAI's `UNet`, and failing that what enters the network's head. The
+    number of channels is that of the last (or first) convolution or linear layer there. Its weights
+    come from torch's ambient random state; those of the network stay as they are.
+
+    Raises:
+        ConfigError: the network has a submodule or attribute of that name, or no place for it.
+    """
+    if hasattr(module, ROTATION):
+        raise ConfigError(
+            f"{type(module).__name__} has something named {ROTATION!r} already; rename it"
+        )
+    find_parts(module)  # refuses roles that are not well declared
+    layer, channels = _place(module)
+    module.add_module(ROTATION, RotationHead(channels).to(layer.weight))
+
+
+def rotation_head(module: nn.Module) -> RotationHead:
+    """Return a network's rotation head.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    head = getattr(module, ROTATION, None)
+    if not isinstance(head, RotationHead):
+        raise ConfigError(
+            f"{type(module).__name__} has no rotation head; train it with the algorithm ttt"
+        )
+    return head
+
+
+def rotation_logits(module: nn.Module, images: Tensor, *, learn_statistics: bool = True) -> Tensor:
+    """Return the rotation head's answer; the path up of the network does not run.
+
+    Args:
+        module: a network with a rotation head, in whichever mode it is.
+        images: (B, C, *spatial).
+        learn_statistics: whether running statistics move where the network is in training mode.
+
+    Returns:
+        (B, 4); column k belongs to k quarter turns.
+
+    Raises:
+        ConfigError: the network has no such head, or never runs the encoder's last layer.
+    """
+    head = rotation_head(module)
+    buffers = {} if learn_statistics else {n: b.clone() for n, b in module.named_buffers()}
+    hook = _stop_at(module)
+    try:
+        functional_call(module, buffers, (images,))
+    except _Reached as reached:
+        return head.logits(reached.features)
+    finally:
+        hook.remove()
+    raise ConfigError(
+        f"the last submodule of {type(module).__name__}.roles['encoder'] does not run when the "
+        f"network does; name the one that gives the encoder's output"
+    )
+
+
+def square(images: Tensor) -> Tensor:
+    """Return the middle of (B, C, *spatial), square in the first two spatial axes.
+
+    Images without a plane stay as they are.
+    """
+    if images.ndim < 4:
+        return images
+    side = min(images.shape[2:4])
+    for axis in (2, 3):
+        images = images.narrow(axis, (images.shape[axis] - side) // 2, side)
+    return images
+
+
+def turn(images: Tensor, turns: Tensor) -> Tensor:
+    """Return (B, C, side, side, ...), each image turned in the plane of its first two axes.
+
+    What has no plane, a signal (B, C, length) or a vector (B, length), counts as a ring, which is
+    turned by a shift of a quarter of its length along the last axis.
+
+    Args:
+        images: (B, ...), square in the first two spatial axes.
+        turns: (B,), quarter turns, 0 to 3.
+    """
+    if images.ndim < 4:
+        length = images.shape[-1]
+        shifts = [count * length // TURNS for count in turns.tolist()]
+        return torch.stack([i.roll(shift, -1) for i, shift in zip(images, shifts, strict=True)])
+    pairs = zip(images, turns.tolist(), strict=True)
+    return torch.stack([torch.rot90(image, count, (1, 2)) for image, count in pairs])
+
+
+def rotation_loss(
+    module: nn.Module, images: Tensor, turns: Tensor, *, learn_statistics: bool = True
+) -> Tensor:
+    """Return the mean cross-entropy of the rotation task on images that are turned here.
+
+    Args:
+        module: a network with a rotation head.
+        images: (B, C, *spatial), square in the first two spatial axes.
+        turns: (B,), int64, by how many quarter turns each is turned.
+        learn_statistics: as in `rotation_logits`.
+    """
+    turned = turn(images, turns)
+    logits = rotation_logits(module, turned, learn_statistics=learn_statistics)
+    return functional.cross_entropy(logits, turns.to(logits.device))
+
+
+class _Reached(Exception):  # noqa: N818  (no error: the features are there, the rest is not needed)
+    """The encoder's output was reached."""
+
+    def __init__(self, features: Tensor) -> None:
+        super().__init__()
+        self.features = features
+
+
+def _stop_at(module: nn.Module) -> Any:
+    """Let the next forward pass end at the encoder's output, by `_Reached`."""
+    deepest = _deepest(module)
+    if deepest is None:
+        return head_layer(module).register_forward_pre_hook(_stop_before)
+    return deepest.register_forward_hook(_stop_after)
+
+
+def _stop_before(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    raise _Reached(inputs[0])
+
+
+def _stop_after(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    raise _Reached(output)
+
+
+def _deepest(module: nn.Module) -> nn.Module | None:
+    """Return the encoder's last layer; None where no encoder is known."""
+    declared = getattr(module, "roles", {}).get("encoder")
+    if declared:
+        return module.get_submodule(declared[-1])
+    library = sys.modules.get("monai.networks.nets.unet")  # loaded if the module is one of its own
+    if library is None or not isinstance(module, library.UNet):
+        return None
+    *_, bottom = (level for level in module.modules() if isinstance(level, library.SkipConnection))
+    deepest: nn.Module = bottom.submodule
+    return deepest
+
+
+def _place(module: nn.Module) -> tuple[nn.Linear | _ConvNd, int]:
+    """Return the layer that tells the channels of the encoder's output, and these.
+
+    Raises:
+        ConfigError: no convolution or linear layer is there to tell.
+    """
+    deepest = _deepest(module)
+    place = head_layer(module) if deepest is None else deepest
+    layers = [layer for layer in place.modules() if isinstance(layer, nn.Linear | _ConvNd)]
+    if not layers:
+        raise ConfigError(
+            f"the encoder of {type(module).__name__} ends with a {type(place).__name__}, which "
+            f"does not tell its channels; name a block with a convolution last in roles['encoder']"
+        )
+    layer = layers[0] if deepest is None else layers[-1]
+    if isinstance(layer, nn.Linear):
+        return layer, layer.in_features if deepest is None else layer.out_features
+    return layer, layer.in_channels if deepest is None else layer.out_channels

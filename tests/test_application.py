@@ -1,0 +1,210 @@
+"""From a finished run to masks of a hospital that took no part."""
+
+import csv
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from collegium import cli
+from collegium.config import parse_config, to_dict
+from collegium.experiment import run_experiment
+from collegium.models.factory import build_model
+from collegium.phantoms import make_federation
+
+MODEL: dict[str, Any] = {"name": "unet", "in_channels": 1, "channels": [4, 8], "num_res_units": 1}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run of two sites, ``run``, and the images of a third, ``data/cedar``."""
+    folder = tmp_path_factory.mktemp("application")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLLEGIUM_CACHE", str(folder / "cache"))
+        settings = {
+            "name": "tiny",
+            "federation": str(make_federation(folder / "data", 3, cases=8, size=32)),
+            "model": MODEL,
+            "algorithms": ["fedavg", "iopfl"],
+            "rounds": 2,
+            "training": {"batch_size": 2, "local_steps": 3, "lr": 0.02},
+            "output": str(folder / "run"),
+        }
+        federation = to_dict(parse_config(settings))["federation"]
+        federation["outside"] = ["cedar"]
+        for site in federation["sites"].values():
+            site["share"] = ["personal"]
+        run_experiment(parse_config({**settings, "federation": federation}))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("COLLEGIUM_CACHE", str(tmp_path / "cache"))
+
+
+def adapt(*arguments: object) -> tuple[int, str]:
+    done = CliRunner().invoke(cli.app, ["adapt", *map(str, arguments)])
+    return done.exit_code, done.output
+
+
+def masks(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
+    found = {}
+    for path in sorted(folder.glob("*.png")):
+        with Image.open(path) as image:
+            found[path.stem] = np.asarray(image)
+    return found
+
+
+def by_hand(place: Path, model: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """Predict every image of the third site by plain Pillow, numpy and torch."""
+    network = build_model(**MODEL)
+    network.load_state_dict(load_file(model))
+    network.eval()
+    found = {}
+    for path in sorted((place / "data/cedar/images").iterdir()):
+        with Image.open(path) as image:
+            pixels = np.asarray(image, dtype=np.float64)
+        scaled = ((pixels - pixels.mean()) / pixels.std()).astype(np.float32)
+        with torch.no_grad():
+            logits = network(torch.from_numpy(scaled)[None, None])
+        found[path.stem] = logits.argmax(1)[0].numpy()
+    return found
+
+
+def test_masks_are_those_that_the_global_model_predicts(place: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    code, said = adapt(place / "run", place / "data/cedar", "--adapter", "none", "--algorithm",
+                       "fedavg", "--output", output)  # fmt: skip
+    assert (code, said.strip()) == (0, str(output / "account.html"))
+    expected = by_hand(place, place / "run/fedavg/seed-0/server/deployed/global.safetensors")
+    found = masks(output / "predictions")
+    assert found.keys() == expected.keys()
+    for name in expected:
+        np.testing.assert_array_equal(found[name], expected[name])
+    account = json.loads((output / "account.json").read_text())
+    assert account["adapter"] == {"name": "none", "label": "none", "batch_size": 4}
+    assert (account["models"], account["sources"], account["cases"], account["steps"]) == (
+        "tiny: fedavg, seed 0", ["global"], 8, 0,
+    )  # fmt: skip
+    page = (output / "account.html").read_text()
+    assert "8 cases were predicted with\nthe model global" in page
+    assert page.count("<img ") == 8
+    assert not (output / "scores.csv").exists()
+    assert set(load_file(output / "adapted.safetensors")) == set(build_model(**MODEL).state_dict())
+
+
+def test_labels_only_score(place: Path, tmp_path: Path) -> None:
+    site = place / "data/cedar"
+    arguments = (place / "run", site, "lr=0.01", "steps=2", "--adapter", "tent", "--algorithm",
+                 "iopfl")  # fmt: skip
+    assert adapt(*arguments, "--output", tmp_path / "plain")[0] == 0
+    assert adapt(*arguments, "--output", tmp_path / "scored", "--labels", site / "masks")[0] == 0
+    plain, scored = (masks(tmp_path / name / "predictions") for name in ("plain", "scored"))
+    assert all((plain[name] == scored[name]).all() for name in plain)
+    with (tmp_path / "scored/scores.csv").open() as file:
+        rows = {row["case"]: row for row in csv.DictReader(file)}
+    assert rows.keys() == scored.keys()
+    for name, mask in scored.items():
+        with Image.open(site / "masks" / f"{name}.png") as image:
+            truth = np.asarray(image) > 0
+        dice = 2 * (truth & (mask > 0)).sum() / (truth.sum() + (mask > 0).sum())
+        assert float(rows[name]["dice"]) == pytest.approx(dice)
+    account = json.loads((tmp_path / "scored/account.json").read_text())
+    assert account["adapter"]["lr"] == 0.01
+    assert account["steps"] == 4  # two batches of four, two steps each
+    page = (tmp_path / "scored/account.html").read_text()
+    assert "the labels only scored" in page
+    assert "<svg " in page
+
+
+def test_exported_models_do_with_the_experiment_that_they_are_of(
+    place: Path, tmp_path: Path
+) -> None:
+    models = place / "run/iopfl/seed-0/server/deployed"
+    config = tmp_path / "trained.yaml"
+    settings = json.loads((place / "run/run.json").read_text())["config"]
+    config.write_text(
+        json.dumps({**settings, "federation": {**settings["federation"], "root": "$X"}})
+    )
+    code, said = adapt(models, place / "data/cedar", "--adapter", "none", "--output",
+                       tmp_path / "out", "--config", config)  # fmt: skip
+    assert code == 0, said
+    expected = by_hand(place, models / "global.safetensors")
+    found = masks(tmp_path / "out/predictions")
+    assert all((found[name] == expected[name]).all() for name in expected)
+    code, said = adapt(models, place / "data/cedar", "--adapter", "none", "--output",
+                       tmp_path / "other")  # fmt: skip
+    assert code == 2
+    assert "a folder of models needs the experiment they were trained with; name" in said
+
+
+def test_average_gives_a_folder_for_each_model_and_needs_labels(
+    place: Path, tmp_path: Path
+) -> None:
+    site = place / "data/cedar"
+    arguments = (place / "run", site, "--adapter", "average", "--algorithm", "iopfl", "--output",
+                 tmp_path / "out")  # fmt: skip
+    code, said = adapt(*arguments)
+    assert (code, "choose ensemble" in said) == (2, True)
+    assert not (tmp_path / "out").exists()
+    assert adapt(*arguments, "--labels", site / "masks")[0] == 0
+    deployed = place / "run/iopfl/seed-0/server/deployed"
+    for name in ("alder", "birch"):
+        expected = by_hand(place, deployed / f"{name}.safetensors")
+        found = masks(tmp_path / "out/predictions" / name)
+        assert all((found[case] == expected[case]).all() for case in expected)
+
+
+FEDAVG = ["run", "data/cedar", "--algorithm", "fedavg"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["run", "data/cedar"], 2, r"2 cells; choose one by --algorithm \(fedavg, seed 0; iopfl"),
+        (["run", "data/cedar", "--algorithm", "ditto"], 2, "has no such cell; there is fedavg"),
+        (["run", "nowhere", "--algorithm", "fedavg"], 3, "there is no such folder or manifest"),
+        ([*FEDAVG, "--adapter", "tant"], 2, "did you mean 'tent'"),
+        ([*FEDAVG, "--adapter", "tent", "lr=0"], 2, "positive lr"),
+        ([*FEDAVG, "--adapter", "tent", "lr"], 2, "write key=value"),
+        ([*FEDAVG, "--adapter", "ensemble"], 2, "ensemble needs personal models, but no site"),
+        (["data", "data/cedar"], 2, "is no run, and a folder of models needs"),
+    ],
+)
+def test_what_cannot_be_is_said_and_leaves_nothing(
+    place: Path, tmp_path: Path, monkeypatch, arguments: list[str], code: int, says: str
+) -> None:
+    monkeypatch.chdir(place)
+    chosen = [] if "--adapter" in arguments else ["--adapter", "none"]
+    found, said = adapt(*arguments, *chosen, "--output", tmp_path / "out")
+    assert found == code, said
+    assert re.search(says, " ".join(said.split()))
+    assert list(tmp_path.glob("*out*")) == []
+
+
+def test_an_image_that_does_not_suit_the_network_is_named(place: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "volumes"
+    folder.mkdir()
+    for name in ("a_0000", "a_0001"):
+        Image.fromarray(np.arange(256, dtype=np.uint8).reshape(16, 16)).save(folder / f"{name}.png")
+    code, said = adapt(place / "run", folder, "--algorithm", "fedavg", "--adapter", "none",
+                       "--output", tmp_path / "out")  # fmt: skip
+    assert code == 3
+    assert "case a: its image has 2 channels, and the models were trained on 1" in said
+
+
+def test_an_output_folder_that_holds_something_is_left_alone(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine.txt").write_text("mine")
+    code, said = adapt(place / "run", place / "data/cedar", "--algorithm", "fedavg", "--adapter",
+                       "none", "--output", tmp_path / "out")  # fmt: skip
+    assert (code, "holds something already" in said) == (3, True)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine.txt"]
