@@ -19,7 +19,7 @@ from collegium.data.dataset import Dataset, Example
 from collegium.errors import ConfigError, DivergedError
 from collegium.randomness import ambient
 from collegium.tasks import Task
-from collegium.tensors import Tensors
+from collegium.tensors import Mean, Tensors
 
 GLOBAL = "global"
 """The name of the global model among those handed out."""
@@ -105,6 +105,23 @@ class Sources:
                 f"(share: [personal] at the site), or choose a method that has personal models"
             )
         return self.personal
+
+    def starting_model(self) -> tuple[Tensors, list[str]]:
+        """Return the global model or, without one, the mean of the personal models; and its names.
+
+        Integer counters of a mean are the maximum.
+
+        Raises:
+            ConfigError: no model was handed out.
+        """
+        if GLOBAL in self.models:
+            return self.models[GLOBAL], [GLOBAL]
+        if not self.models:
+            raise ConfigError("no model was handed out; finish the run first")
+        running = Mean()
+        for name in self.personal:
+            running.add(self.models[name], 1.0, source=f"the model {name!r}")
+        return running.result(), self.personal
 
     def open(self, model: Tensors) -> nn.Module:
         """Return a new network that holds ``model``, in evaluation mode, on the device."""

@@ -1,0 +1,172 @@
+"""A network whose layers mix the weights of several models, sample by sample (IOP-FL, Eq. 6)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from collegium.adaptation._router import Router, route
+from collegium.errors import ConfigError
+from collegium.tensors import Tensors
+
+CONVOLVE: Mapping[int, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
+    1: (functional.conv1d, functional.conv_transpose1d),
+    2: (functional.conv2d, functional.conv_transpose2d),
+    3: (functional.conv3d, functional.conv_transpose3d),
+}
+
+
+class SharedRouter(nn.Module):
+    """One coefficient per source for the whole network, whatever its input.
+
+    The variant that the paper's Table III calls global, as we read it: the numbers go through a
+    sigmoid and start at 1 / sources.
+    """
+
+    def __init__(self, sources: int) -> None:
+        super().__init__()
+        if sources < 2:
+            raise ConfigError(f"routing needs two models or more, but there is {sources}")
+        self.logits = nn.Parameter(torch.full((sources,), -math.log(sources - 1)))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the coefficients (B, sources) for inputs (B, ...)."""
+        return self.logits.sigmoid().expand(len(inputs), -1)
+
+
+class RoutedLayer(nn.Module):
+    """A convolution, transposed or not, or a linear layer with weights of its own for each sample.
+
+    Every sample's weights are the product of its coefficients with the stacked weights of the
+    models; all samples are convolved at once, as groups of one convolution.
+
+    Args:
+        layer: the layer that it stands for; its weights are not looked at.
+        sources: how many models there are.
+        router: gives the coefficients (B, sources) of the layer's input.
+    """
+
+    def __init__(self, layer: nn.Module, sources: int, router: nn.Module) -> None:
+        super().__init__()
+        self.router = router.to(next(layer.parameters()).dtype)
+        self.settings: dict[str, Any] = {
+            name: getattr(layer, name)
+            for name in ("stride", "padding", "dilation", "groups", "output_padding")
+            if hasattr(layer, name)
+        }
+        self.transposed = isinstance(layer, _ConvTransposeNd)
+        self.mode = getattr(layer, "padding_mode", "zeros")
+        self.margins = getattr(layer, "_reversed_padding_repeated_twice", ())
+        self.coefficients: Tensor | None = None
+        weight, bias = layer.weight, layer.bias
+        assert isinstance(weight, Tensor)
+        self.register_buffer("weight", weight.new_empty(sources, *weight.shape))
+        stacked = weight.new_empty(sources, *bias.shape) if isinstance(bias, Tensor) else None
+        self.register_buffer("bias", stacked)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return what the layer gives, and keep the coefficients of the samples."""
+        weight, bias = self.get_buffer("weight"), self._buffers["bias"]
+        linear = weight.ndim == 3
+        pooled = inputs.flatten(1, -2).mean(dim=1) if linear and inputs.ndim > 2 else inputs
+        coefficients = self.router(pooled)
+        self.coefficients = coefficients.detach()
+        own = route(weight, coefficients)
+        shift = None if bias is None else route(bias, coefficients)
+        return self._linear(inputs, own, shift) if linear else self._convolve(inputs, own, shift)
+
+    @staticmethod
+    def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        rows = inputs.reshape(len(inputs), -1, inputs.shape[-1])
+        output = torch.bmm(rows, weight.transpose(1, 2))
+        if bias is not None:
+            output = output + bias[:, None]
+        return output.reshape(*inputs.shape[:-1], weight.shape[1])
+
+    def _convolve(self, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        settings = dict(self.settings)
+        count, axes = len(inputs), inputs.ndim - 2
+        groups = settings.pop("groups") * count
+        if not self.transposed:
+            settings.pop("output_padding", None)
+            if self.mode != "zeros":
+                inputs = functional.pad(inputs, self.margins, mode=self.mode)
+                settings["padding"] = 0
+        output = CONVOLVE[axes][self.transposed](
+            inputs.reshape(1, -1, *inputs.shape[2:]),
+            weight.flatten(0, 1),
+            groups=groups,
+            **settings,
+        )
+        output = output.reshape(count, -1, *output.shape[2:])
+        return output if bias is None else output + bias.reshape(*bias.shape, *[1] * axes)
+
+
+def routed_layers(module: nn.Module) -> dict[str, RoutedLayer]:
+    """Return the routed layers of a network by name."""
+    return {n: layer for n, layer in module.named_modules() if isinstance(layer, RoutedLayer)}
+
+
+def make_routed(
+    module: nn.Module, sources: int, router: Callable[[int], nn.Module]
+) -> dict[str, RoutedLayer]:
+    """Put routed layers in the place of a network's convolutions and linear layers.
+
+    Args:
+        module: the network, changed in place; whatever else it holds stays.
+        sources: how many models there are.
+        router: makes the router of a layer, given the channels of its input.
+
+    Returns:
+        The routed layers by name; their stacked weights are still to be filled.
+
+    Raises:
+        ConfigError: the network has neither convolutions nor linear layers.
+    """
+    made: dict[int, RoutedLayer] = {}
+    for name, layer in list(module.named_modules(remove_duplicate=False)):
+        if name and isinstance(layer, _ConvNd | nn.Linear):
+            if id(layer) not in made:
+                channels = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
+                made[id(layer)] = RoutedLayer(layer, sources, router(channels))
+            place, _, last = name.rpartition(".")
+            setattr(module.get_submodule(place), last, made[id(layer)])
+    if not made:
+        raise ConfigError(
+            f"{type(module).__name__} has neither convolutions nor linear layers to be routed"
+        )
+    return routed_layers(module)
+
+
+def fill(
+    layers: Mapping[str, RoutedLayer], models: Mapping[str, Tensors], names: Sequence[str]
+) -> None:
+    """Copy the weights of every model into the stacks, one model after the other."""
+    for position, source in enumerate(names):
+        model = models[source]
+        for name, layer in layers.items():
+            layer.get_buffer("weight")[position].copy_(model[f"{name}.weight"])
+            if layer._buffers["bias"] is not None:
+                layer.get_buffer("bias")[position].copy_(model[f"{name}.bias"])
+        del model
+
+
+def layer_router(sources: int, dropout: float) -> Callable[[int], nn.Module]:
+    """Return what makes a router of its own for each layer."""
+    return lambda channels: Router(channels, sources, dropout)
+
+
+def routing_parameters(layers: Mapping[str, RoutedLayer]) -> Iterator[nn.Parameter]:
+    """Yield the parameters of the routers, each once."""
+    seen: set[int] = set()
+    for layer in layers.values():
+        for parameter in layer.router.parameters():
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield parameter

@@ -1,0 +1,321 @@
+"""IOP-FL's test-time routing (Jiang et al., 2023, https://arxiv.org/abs/2204.08467)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from collegium.adaptation._losses import consistency_loss, entropy_loss, shape_loss
+from collegium.adaptation._norms import affine, batch_norms, use_batch_statistics
+from collegium.adaptation._routed import (
+    RoutedLayer,
+    SharedRouter,
+    fill,
+    layer_router,
+    make_routed,
+    routing_parameters,
+)
+from collegium.adaptation.base import (
+    GLOBAL,
+    Account,
+    Adapted,
+    Adapter,
+    Deliver,
+    Images,
+    Sources,
+    descend,
+    groups,
+    predict,
+)
+from collegium.data.dataset import Example
+from collegium.errors import ConfigError
+from collegium.randomness import ambient, generator
+from collegium.tasks import Task
+from collegium.tensors import Tensors
+
+Term = Literal["consistency", "shape", "entropy"]
+
+TERMS: tuple[Term, ...] = ("consistency", "shape", "entropy")
+
+Losses = dict[str, float]
+State = list[Tensor]
+
+
+@dataclass(frozen=True)
+class Routing(Adapter):
+    """Mixes the weights of all personal models and the global one, layer by layer (Eq. 5-10).
+
+    Every convolution, transposed or not, and every linear layer uses the sum of the models' weights
+    and biases times coefficients that depend on its input, a set of its own for every sample (Eq.
+    5-6). What has no weights of this kind, such as the scale of a normalisation, comes from the
+    global model, or from the mean of the personal models where there is none. Batch normalisation
+    uses the statistics of the batch. The routers are trained by Adam on L_cons + beta (L_shape +
+    L_entropy) (Eq. 7-10) of the images and of the images with Gaussian noise; the state with the
+    least mean loss over all cases, measured with equal noise and without dropout, predicts.
+
+    Deviations: the coefficients start at exactly 1 / (K + 1), as Algorithm 1 says, and the released
+    code does not do; noise and dropout differ from step to step, where the released code draws the
+    same ones in every step; the losses average over pixels (see `docs/algorithms/iopfl.md`); the
+    state is chosen by the loss, as the paper says, and not by the Dice on labels; the released code
+    leaves the bottleneck's routers and the fifth model out by mistake. A case larger than the
+    inference window is learnt from and predicted window by window, each with coefficients of its
+    own. Images and noisy images pass one after the other, so that each has its own statistics.
+
+    Attributes:
+        epochs: passes over the cases; in the modes other than "all", steps for each batch.
+        lr: learning rate of Adam.
+        beta: weight of the shape and the entropy loss.
+        terms: which losses count.
+        noise: standard deviation of the noise; the images are z-scored.
+        transforms: whether the noisy images are also mirrored and turned at random, which is undone
+            on their predictions, as the released code does.
+        radius: of the window of the shape loss, in pixels.
+        granularity: "layer", or "model" for one coefficient per model, the same in all layers and
+            for all images.
+        mode: "all" adapts to all cases, then predicts them (the paper); "episodic" starts anew for
+            every batch of cases and predicts it; "online" goes on from batch to batch.
+        selection: "lowest" keeps the state with the least loss, "last" the last one.
+        dropout: of the routers, while they are trained.
+        adapt_bn_affine: whether scale and shift of batch normalisation are trained too, as in the
+            released code.
+        batch_size: cases, slices or windows in one step.
+    """
+
+    needs: ClassVar[Collection[str]] = ("personal",)
+
+    epochs: int = 10
+    lr: float = 1e-3
+    beta: float = 0.01
+    terms: tuple[Term, ...] = TERMS
+    noise: float = 0.5
+    transforms: bool = False
+    radius: int = 10
+    granularity: Literal["layer", "model"] = "layer"
+    mode: Literal["all", "episodic", "online"] = "all"
+    selection: Literal["lowest", "last"] = "lowest"
+    dropout: float = 0.2
+    adapt_bn_affine: bool = False
+    batch_size: int = 4
+
+    def __post_init__(self) -> None:
+        for name, good in (
+            ("epochs", self.epochs >= 1),
+            ("lr", 0 < self.lr < math.inf),
+            ("beta", 0 <= self.beta < math.inf),
+            ("terms", bool(self.terms) and set(self.terms) <= {*TERMS}),
+            ("noise", 0 <= self.noise < math.inf),
+            ("dropout", 0 <= self.dropout < 1),
+            ("batch_size", self.batch_size >= 1),
+        ):
+            if not good:
+                raise ConfigError(
+                    f"routing.{name} is {getattr(self, name)!r}, which cannot be; see its defaults"
+                )
+
+    def adapt(self, sources: Sources, cases: Images, deliver: Deliver) -> Adapted:
+        """Train the routers, and predict with the mixed network."""
+        with ambient(sources.seed, "routing"):
+            network = self._open(sources)
+            account = Account(network.names)
+            if self.mode == "all":
+                self._adapt_to_all(network, cases, account)
+                for members, example in groups(cases, self.batch_size):
+                    network.deliver(members, example, deliver)
+            else:
+                self._adapt_by_batch(network, cases, account, deliver)
+        account.coefficients = network.mean_coefficients()
+        return Adapted(account, Tensors(network.module.state_dict()).clone())
+
+    def _open(self, sources: Sources) -> _Network:
+        """Build the mixed network."""
+        names = sources.require_personal("routing")
+        if GLOBAL in sources.models:
+            names = [GLOBAL, *names]
+        module = sources.open(sources.starting_model()[0])
+        shared = SharedRouter(len(names)) if self.granularity == "model" else None
+        make = (lambda _: shared) if shared else layer_router(len(names), self.dropout)
+        layers = make_routed(module, len(names), make)
+        fill(layers, sources.models, names)
+        module.to(sources.device)
+        use_batch_statistics(module)
+        module.requires_grad_(False)
+        moving = list(routing_parameters(layers))
+        if self.adapt_bn_affine:
+            moving += [p for p in affine(batch_norms(module)) if isinstance(p, nn.Parameter)]
+        for parameter in moving:
+            parameter.requires_grad_(True)
+        task = sources.task.batched(self.batch_size)
+        return _Network(module, layers, moving, names, task, sources.seed)
+
+    def _adapt_to_all(self, network: _Network, cases: Images, account: Account) -> None:
+        """Train on all cases for some epochs, and keep the state that is chosen."""
+        optimizer = torch.optim.Adam(network.moving, lr=self.lr)
+        best, least = network.state(), math.inf
+        for epoch in range(self.epochs + 1):
+            if epoch:
+                for number, images in enumerate(network.windows(cases, self.batch_size)):
+                    self._step(network, optimizer, images, ("epoch", epoch, number))
+                    account.steps += 1
+            row = self._measure(network, network.windows(cases, self.batch_size))
+            account.losses.append({"step": epoch, **row})
+            if self.selection == "last" or row["total"] < least:
+                best, least, account.chosen = network.state(), row["total"], epoch
+        network.restore(best)
+
+    def _adapt_by_batch(
+        self, network: _Network, cases: Images, account: Account, deliver: Deliver
+    ) -> None:
+        """Train on one batch of cases after the other, and predict each."""
+        start = network.state()
+        optimizer = torch.optim.Adam(network.moving, lr=self.lr)
+        for number, (members, example) in enumerate(groups(cases, self.batch_size)):
+            if self.mode == "episodic":
+                network.restore(start)
+                optimizer = torch.optim.Adam(network.moving, lr=self.lr)
+            windows = list(network.task.windows(network.module, example.batch["image"]))
+            best, row = network.state(), self._measure(network, windows)
+            for step in range(self.epochs):
+                for piece, images in enumerate(windows):
+                    self._step(network, optimizer, images, ("batch", number, step, piece))
+                    account.steps += 1
+                now = self._measure(network, windows)
+                if self.selection == "last" or now["total"] < row["total"]:
+                    best, row = network.state(), now
+            network.restore(best)
+            account.losses.append({"step": number, **row})
+            network.deliver(members, example, deliver)
+
+    def _step(
+        self,
+        network: _Network,
+        optimizer: torch.optim.Optimizer,
+        images: Tensor,
+        path: tuple[str | int, ...],
+    ) -> None:
+        """Take one step on a batch."""
+        for layer in network.layers.values():
+            layer.router.train()
+        total, _ = self._loss(network, images, path)
+        descend(optimizer, total, "routing")
+
+    @torch.no_grad()
+    def _measure(self, network: _Network, windows: Collection[Tensor] | Iterator[Tensor]) -> Losses:
+        """Return the mean losses over all images, with equal noise at every call."""
+        for layer in network.layers.values():
+            layer.router.eval()
+        sums: Losses = {}
+        count = 0
+        for number, images in enumerate(windows):
+            total, parts = self._loss(network, images, ("selection", number))
+            for name, value in {"total": total, **parts}.items():
+                sums[name] = sums.get(name, 0.0) + float(value) * len(images)
+            count += len(images)
+        return {name: value / count for name, value in sums.items()}
+
+    def _loss(
+        self, network: _Network, images: Tensor, path: tuple[str | int, ...]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss (Eq. 10) and its terms for images (B, C, *spatial)."""
+        rng = generator(network.seed, "routing", *path)
+        clean = network.module(images).softmax(dim=1)
+        parts: dict[str, Tensor] = {}
+        if "consistency" in self.terms:
+            noisy = images + self.noise * torch.randn(images.shape, generator=rng).to(images)
+            moved = _Move(rng, images) if self.transforms else _Stay()
+            perturbed = moved.undo(network.module(moved.do(noisy)).softmax(dim=1))
+            parts["consistency"] = consistency_loss(clean, perturbed)
+        if "shape" in self.terms:
+            parts["shape"] = shape_loss(clean, self.radius)
+        if "entropy" in self.terms:
+            parts["entropy"] = entropy_loss(clean)
+        weights = {"consistency": 1.0, "shape": self.beta, "entropy": self.beta}
+        total = torch.stack([weights[name] * value for name, value in parts.items()]).sum()
+        return total, parts
+
+
+@dataclass
+class _Network:
+    """The mixed network, what of it is trained, and what its routers have said of the cases."""
+
+    module: nn.Module
+    layers: dict[str, RoutedLayer]
+    moving: list[nn.Parameter]
+    names: list[str]
+    task: Task
+    seed: int
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    count: int = 0
+
+    def windows(self, cases: Images, size: int) -> Iterator[Tensor]:
+        """Yield what enters the network at once, in the order of the cases."""
+        for _, example in groups(cases, size):
+            yield from self.task.windows(self.module, example.batch["image"])
+
+    def state(self) -> State:
+        """Return a copy of what is trained."""
+        return [parameter.detach().clone() for parameter in self.moving]
+
+    def restore(self, state: State) -> None:
+        """Put back what `state` returned."""
+        with torch.no_grad():
+            for parameter, value in zip(self.moving, state, strict=True):
+                parameter.copy_(value)
+
+    def deliver(self, members: list[int], example: Example, deliver: Deliver) -> None:
+        """Predict a group of cases, and note the coefficients."""
+        for layer in self.layers.values():
+            layer.router.eval()
+        hook = self.module.register_forward_hook(lambda *_: self._note())
+        try:
+            for index, prediction in predict(self.task, self.module, members, example):
+                deliver("", index, prediction)
+        finally:
+            hook.remove()
+
+    def _note(self) -> None:
+        seen = 0
+        for name, layer in self.layers.items():
+            if layer.coefficients is not None:
+                total = layer.coefficients.sum(dim=0).cpu()
+                self.sums[name] = self.sums.get(name, torch.zeros_like(total)) + total
+                seen = len(layer.coefficients)
+        self.count += seen
+
+    def mean_coefficients(self) -> dict[str, dict[str, float]]:
+        """Return the mean coefficients of the cases by layer and source."""
+        return {
+            name: dict(zip(self.names, (total / max(self.count, 1)).tolist(), strict=True))
+            for name, total in self.sums.items()
+        }
+
+
+class _Stay:
+    """Leaves images where they are."""
+
+    def do(self, images: Tensor) -> Tensor:
+        return images
+
+    def undo(self, maps: Tensor) -> Tensor:
+        return maps
+
+
+class _Move(_Stay):
+    """Mirrors images along the first spatial axis and turns them in the plane, at random."""
+
+    def __init__(self, rng: torch.Generator, images: Tensor) -> None:
+        square = images.ndim > 3 and images.shape[2] == images.shape[3]
+        self.mirror = bool(torch.randint(2, (), generator=rng))
+        self.turns = int(torch.randint(4, (), generator=rng)) if square else 0
+
+    def do(self, images: Tensor) -> Tensor:
+        moved = images.flip(2) if self.mirror else images
+        return torch.rot90(moved, self.turns, (2, 3)) if self.turns else moved
+
+    def undo(self, maps: Tensor) -> Tensor:
+        back = torch.rot90(maps, -self.turns, (2, 3)) if self.turns else maps
+        return back.flip(2) if self.mirror else back
