@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collegium.adaptation.average import Average
     from collegium.adaptation.base import Adapter, Sources
+    from collegium.adaptation.dsbn import DSBN
     from collegium.adaptation.ensemble import Ensemble
     from collegium.adaptation.none import NoAdaptation
+    from collegium.adaptation.routing import Routing
     from collegium.adaptation.tent import Tent
     from collegium.algorithm import Algorithm, Client, Replies, Server, handler
     from collegium.algorithms.distance import Distance
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from collegium.algorithms.resfim import ResFIM
     from collegium.algorithms.scaffold import Scaffold
     from collegium.algorithms.silobn import SiloBN
+    from collegium.algorithms.ttt import TTT
     from collegium.data.dataset import Dataset, Example, TensorDataset
     from collegium.data.site import EgressPolicy, Site
     from collegium.errors import CollegiumError
@@ -43,8 +46,10 @@ __version__ = "0.1.0"
 _HOMES = {
     "adaptation.average": ("Average",),
     "adaptation.base": ("Adapter", "Sources"),
+    "adaptation.dsbn": ("DSBN",),
     "adaptation.ensemble": ("Ensemble",),
     "adaptation.none": ("NoAdaptation",),
+    "adaptation.routing": ("Routing",),
     "adaptation.tent": ("Tent",),
     "algorithm": ("Algorithm", "Client", "Replies", "Server", "handler"),
     "algorithms.distance": ("Distance",),
@@ -65,6 +70,7 @@ _HOMES = {
     "algorithms.resfim": ("ResFIM",),
     "algorithms.scaffold": ("Scaffold",),
     "algorithms.silobn": ("SiloBN",),
+    "algorithms.ttt": ("TTT",),
     "data.dataset": ("Dataset", "Example", "TensorDataset"),
     "data.site": ("EgressPolicy", "Site"),
     "errors": ("CollegiumError",),
@@ -80,8 +86,10 @@ _HOMES = {
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "DSBN",
     "IFCA",
     "IOPFL",
+    "TTT",
     "Adapter",
     "Algorithm",
     "Average",
@@ -108,6 +116,7 @@ __all__ = [
     "Pooled",
     "Replies",
     "ResFIM",
+    "Routing",
     "Scaffold",
     "SegmentationTask",
     "Server",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,6 +21,10 @@ CONVOLVE: Mapping[int, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
     2: (functional.conv2d, functional.conv_transpose2d),
     3: (functional.conv3d, functional.conv_transpose3d),
 }
+
+
+MOST = 2**19
+"""How many mixed weights are held at once; beyond, samples wait for each other."""
 
 
 class SharedRouter(nn.Module):
@@ -72,14 +77,22 @@ class RoutedLayer(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return what the layer gives, and keep the coefficients of the samples."""
-        weight, bias = self.get_buffer("weight"), self._buffers["bias"]
-        linear = weight.ndim == 3
-        pooled = inputs.flatten(1, -2).mean(dim=1) if linear and inputs.ndim > 2 else inputs
-        coefficients = self.router(pooled)
+        weight = self.get_buffer("weight")
+        flat = weight.ndim == 3 and inputs.ndim > 2
+        coefficients = self.router(inputs.flatten(1, -2).mean(dim=1) if flat else inputs)
         self.coefficients = coefficients.detach()
+        at_once = max(1, MOST // weight[0].numel())
+        pieces = zip(torch.split(inputs, at_once), torch.split(coefficients, at_once), strict=True)
+        outputs = [self._mix(*piece) for piece in pieces]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def _mix(self, inputs: Tensor, coefficients: Tensor) -> Tensor:
+        weight, bias = self.get_buffer("weight"), self._buffers["bias"]
         own = route(weight, coefficients)
         shift = None if bias is None else route(bias, coefficients)
-        return self._linear(inputs, own, shift) if linear else self._convolve(inputs, own, shift)
+        apply = self._linear if weight.ndim == 3 else self._convolve
+        with _made_again(own, weight, coefficients.detach()):
+            return apply(inputs, own, shift)
 
     @staticmethod
     def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -106,6 +119,29 @@ class RoutedLayer(nn.Module):
         )
         output = output.reshape(count, -1, *output.shape[2:])
         return output if bias is None else output + bias.reshape(*bias.shape, *[1] * axes)
+
+
+@contextmanager
+def _made_again(own: Tensor, weight: Tensor, coefficients: Tensor) -> Iterator[None]:
+    """Keep no sample's weights for the backward pass: they are mixed again when it needs them.
+
+    Mixing takes a few percent of a convolution's time; kept, the weights of all samples would take
+    the memory of a model for each of them.
+    """
+    place, size = own.data_ptr(), own.numel()  # the hooks live long and must not hold ``own``
+
+    def pack(tensor: Tensor) -> Tensor | tuple[torch.Size, tuple[int, ...]]:
+        same = tensor.data_ptr() == place and tensor.numel() == size
+        return (tensor.shape, tensor.stride()) if same else tensor
+
+    def unpack(kept: Tensor | tuple[torch.Size, tuple[int, ...]]) -> Tensor:
+        if isinstance(kept, Tensor):
+            return kept
+        with torch.no_grad():
+            return route(weight, coefficients).as_strided(*kept)
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        yield
 
 
 def routed_layers(module: nn.Module) -> dict[str, RoutedLayer]:

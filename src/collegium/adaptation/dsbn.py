@@ -252,10 +252,10 @@ def _set_statistics(layer: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
 def distance(module: nn.Module, model: Mapping[str, Tensor]) -> float:
     """Return how far a network's running statistics are from a model's.
 
-    The symmetric Kullback-Leibler divergence of two Gaussians, (v1 + d^2) / (2 v2) + (v2 + d^2) /
-    (2 v1) - 1 with d the difference of the means and the layer's eps added to both variances, as a
-    mean over a layer's channels and then over the layers, so that wide layers count no more than
-    narrow ones.
+    The Kullback-Leibler divergence of two Gaussians, both ways together: (v1 + d^2) / (2 v2) + (v2
+    + d^2) / (2 v1) - 1, with d the difference of the means and the layer's eps added to both
+    variances. It is the mean over a layer's channels and then over the layers, so that wide layers
+    count no more than narrow ones.
     """
     divergences = []
     for name, layer in batch_norms(module).items():

@@ -129,7 +129,7 @@ class Routing(Adapter):
             else:
                 self._adapt_by_batch(network, cases, account, deliver)
         account.coefficients = network.mean_coefficients()
-        return Adapted(account, Tensors(network.module.state_dict()).clone())
+        return Adapted(account, Tensors(network.module.state_dict()))  # nobody else holds them
 
     def _open(self, sources: Sources) -> _Network:
         """Build the mixed network."""
@@ -154,7 +154,7 @@ class Routing(Adapter):
 
     def _adapt_to_all(self, network: _Network, cases: Images, account: Account) -> None:
         """Train on all cases for some epochs, and keep the state that is chosen."""
-        optimizer = torch.optim.Adam(network.moving, lr=self.lr)
+        optimizer = torch.optim.Adam(network.moving, lr=self.lr, foreach=False)
         best, least = network.state(), math.inf
         for epoch in range(self.epochs + 1):
             if epoch:
@@ -172,11 +172,11 @@ class Routing(Adapter):
     ) -> None:
         """Train on one batch of cases after the other, and predict each."""
         start = network.state()
-        optimizer = torch.optim.Adam(network.moving, lr=self.lr)
+        optimizer = torch.optim.Adam(network.moving, lr=self.lr, foreach=False)
         for number, (members, example) in enumerate(groups(cases, self.batch_size)):
             if self.mode == "episodic":
                 network.restore(start)
-                optimizer = torch.optim.Adam(network.moving, lr=self.lr)
+                optimizer = torch.optim.Adam(network.moving, lr=self.lr, foreach=False)
             windows = list(network.task.windows(network.module, example.batch["image"]))
             best, row = network.state(), self._measure(network, windows)
             for step in range(self.epochs):

@@ -29,7 +29,7 @@ _SPELLED = {
         "FedBABU", "FedBN", "FedDG", "FedDyn", "FedFomo", "FedMTL", "FedNova", "FedPer", "FedProx",
         "FedRep", "FedRoD", "FedYogi", "FineTune", "FPFC", "GRACE", "HarmoFL", "IFCA",
         "LGFedAvg", "Local", "MOON", "PerFedAvg", "pFedMe", "pFedNet", "Pooled", "ResFIM",
-        "SCAFFOLD", "SiloBN", "SuperFed",
+        "SCAFFOLD", "SiloBN", "SuperFed", "TTT",
     )
 } | {"iopfl": "IOP-FL", "distance": "Distance-aware"}  # fmt: skip
 

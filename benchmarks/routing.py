@@ -1,0 +1,213 @@
+"""IOP-FL's test-time routing against a plain network, and against mixing outputs.
+
+One step of adaptation (forward and backward passes of 384 x 384 images, clean and noisy) with six
+models, five personal ones and the global one, of the prototype's U-Net (1.96 million parameters)
+or, with --large, of the IOP-FL U-Net (7.8 million), batches of one and of four:
+
+- plain: the same passes of one network, gradients of all its weights;
+- ours: weights mixed for every sample by one product, all samples in one grouped convolution;
+- outputs: every layer convolves with the weights of all six models, and the results are mixed.
+
+Times are processor seconds, medians in turns, one thread. Memory is that of a whole adaptation in a
+process of its own, the models read from files, less the activations of a plain step; it holds the
+stacked models, the routers (a third of a model, in the IOP-FL U-Net), their gradients and moments.
+
+    python benchmarks/routing.py [--quick] [--large]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from common.measuring import in_turns, medians, peak_of, verdict
+
+SLOWER, FASTER, MODELS = 1.2, 3.0, 7.0
+"""Most time by the plain step's, least by output mixing's, most memory in models."""
+
+SOURCES, SIZE = 6, 384
+NAMES = ("global", "a", "b", "c", "d", "e")
+
+
+def make_network(*, large: bool) -> Any:
+    """Return a new U-Net with batch normalisation."""
+    from collegium.models.factory import build_model
+
+    if large:
+        return build_model("iop_unet", in_channels=1)
+    return build_model("iop_unet", in_channels=1, base=16)
+
+
+def make_works(batch: int, *, large: bool) -> dict[str, Callable[[], object]]:
+    """Return the three ways to take a step, on the same images."""
+    import torch
+    from torch import Tensor, nn
+    from torch.nn import functional
+
+    from collegium.adaptation._norms import use_batch_statistics
+    from collegium.adaptation._routed import (
+        RoutedLayer,
+        fill,
+        layer_router,
+        make_routed,
+        routing_parameters,
+    )
+    from collegium.process import prepare
+    from collegium.tensors import Tensors
+
+    class MixedOutputs(RoutedLayer):
+        """Convolves with every model's weights and mixes what comes out."""
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            coefficients = self.router(inputs)
+            settings = dict(self.settings)
+            convolve = functional.conv_transpose2d if self.transposed else functional.conv2d
+            if not self.transposed:
+                settings.pop("output_padding", None)
+            bias = self._buffers["bias"]
+            parts = [
+                coefficients[:, k, None, None, None]
+                * convolve(inputs, weight, None if bias is None else bias[k], **settings)
+                for k, weight in enumerate(self.get_buffer("weight"))
+            ]
+            return torch.stack(parts).sum(dim=0)
+
+    prepare(threads=1)
+    torch.manual_seed(0)
+    models = {name: Tensors(make_network(large=large).state_dict()).clone() for name in NAMES}
+    images = torch.randn(batch, 1, SIZE, SIZE)
+    plain = make_network(large=large)
+    use_batch_statistics(plain)
+
+    def step(module: nn.Module, moving: list[nn.Parameter]) -> Callable[[], object]:
+        def work() -> object:
+            clean = module(images).softmax(dim=1)
+            noisy = module(images + 0.5 * torch.randn_like(images)).softmax(dim=1)
+            loss = (clean - noisy).square().sum(dim=1).mean()
+            return torch.autograd.grad(loss, moving, allow_unused=True)
+
+        return work
+
+    works = {"plain": step(plain, list(plain.parameters()))}
+    for name in ("ours", "outputs"):
+        module = make_network(large=large)
+        layers = make_routed(module, SOURCES, layer_router(SOURCES, 0.2))
+        fill(layers, models, NAMES)
+        use_batch_statistics(module)
+        module.requires_grad_(False)
+        moving = list(routing_parameters(layers))
+        for parameter in moving:
+            parameter.requires_grad_(True)
+        if name == "outputs":
+            for layer in layers.values():
+                layer.__class__ = MixedOutputs
+        works[name] = step(module, moving)
+    return works
+
+
+def measure_memory(kind: str, batch: int) -> float:
+    """Return the peak of a plain step or of a whole adaptation, in models of the IOP-FL U-Net.
+
+    The images are small, so that weights and not activations fill the memory.
+    """
+    import torch
+
+    from collegium.adaptation._norms import use_batch_statistics
+    from collegium.adaptation.base import Sources, Unlabelled
+    from collegium.adaptation.routing import Routing
+    from collegium.data.dataset import TensorDataset
+    from collegium.models.factory import build_model
+    from collegium.models.files import export_model
+    from collegium.outside import ModelFiles
+    from collegium.process import prepare
+    from collegium.tasks import SegmentationTask
+    from collegium.tensors import Tensors
+
+    def plain(base: int) -> object:
+        module = build_model("iop_unet", in_channels=1, base=base)
+        use_batch_statistics(module)
+        clean, noisy = module(images).softmax(dim=1), module(images).softmax(dim=1)
+        (clean - noisy).square().mean().backward()
+        return module
+
+    def adapt(base: int) -> object:
+        with tempfile.TemporaryDirectory() as folder:
+            for name in NAMES:
+                model = Tensors(build_model("iop_unet", in_channels=1, base=base).state_dict())
+                export_model(model, Path(folder) / f"{name}.safetensors")
+                del model
+            network = partial(build_model, "iop_unet", in_channels=1, base=base)
+            sources = Sources(ModelFiles(Path(folder)), network, SegmentationTask(2))
+            adapter = Routing(epochs=2, batch_size=batch)
+            cases = Unlabelled(TensorDataset({"image": images}))
+            return adapter.adapt(sources, cases, lambda *_: None)
+
+    prepare(threads=1)
+    images = torch.randn(batch, 1, 32, 32)
+    work = plain if kind == "plain" else adapt
+    work(2)  # loads whatever is loaded at first use
+    model = build_model("iop_unet", in_channels=1).state_dict()
+    unit = sum(tensor.numel() * tensor.element_size() for tensor in model.values())
+    del model
+    return peak_of(partial(work, 32)) / unit
+
+
+def peak_in_a_child(kind: str, batch: int, children: int) -> float:
+    """Return the median of what `measure_memory` finds in some processes."""
+    command = [sys.executable, __file__, "--memory", kind, str(batch)]
+    found = [
+        float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        for _ in range(children)
+    ]
+    return statistics.median(found)
+
+
+def main() -> int:
+    """Measure, print and judge."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--quick", action="store_true", help="a batch of one only, fewer repetitions"
+    )
+    parser.add_argument("--large", action="store_true", help="the IOP-FL U-Net")
+    parser.add_argument("--memory", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.memory:
+        print(measure_memory(options.memory[0], int(options.memory[1])))
+        return 0
+    repetitions, children = (2, 1) if options.quick else (5, 3)
+    good = []
+    for batch in (1,) if options.quick else (1, 4):
+        seconds = medians(
+            in_turns(make_works(batch, large=options.large), repetitions, time.process_time)
+        )
+        slower = seconds["ours"] / seconds["plain"]
+        faster = seconds["outputs"] / seconds["ours"]
+        shown = ", ".join(f"{name} {1000 * value:.0f} ms" for name, value in seconds.items())
+        print(f"batch {batch}: {shown}", flush=True)
+        good += [
+            verdict(f"routing, batch {batch}, time of a plain step", slower, SLOWER, "times"),
+            verdict(
+                f"routing, batch {batch}, by mixing outputs", faster, FASTER, "times as fast",
+                least=True,
+            ),
+        ]  # fmt: skip
+    for batch in (1, 4):
+        peaks = {kind: peak_in_a_child(kind, batch, children) for kind in ("plain", "routing")}
+        activations = max(0.0, peaks["plain"] - 2)  # what is beside its weights and gradients
+        shown = ", ".join(f"{kind} {value:.1f} models" for kind, value in peaks.items())
+        print(f"batch {batch}, memory: {shown}")
+        beyond = peaks["routing"] - activations
+        good.append(verdict(f"routing, batch {batch}, memory", beyond, MODELS, "models"))
+    return 0 if all(good) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
