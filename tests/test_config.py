@@ -11,6 +11,7 @@ from collegium.codecs.stc import STC
 from collegium.config import (
     AlgorithmConfig,
     ExperimentConfig,
+    TrackingConfig,
     difference,
     digest,
     load_config,
@@ -528,3 +529,14 @@ def test_a_codec_that_went_away_is_named_by_the_algorithm(folder: Path):
     config = replace(load(), codec=CodingConfig(up=CodecConfig("gone.py:Mine")))
     with pytest.raises(ConfigError, match=r"codec\.up\.name: .*gone\.py cannot be read .*'Mine'"):
         build_coding(config, config.algorithms[0])
+
+
+def test_tracking_is_part_of_the_file_and_not_of_what_determines_the_numbers(folder: Path):
+    plain = load_config(folder / "x.yaml")
+    tracked = load_config(folder / "x.yaml", ["tracking={name: mlflow, uri: null}"])
+    assert plain.tracking is None
+    assert tracked.tracking == TrackingConfig("mlflow", None, None)
+    assert digest(tracked) == digest(plain)
+    assert parse_config(to_dict(tracked)) == tracked
+    with pytest.raises(ConfigError, match=r"tracking\.name: should be 'mlflow', not 'wandb'"):
+        load_config(folder / "x.yaml", ["tracking={name: wandb}"])

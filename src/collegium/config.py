@@ -84,6 +84,20 @@ class InferenceConfig:
 
 
 @dataclass(frozen=True)
+class TrackingConfig:
+    """Where a run is tracked; see docs/tracking.md.
+
+    Attributes:
+        uri: MLflow's tracking URI; None: a database in the run's own folder.
+        experiment: The MLflow experiment; None: one with the name of the run.
+    """
+
+    name: Literal["mlflow"] = "mlflow"
+    uri: str | None = None
+    experiment: str | None = None
+
+
+@dataclass(frozen=True)
 class ExperimentConfig:
     """Everything that an experiment is.
 
@@ -112,6 +126,7 @@ class ExperimentConfig:
     protocol: Literal["inside", "leave-one-site-out"] = "inside"
     adapters: tuple[AdapterConfig, ...] = ()
     variations: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tracking: TrackingConfig | None = None
     output: str = ""
 
     def __post_init__(self) -> None:
@@ -238,7 +253,8 @@ def difference(
 def decisive(config: ExperimentConfig | Mapping[str, Any]) -> dict[str, Any]:
     """Give the mapping of what determines the numbers; where data and results lie does not."""
     data = to_dict(config) if isinstance(config, ExperimentConfig) else schema.plain(config)
-    data.pop("output", None)
+    for key in ("output", "tracking"):
+        data.pop(key, None)
     data["federation"] = {k: v for k, v in data.get("federation", {}).items() if k != "root"}
     engine = data.get("engine", {})
     return data | {"engine": {k: v for k, v in engine.items() if k not in ("workers", "jobs")}}

@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -20,9 +21,11 @@ from collegium.cli.base import (
     guarded,
     table,
 )
+from collegium.errors import ClientError, StorageError
 
 if TYPE_CHECKING:
-    from collegium.cell import Event
+    from collegium.cell import Event, Observer
+    from collegium.config import ExperimentConfig
 
 
 def follow(
@@ -44,13 +47,36 @@ def follow(
 def run_and_report(config_path: Path, overrides: Iterable[str]) -> None:
     """Run an experiment file to its end and write where the report is."""
     from collegium.config import load_config
-    from collegium.experiment import run_experiment
     from collegium.grid import cells_of
 
     config = load_config(config_path, list(overrides))
     cells = len(cells_of(config))
-    output = follow(Path(config.output), cells, lambda observe: run_experiment(config, observe))
+    output = follow(Path(config.output), cells, lambda observe: run_tracked(config, observe))
     typer.echo(output / "report.html")
+
+
+def run_tracked(config: "ExperimentConfig", observe: "Observer") -> Path:
+    """Run an experiment; where it is tracked, tell its tracker what happens."""
+    from collegium.experiment import run_experiment
+
+    if config.tracking is None:
+        return run_experiment(config, observe)
+    from collegium.tracking import Tracker
+
+    tracker = Tracker(config, uri=config.tracking.uri, experiment=config.tracking.experiment)
+
+    def tell(event: "Event") -> None:
+        observe(event)
+        tracker(event)
+
+    try:
+        output = run_experiment(config, tell)
+    except ClientError:
+        with suppress(StorageError):  # the failure of the run says more
+            tracker.finish(Path(config.output))
+        raise
+    tracker.finish(output)
+    return output
 
 
 @app.command()
@@ -64,9 +90,10 @@ def run(config: ConfigPath, overrides: Overrides = None) -> None:
 @guarded
 def resume(output: Output) -> None:
     """Go on with the run in a folder, as it was configured."""
-    from collegium.experiment import resume_experiment
+    from collegium.experiment import read_run_config
 
-    done = follow(output, None, lambda observe: resume_experiment(output, observe))
+    config = read_run_config(output)
+    done = follow(output, None, lambda observe: run_tracked(config, observe))
     typer.echo(done / "report.html")
 
 

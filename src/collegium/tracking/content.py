@@ -5,16 +5,16 @@ Nothing of it says where files lie on this machine, or names a user.
 
 from __future__ import annotations
 
-import html
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from collegium.building import adapters_of
 from collegium.cell import Event
 from collegium.config import ExperimentConfig, to_dict
 from collegium.grid import Cell
@@ -23,7 +23,16 @@ from collegium.results import Row
 from collegium.schema import flat
 
 TOTAL = "total"
-"""Begins the metrics that are no score of a site but a sum over all of them."""
+"""Begins the metrics that are sums over all sites."""
+
+OUTSIDE = ("outside/", "mean/outside/")
+"""Begin the metrics of sites outside; they change where an adapter is given other settings."""
+
+EXTENDED = frozenset({"algorithms", "seeds", "variations", "adapters"})
+"""The settings by which a run may be extended."""
+
+LONGEST_NAME, LONGEST_VALUE = 250, 6000
+"""How many characters MLflow keeps of a name, and of a parameter's value."""
 
 
 class Point(NamedTuple):
@@ -105,35 +114,60 @@ def mlflow_name(*parts: str) -> str:
     Others become colons, which no name of a site or label holds.
     """
     words = [word for part in parts for word in part.split("/") if word.strip(".")]
-    return re.sub(r"[^/\w.\- ]", ":", "/".join(words))
+    return re.sub(r"[^/\w.\- ]", ":", "/".join(words))[:LONGEST_NAME]
 
 
 def settings_of(config: ExperimentConfig) -> dict[str, Any]:
-    """Give the configuration without what says where data, code and results lie."""
+    """Give the configuration without what says where on this machine data and code lie."""
     data = to_dict(config)
     data.pop("output")
     data.pop("tracking", None)
     data["federation"].pop("root")
-    for site in data["federation"]["sites"].values():
-        site.pop("folder")
-        site.pop("manifest")
     return dict(_without_places(data))
 
 
-def settings_of_cell(cell: Cell) -> dict[str, Any]:
-    """Give a cell's own settings in the same way, with its one algorithm and seed."""
-    data = settings_of(replace(cell.config, algorithms=(cell.algorithm,)))
-    for key in ("algorithms", "seeds", "variations"):
-        value = data.pop(key)
-        if key == "algorithms":
-            data["algorithm"] = value[0]
-    return data | {"seed": cell.seed, "variation": cell.variation, "left_out": cell.left_out}
+def fixed_settings(config: ExperimentConfig) -> dict[str, Any]:
+    """Give those of the settings that stay as they are when a run is extended or goes on."""
+    data = {key: value for key, value in settings_of(config).items() if key not in EXTENDED}
+    data["engine"] = {k: v for k, v in data["engine"].items() if k not in ("workers", "jobs")}
+    return data
+
+
+def fixed_settings_of_cell(cell: Cell) -> dict[str, Any]:
+    """Give the same of a cell, with its one algorithm and seed."""
+    data = fixed_settings(cell.config)
+    del data["name"]
+    (algorithm,) = settings_of(replace(cell.config, algorithms=(cell.algorithm,)))["algorithms"]
+    algorithm.pop("adapters", None)
+    about = {"seed": cell.seed, "variation": cell.variation, "left_out": cell.left_out}
+    return {**data, "algorithm": algorithm, **about}
+
+
+def tags_of(config: ExperimentConfig) -> dict[str, str]:
+    """Give what an experiment is extended by, as tags, which unlike parameters may change."""
+    names: dict[str, Iterable[object]] = {
+        "algorithms": (algorithm.label for algorithm in config.algorithms),
+        "seeds": config.seeds,
+        "variations": config.variations,
+        "adapters": (adapter.label for adapter in config.adapters),
+    }
+    return {f"collegium.{key}": ", ".join(map(str, found)) for key, found in names.items()}
+
+
+def tags_of_cell(cell: Cell, holder: Cell) -> dict[str, str]:
+    """Give a cell's adapters with their settings, and the cell that holds its models."""
+    tags = {"collegium.trained_by": holder.name} if holder is not cell else {}
+    for adapter in adapters_of(cell.config, cell.algorithm):
+        about = _without_places({"name": adapter.name, **adapter.params})
+        tags[mlflow_name(f"adapter.{adapter.label}")] = json.dumps(about)
+    return tags
 
 
 def parameters_of(settings: Mapping[str, Any]) -> dict[str, str]:
     """Give every leaf of the settings as text, under its dotted key."""
     leaves = {mlflow_name(key): json.loads(text) for key, text in flat(dict(settings)).items()}
-    return {k: v if isinstance(v, str) else json.dumps(v) for k, v in leaves.items()}
+    texts = {key: v if isinstance(v, str) else json.dumps(v) for key, v in leaves.items()}
+    return {key: text[:LONGEST_VALUE] for key, text in texts.items()}
 
 
 def _without_places(value: Any) -> Any:
@@ -147,31 +181,25 @@ def _without_places(value: Any) -> Any:
 def without_place(text: str) -> str:
     """Give the last part of a text that is the path to something; another text as it is."""
     for kind in (PurePosixPath, PureWindowsPath):
-        if kind(text).is_absolute() or text.startswith(("~", "$")):
+        if kind(text).is_absolute() or text.startswith(("~", "$", "..")):
             return kind(text).name
     return text
 
 
-def page_without_places(page: str, config: ExperimentConfig) -> str:
-    """Give a page without the folders that the configuration names, and without the user's own."""
-    data = to_dict(config)
-    sites = data["federation"]["sites"].values()
-    places = {data["output"], data["federation"]["root"], str(Path(config.output).resolve())}
-    places |= {site[key] for site in sites for key in ("folder", "manifest") if site[key]}
-    places |= {text for text in _texts(data) if without_place(text) != text}
-    names = {place: without_place(place) for place in places if len(PurePosixPath(place).parts) > 1}
-    names[str(Path.home())] = "~"
-    for place in sorted(names, key=len, reverse=True):
-        page = page.replace(html.escape(place), html.escape(names[place]))
-    return page
+def page_for_a_server(output: Path, config: ExperimentConfig) -> str:
+    """Give the report without patients' images, and without what says where things lie here."""
+    from collegium.report.html import render
+    from collegium.report.ledgers import ledger_summaries
+    from collegium.report.reading import read_run
 
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list | tuple):
-        for inner in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts(inner)
+    run = read_run(output)
+    told = replace(
+        run,
+        info={**run.info, "config": settings_of(config)},
+        accounts=_without_places(run.accounts),
+        assessment=_without_places(run.assessment),
+    )
+    return render(told, [], ledger_summaries(output))
 
 
 def models_of(folder: Path) -> Sequence[Path]:
