@@ -229,6 +229,13 @@ def test_a_network_without_batch_normalisation_is_not_given_to_tent(settings) ->
         run_experiment(config)
 
 
+def test_ttt_is_refused_where_its_task_was_not_trained(settings) -> None:
+    config = configure(settings, algorithms=["ttt", "fedavg"], adapters=["ttt"])
+    with pytest.raises(ConfigError, match="has no rotation head; train it with the algorithm ttt"):
+        run_experiment(config)
+    assert not any(cell.folder.exists() for cell in cells_of(config))
+
+
 def test_sharing_is_not_a_way_around_what_a_policy_forbids(settings) -> None:
     config = configure(settings, "alder", algorithms=["fedavg"])
     data = _federation(config, ["alder"])

@@ -92,7 +92,9 @@ def check_adapters(config: ExperimentConfig) -> None:
                     f"the adapter {chosen.label!r} needs personal models, and no site hands its "
                     f"own out; write share: [personal] at those that agree to it"
                 )
-            adapter.check(_build(config.model))
+            module = _build(config.model)
+            method.extend(module)
+            adapter.check(module)
 
 
 def _build(model: ModelConfig) -> nn.Module:

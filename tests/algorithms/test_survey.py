@@ -302,5 +302,5 @@ def test_a_volume_is_embedded_whole_though_it_is_trained_on_in_slices() -> None:
 
 
 def test_a_network_that_is_not_there_is_told() -> None:
-    with pytest.raises(ConfigError, match=r"encoder: .*there is no file .*nowhere\.py"):
+    with pytest.raises(ConfigError, match=r"encoder: .*nowhere\.py cannot be read"):
         make_encoder("nowhere.py:encoder")

@@ -70,6 +70,10 @@ class TTTAdapter(Adapter):
         if not 0 < self.lr < math.inf:
             raise ConfigError(f"ttt.lr is {self.lr}; give a positive number")
 
+    def check(self, module: nn.Module) -> None:
+        """Refuse a network without a rotation head."""
+        rotation_head(module)
+
     def adapt(self, sources: Sources, cases: Images, deliver: Deliver) -> Adapted:
         """Learn from each case's turns, then predict it."""
         module = self._open(sources)
