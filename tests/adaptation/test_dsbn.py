@@ -220,7 +220,7 @@ def test_pseudo_labels_move_scale_and_shift_as_by_hand(
 ) -> None:
     """One batch, so that an epoch is a step; the labels of the first stage stay."""
     sources = outside.sources(by_hand.network)
-    settings = {"threshold": THRESHOLD, "lr": LR, "batch_size": 5}
+    settings: dict[str, Any] = {"threshold": THRESHOLD, "lr": LR, "batch_size": 5}
     model = in_numpy(outside.adapt(DSBN(batch_size=5), sources)[1].model)
     adapted = outside.adapt(DSBN(pseudo_labels=2, **settings), sources)[1]
     powers = np.exp(by_hand.logits(model, outside.images, batch_statistics=False))

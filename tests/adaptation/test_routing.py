@@ -1,56 +1,27 @@
-"""IOP-FL's routing against the models that it mixes, and its steps against numbers by hand."""
+"""IOP-FL's routing: its steps against numbers by hand, its choices, and what it leaves behind."""
 
 import math
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from collegium.adaptation._routed import RoutedLayer, SharedRouter, fill, layer_router, make_routed
+from collegium.adaptation._routed import layer_router, make_routed
 from collegium.adaptation.base import Sources, Unlabelled
-from collegium.adaptation.routing import Routing
+from collegium.adaptation.routing import Routing, open_routed
 from collegium.data.dataset import TensorDataset
 from collegium.errors import ConfigError, DivergedError
-from collegium.models.factory import build_model
+from collegium.models.files import export_model, import_model
 from collegium.models.unet import IOPUNet
-from collegium.randomness import ambient
-from collegium.tasks import SegmentationTask
+from collegium.randomness import ambient, generator
+from collegium.tasks import SegmentationTask, SupervisedTask
 from collegium.tensors import Tensors
 
 NAMES = ("global", "east", "north")
-
-
-def monai(axes: int) -> Callable[[], nn.Module]:
-    return lambda: build_model(
-        "unet", spatial_dims=axes, in_channels=1, channels=[4, 8, 16], num_res_units=1
-    )
-
-
-def odd_network() -> nn.Module:
-    """Groups, dilation, strides, reflecting padding, output padding, and a transposed group."""
-    return nn.Sequential(
-        nn.Conv2d(1, 6, 3, stride=2, padding=1),
-        nn.Conv2d(6, 6, 3, groups=3, dilation=2, padding=2, padding_mode="reflect"),
-        nn.Conv2d(6, 4, 3, padding="same", bias=False),
-        nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2),
-        nn.Conv2d(6, 2, 1),
-    )
-
-
-def classifier() -> nn.Module:
-    return nn.Sequential(nn.Linear(9, 5), nn.ReLU(), nn.Linear(5, 3))
-
-
-NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "monai 2-D": (monai(2), (3, 1, 16, 24)),
-    "IOP": (lambda: IOPUNet(1, 2, base=4), (3, 1, 32, 16)),
-    "monai 3-D": (monai(3), (2, 1, 8, 12, 8)),
-    "odd": (odd_network, (3, 1, 12, 12)),
-    "classifier": (classifier, (4, 9)),
-}
 
 
 def models(network: Callable[[], nn.Module], names: Any = NAMES) -> dict[str, Tensors]:
@@ -61,82 +32,9 @@ def models(network: Callable[[], nn.Module], names: Any = NAMES) -> dict[str, Te
     return found
 
 
-class Fixed(nn.Module):
-    """A router that always says the same of each sample."""
-
-    def __init__(self, values: torch.Tensor) -> None:
-        super().__init__()
-        self.values = values
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.values[: len(inputs)]
-
-
-def routed(network: Callable[[], nn.Module], given: dict[str, Tensors], router: Any) -> nn.Module:
-    module = network()
-    module.load_state_dict(dict(given["global"]))
-    fill(make_routed(module, len(given), router), given, list(given))
-    return module.eval()
-
-
-@pytest.mark.parametrize("kind", NETWORKS)
-def test_forced_to_one_model_the_network_is_that_model(kind: str) -> None:
-    network, shape = NETWORKS[kind]
-    given = models(network)
-    images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    choice = torch.eye(3)[[1, 2, 0, 1][: shape[0]]]  # another model for every sample
-    mixed = routed(network, given, lambda channels: Fixed(choice))
-    with torch.no_grad():
-        found = mixed(images)
-        for sample, position in enumerate([1, 2, 0, 1][: shape[0]]):
-            alone = network()
-            # what is not routed (scales, slopes, statistics) is the global model's
-            own = given[NAMES[position]]
-            rest = {n: t for n, t in given["global"].items() if n not in routed_names(network)}
-            alone.load_state_dict({**dict(own), **rest})
-            expected = alone.eval()(images[sample : sample + 1])
-            torch.testing.assert_close(found[sample : sample + 1], expected, atol=1e-6, rtol=1e-5)
-
-
 def routed_names(network: Callable[[], nn.Module]) -> set[str]:
     layers = make_routed(network(), 2, layer_router(2, 0.0))
     return {f"{name}.{kind}" for name in layers for kind in ("weight", "bias")}
-
-
-@pytest.mark.parametrize("kind", NETWORKS)
-def test_every_convolution_and_linear_layer_is_routed(kind: str) -> None:
-    network, _ = NETWORKS[kind]
-    plain = {
-        name
-        for name, layer in network().named_modules()
-        if isinstance(layer, nn.Linear | nn.Conv2d | nn.Conv3d | nn.ConvTranspose2d
-                      | nn.ConvTranspose3d)
-    }  # fmt: skip
-    module = network()
-    assert set(make_routed(module, 2, layer_router(2, 0.0))) == plain
-    left = [m for m in module.modules() if isinstance(m, nn.Linear | nn.Conv2d | nn.Conv3d)]
-    routers = sum(isinstance(m, RoutedLayer) for m in module.modules())
-    assert len(left) == 2 * routers  # the two linear layers of each router
-
-
-@pytest.mark.parametrize("kind", NETWORKS)
-@pytest.mark.parametrize("granularity", ["layer", "model"])
-def test_at_the_start_the_network_has_the_mean_of_the_weights(kind: str, granularity: str) -> None:
-    network, shape = NETWORKS[kind]
-    given = models(network)
-    shared = SharedRouter(3)
-    router = layer_router(3, 0.2) if granularity == "layer" else lambda channels: shared
-    mixed = routed(network, given, router)
-    names = routed_names(network)
-    mean = {
-        n: torch.stack([given[s][n] for s in NAMES]).mean(0) if n in names else t
-        for n, t in given["global"].items()
-    }
-    alone = network()
-    alone.load_state_dict(mean)
-    images = torch.randn(shape, generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        torch.testing.assert_close(mixed(images), alone.eval()(images), atol=2e-6, rtol=1e-4)
 
 
 def run(
@@ -180,101 +78,104 @@ def test_only_routers_move_and_scales_where_asked(affine: bool) -> None:
 
 
 def test_routing_finds_the_model_that_suits_the_images() -> None:
-    """One source is sure of what it sees and does not mind noise, the other is neither."""
+    """One model averages its surroundings and sees squares in noise, the other sees only edges."""
 
     def network() -> nn.Module:
-        return nn.Sequential(nn.Conv2d(1, 2, 1))
+        return nn.Sequential(nn.Conv2d(1, 2, 3, padding=1, padding_mode="replicate"))
 
-    def model(weight: float) -> Tensors:
-        return Tensors(
-            {
-                "0.weight": torch.tensor([-weight, weight]).reshape(2, 1, 1, 1),
-                "0.bias": torch.zeros(2),
-            }
-        )
+    def model(kernel: np.ndarray[Any, Any]) -> Tensors:
+        weight = torch.tensor(np.stack([-kernel, kernel])[:, None], dtype=torch.float32)
+        return Tensors({"0.weight": weight, "0.bias": torch.zeros(2)})
 
-    given = {"global": model(0.2), "sure": model(8.0)}
+    edges = np.full((3, 3), -0.5)
+    edges[1, 1] = 4.0
+    given = {"global": model(edges), "fits": model(np.full((3, 3), 1 / 3))}
     rng = np.random.default_rng(1)
-    images = np.where(rng.random((4, 1, 12, 12)) < 0.5, -2.0, 2.0).astype(np.float32)
-    adapter = Routing(epochs=30, lr=0.05, noise=0.2, beta=0.1, terms=("consistency", "entropy"),
-                      dropout=0.0)  # fmt: skip
-    adapted, _ = run(adapter, given, network, images)
-    losses = [row["total"] for row in adapted.account.losses]
-    assert losses[adapted.account.chosen] < 0.8 * losses[0]
-    (coefficients,) = adapted.account.coefficients.values()
-    assert coefficients["sure"] > 0.6
-    assert coefficients["sure"] > coefficients["global"] + 0.05 or coefficients["global"] > 0.5
+    truth = np.zeros((6, 16, 16))
+    for square in truth:
+        top, left = rng.integers(2, 7, 2)
+        square[top : top + 8, left : left + 8] = 1
+    images = ((2 * truth - 1) + rng.normal(0, 0.7, truth.shape))[:, None].astype(np.float32)
+
+    def accuracy(adapter: Routing) -> tuple[float, dict[str, float]]:
+        adapted, found = run(adapter, given, network, images)
+        (coefficients,) = adapted.account.coefficients.values()
+        return float(np.mean([found[k].numpy() == truth[k] for k in range(6)])), coefficients
+
+    before, equal = accuracy(Routing(epochs=1, lr=1e-30))
+    after, coefficients = accuracy(Routing(epochs=20, lr=0.05, beta=0.1, radius=2, dropout=0.0))
+    assert equal == pytest.approx({"global": 0.5, "fits": 0.5})
+    assert coefficients["fits"] > 0.8
+    assert coefficients["global"] < 0.2
+    assert after > before + 0.05
 
 
 # --- the first step, by hand
 
 
-def numpy_loss(
-    weights: np.ndarray[Any, Any],
-    bias: np.ndarray[Any, Any],
-    logits: np.ndarray[Any, Any],
-    images: np.ndarray[Any, Any],
-) -> float:
-    """Mean entropy of a net of two 1x1 convolutions with coefficients shared by both layers.
+def numpy_maps(state: Any, weights: Any, biases: Any, images: Any) -> Any:
+    """The softmax maps of two routed 1x1 convolutions with a ReLU between them, (B, 2, pixels).
 
-    weights[layer][source] is (out, in); logits are those of the coefficients.
-    """  # fmt: skip
-    r = 1 / (1 + np.exp(-logits))
-    h = images
-    for layer in range(2):
-        w = np.einsum("s,soi->oi", r, weights[layer])
-        b = np.einsum("s,so->o", r, bias[layer])
-        h = np.einsum("oi,bihw->bohw", w, h) + b[None, :, None, None]
-        h = np.maximum(h, 0) if layer == 0 else h
-    e = np.exp(h - h.max(1, keepdims=True))
-    p = e / e.sum(1, keepdims=True)
-    return float(-(p * np.log(p)).sum(1).mean())
+    weights[layer] is (sources, out, in), biases[layer] (sources, out); state holds the routers.
+    """
+    maps = images.reshape(*images.shape[:2], -1)
+    for name, weight, bias in zip(("0", "2"), weights, biases, strict=True):
+        at = f"{name}.router"
+        if f"{at}.logits" in state:
+            logits = np.repeat(state["0.router.logits"][None], len(maps), 0)
+        else:
+            pooled = maps.mean(2)
+            hidden = pooled @ state[f"{at}.hidden.weight"].T + state[f"{at}.hidden.bias"]
+            logits = hidden @ state[f"{at}.output.weight"].T + state[f"{at}.output.bias"]
+        r = 1 / (1 + np.exp(-logits))
+        own = np.einsum("bs,soi->boi", r, weight)
+        maps = np.einsum("boi,bip->bop", own, maps) + (r @ bias)[:, :, None]
+        maps = np.where(maps.real > 0, maps, 0) if name == "0" else maps
+    powers = np.exp(maps - maps.real.max(1, keepdims=True))
+    return powers / powers.sum(1, keepdims=True)
 
 
-def test_the_first_step_is_adams_on_a_gradient_by_differences() -> None:
+@pytest.mark.parametrize("granularity", ["layer", "model"])
+def test_the_first_step_is_adams_on_the_gradient_by_hand(
+    granularity: Literal["layer", "model"], by_hand: Any, in_numpy: Any
+) -> None:
     def network() -> nn.Module:
-        return nn.Sequential(nn.Conv2d(2, 2, 1), nn.ReLU(), nn.Conv2d(2, 2, 1)).double()
+        return nn.Sequential(nn.Conv2d(2, 3, 1), nn.ReLU(), nn.Conv2d(3, 2, 1)).double()
 
-    given = models(network, ("global", "east"))
-    images = np.random.default_rng(2).normal(size=(3, 2, 4, 5))
-    lr = 0.01
-    adapter = Routing(epochs=1, lr=lr, terms=("entropy",), beta=1.0, granularity="model",
-                      selection="last", noise=0.0)  # fmt: skip
-    adapted, _ = run(adapter, given, network, images)
-    stacked = [
-        (
-            np.stack([given[s][f"{n}.weight"].numpy()[:, :, 0, 0] for s in given]),
-            np.stack([given[s][f"{n}.bias"].numpy() for s in given]),
-        )
-        for n in ("0", "2")
+    given = models(network)
+    weights = [
+        np.stack([m[f"{n}.weight"].numpy()[:, :, 0, 0] for m in given.values()]) for n in "02"
     ]
-    weights, bias = np.stack([w for w, _ in stacked]), np.stack([b for _, b in stacked])
-    start = np.full(2, -math.log(1.0))
-    gradient = np.zeros(2)
-    for k in range(2):
-        step = np.zeros(2)
-        step[k] = 1e-6
-        up, down = (numpy_loss(weights, bias, start + s, images) for s in (step, -step))
-        gradient[k] = (up - down) / 2e-6
-    expected = start - lr * gradient / (np.abs(gradient) + 1e-8)  # Adam's first step
-    assert adapted.model is not None
-    np.testing.assert_allclose(adapted.model["0.router.logits"].numpy(), expected, atol=1e-6)
-    first, second = adapted.account.losses
-    assert first["entropy"] == pytest.approx(numpy_loss(weights, bias, start, images), abs=1e-9)
-    assert second["entropy"] == pytest.approx(numpy_loss(weights, bias, expected, images), abs=1e-7)
+    biases = [np.stack([m[f"{n}.bias"].numpy() for m in given.values()]) for n in "02"]
+    images = np.random.default_rng(2).normal(size=(3, 2, 4, 5))
+    drawn = torch.randn(images.shape, generator=generator(0, "routing", "epoch", 1, 0))
+    noisy = images + 0.5 * drawn.double().numpy()
 
+    def loss(state: Any) -> Any:
+        clean, moved = (numpy_maps(state, weights, biases, x) for x in (images, noisy))
+        entropy = -(clean * np.log(clean)).sum(1).mean()
+        return ((clean - moved) ** 2).sum(1).mean() + 0.3 * entropy
 
-def test_a_layers_first_step_moves_its_output_bias_by_adams_step_alone() -> None:
-    given = models(small)
-    adapter = Routing(epochs=1, lr=0.01, selection="last", batch_size=6, dropout=0.0)
-    adapted, _ = run(adapter, given, small, IMAGES)
+    adapter = Routing(epochs=1, lr=0.01, terms=("consistency", "entropy"), beta=0.3,
+                      granularity=granularity, selection="last", dropout=0.0)  # fmt: skip
+    adapted, _ = run(adapter, given, network, images)
     assert adapted.model is not None
-    biases = [t for n, t in adapted.model.items() if n.endswith("router.output.bias")]
-    assert len(biases) == 23
-    for bias in biases:
-        moved = (bias + math.log(2)).abs()  # lr g / (|g| + 1e-8)
-        assert torch.all(moved < 0.01 + 1e-6)
-        assert moved.max() > 0.005
+    routers = {n: t for n, t in in_numpy(adapted.model).items() if ".router." in n}
+    start = dict(routers)
+    for name in routers:
+        if name.endswith("logits") or name.endswith("output.bias"):
+            start[name] = np.full(3, -math.log(2))
+        elif name.endswith("output.weight"):
+            start[name] = np.zeros_like(routers[name])
+    names = [n for n in start if n != "2.router.logits"]  # the same numbers as in layer 0
+    gradients = by_hand.slopes(loss, start, names)
+    for name, gradient in gradients.items():
+        if ".hidden." in name:  # behind weights of 0: this layer starts to learn in the second step
+            assert np.all(gradient == 0)
+            continue
+        assert np.any(np.abs(gradient) > 1e-5)
+        expected = start[name] - 0.01 * gradient / (np.abs(gradient) + 1e-8)
+        np.testing.assert_allclose(routers[name], expected, rtol=0, atol=1e-7)
 
 
 # --- which state predicts
@@ -324,6 +225,10 @@ def test_terms_may_be_left_out_and_moved_views_are_moved_back() -> None:
     assert adapted.account.losses[0]["total"] == pytest.approx(
         0.01 * adapted.account.losses[0]["shape"]
     )
+    whole, _ = run(Routing(epochs=1, beta=0.2), given, small, IMAGES)
+    for row in whole.account.losses:
+        total = row["consistency"] + 0.2 * (row["shape"] + row["entropy"])
+        assert row["total"] == pytest.approx(total, rel=1e-5)
 
     def pointwise() -> nn.Module:  # does not care where a pixel is
         return nn.Sequential(nn.Conv2d(1, 2, 1))
@@ -339,6 +244,7 @@ def test_terms_may_be_left_out_and_moved_views_are_moved_back() -> None:
         ({"epochs": 0}, "routing.epochs is 0"),
         ({"terms": ()}, r"routing.terms is \(\)"),
         ({"lr": 0.0}, "routing.lr is 0.0"),
+        ({"radius": -1}, "routing.radius is -1"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(options: dict[str, Any], says: str) -> None:
@@ -352,8 +258,73 @@ def test_what_routing_cannot_do_is_said() -> None:
         run(Routing(), {"global": given["global"]}, small, IMAGES)
     with pytest.raises(ConfigError, match="routing needs two models or more"):
         run(Routing(), {"east": given["east"]}, small, IMAGES)
-    with pytest.raises(ConfigError, match="neither convolutions nor linear layers"):
-        make_routed(nn.Sequential(nn.ReLU()), 2, layer_router(2, 0.0))
     broken = {name: model.map(lambda t: t * float("nan")) for name, model in given.items()}
     with pytest.raises(DivergedError, match="the loss of routing became nan"):
         run(Routing(epochs=1), broken, small, IMAGES)
+
+
+# --- what it leaves behind, and where else it works
+
+
+@pytest.mark.parametrize("granularity", ["layer", "model"])
+def test_the_adapted_network_can_be_kept_in_a_file_and_predict_again(
+    granularity: Literal["layer", "model"], tmp_path: Path
+) -> None:
+    given = models(small)
+    adapter = Routing(epochs=1, lr=0.1, batch_size=6, granularity=granularity, selection="last")
+    adapted, found = run(adapter, given, small, IMAGES)
+    assert adapted.model is not None
+    export_model(adapted.model, tmp_path / "adapted.safetensors")
+    module = open_routed(small(), import_model(tmp_path / "adapted.safetensors")).eval()
+    again = module(torch.from_numpy(IMAGES)).argmax(dim=1)
+    assert all(torch.equal(again[k], found[k][0]) for k in range(6))
+    with pytest.raises(ConfigError, match="holds no routers"):
+        open_routed(small(), given["global"])
+    with pytest.raises(ConfigError, match="not that of IOPUNet"):
+        open_routed(IOPUNet(1, 2, base=4), adapted.model)
+
+
+def test_the_same_seed_gives_the_same_bits() -> None:
+    given = models(small)
+    adapter = Routing(epochs=2, lr=0.1, transforms=True)
+    (first, found), (second, again) = (run(adapter, given, small, IMAGES) for _ in range(2))
+    assert first.account == second.account
+    assert first.model.keys() == second.model.keys()
+    assert all(torch.equal(first.model[name], second.model[name]) for name in first.model)
+    assert all(torch.equal(found[index], again[index]) for index in range(6))
+
+
+def test_without_a_global_model_the_rest_is_the_mean_of_the_personal_ones() -> None:
+    given = models(small)
+    del given["global"]
+    adapted, _ = run(Routing(epochs=1), given, small, IMAGES)
+    assert adapted.model is not None
+    assert adapted.account.sources == ["east", "north"]
+    scales = [n for n in given["east"] if n not in routed_names(small) and n.endswith("weight")]
+    assert scales
+    for name in scales:
+        mean = (given["east"][name] + given["north"][name]) / 2
+        torch.testing.assert_close(adapted.model[name], mean)
+
+
+def test_rows_can_be_classified_but_have_no_shape() -> None:
+    def network() -> nn.Module:
+        return nn.Sequential(nn.Linear(9, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
+
+    given, rows = models(network), np.random.default_rng(3).normal(size=(8, 9))
+    cases = Unlabelled(TensorDataset({"image": torch.from_numpy(rows.astype(np.float32))}))
+    sources = Sources(given, network, SupervisedTask(nn.functional.cross_entropy))
+    found: dict[int, torch.Tensor] = {}
+
+    def deliver(name: str, index: int, prediction: torch.Tensor) -> None:
+        found[index] = prediction
+
+    with pytest.raises(ConfigError, match="the shape loss needs images or volumes"):
+        Routing(epochs=1).adapt(sources, cases, deliver)
+    adapter = Routing(epochs=3, lr=0.05, terms=("consistency", "entropy"), batch_size=8)
+    adapted = adapter.adapt(sources, cases, deliver)
+    assert sorted(found) == list(range(8))
+    assert {prediction.shape for prediction in found.values()} == {(1, 3)}
+    assert list(adapted.account.coefficients) == ["0", "3"]
+    losses = [row["total"] for row in adapted.account.losses]
+    assert losses[adapted.account.chosen or 0] < losses[0]

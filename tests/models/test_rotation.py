@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -26,7 +28,7 @@ def monai_unet(dims: int = 2) -> nn.Module:
     )  # fmt: skip
 
 
-def headed(module: nn.Module) -> nn.Module:
+def headed(module: nn.Module) -> Any:
     attach_rotation_head(module)
     return module
 

@@ -108,7 +108,7 @@ def test_the_head_is_sent_deployed_and_averaged(federation: Any) -> None:
 def test_random_turns_are_those_that_the_generator_draws() -> None:
     """Images are cut to the square in their middle first, and labels are not looked at."""
     weight = torch.randn(2, 1, 2, 2, generator=torch.Generator().manual_seed(1)).double()
-    module = nn.Sequential(nn.Conv2d(1, 2, 2, bias=False), nn.Conv2d(2, 2, 1)).double()
+    module: Any = nn.Sequential(nn.Conv2d(1, 2, 2, bias=False), nn.Conv2d(2, 2, 1)).double()
     TTT().extend(module)
     module[0].weight.data.copy_(weight)
     images = torch.randn(6, 1, 4, 7, generator=torch.Generator().manual_seed(2)).double()

@@ -66,12 +66,3 @@ def entropy_loss(probabilities: Tensor) -> Tensor:
     log = probabilities.clamp(min=torch.finfo(probabilities.dtype).tiny).log()
     entropy: Tensor = -(probabilities * log).sum(dim=1).mean()  # with a finite gradient at 0
     return entropy
-
-
-def routing_loss(
-    probabilities: Tensor, perturbed: Tensor, *, beta: float = 0.01, radius: int = 10
-) -> Tensor:
-    """Consistency plus ``beta`` times shape and entropy (Eq. 10)."""
-    regular = shape_loss(probabilities, radius) + entropy_loss(probabilities)
-    total: Tensor = consistency_loss(probabilities, perturbed) + beta * regular
-    return total

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from collegium.adaptation._router import Router, route
 from collegium.errors import ConfigError
@@ -21,7 +22,6 @@ CONVOLVE: Mapping[int, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
     2: (functional.conv2d, functional.conv_transpose2d),
     3: (functional.conv3d, functional.conv_transpose3d),
 }
-
 
 MOST = 2**19
 """How many mixed weights are held at once; beyond, samples wait for each other."""
@@ -154,6 +154,9 @@ def make_routed(
 ) -> dict[str, RoutedLayer]:
     """Put routed layers in the place of a network's convolutions and linear layers.
 
+    The output projection of torch's `MultiheadAttention` stays: it is never called, only its
+    weights are read.
+
     Args:
         module: the network, changed in place; whatever else it holds stays.
         sources: how many models there are.
@@ -163,12 +166,14 @@ def make_routed(
         The routed layers by name; their stacked weights are still to be filled.
 
     Raises:
-        ConfigError: the network has neither convolutions nor linear layers.
+        ConfigError: the network has neither convolutions nor linear layers, or makes the weights
+            of one from others, such as weight normalisation does.
     """
     made: dict[int, RoutedLayer] = {}
     for name, layer in list(module.named_modules(remove_duplicate=False)):
-        if name and isinstance(layer, _ConvNd | nn.Linear):
+        if name and _is_routed(layer):
             if id(layer) not in made:
+                _require_own_weights(name, layer)
                 channels = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
                 made[id(layer)] = RoutedLayer(layer, sources, router(channels))
             place, _, last = name.rpartition(".")
@@ -178,6 +183,20 @@ def make_routed(
             f"{type(module).__name__} has neither convolutions nor linear layers to be routed"
         )
     return routed_layers(module)
+
+
+def _is_routed(layer: nn.Module) -> TypeGuard[_ConvNd | nn.Linear]:
+    if isinstance(layer, NonDynamicallyQuantizableLinear):
+        return False
+    return isinstance(layer, _ConvNd | nn.Linear)
+
+
+def _require_own_weights(name: str, layer: nn.Module) -> None:
+    if not isinstance(layer._parameters.get("weight"), nn.Parameter):
+        raise ConfigError(
+            f"the layer {name} makes its weights from others (weight normalisation or the like), "
+            f"which cannot be mixed; choose another adapter, or take that out of the network"
+        )
 
 
 def fill(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -109,6 +109,7 @@ class Routing(Adapter):
             ("beta", 0 <= self.beta < math.inf),
             ("terms", bool(self.terms) and set(self.terms) <= {*TERMS}),
             ("noise", 0 <= self.noise < math.inf),
+            ("radius", self.radius >= 0),
             ("dropout", 0 <= self.dropout < 1),
             ("batch_size", self.batch_size >= 1),
         ):
@@ -236,6 +237,37 @@ class Routing(Adapter):
         weights = {"consistency": 1.0, "shape": self.beta, "entropy": self.beta}
         total = torch.stack([weights[name] * value for name, value in parts.items()]).sum()
         return total, parts
+
+
+def open_routed(network: nn.Module, model: Mapping[str, Tensor]) -> nn.Module:
+    """Return the mixed network that an adaptation ended with, to predict more images.
+
+    Batch normalisation uses the statistics of what is predicted at once, so predict as many images
+    at once as the adaptation did.
+
+    Args:
+        network: a new network such as `Sources.network` makes; it is changed and returned.
+        model: `Adapted.model`, or what `collegium.models.files.import_model` reads of it.
+
+    Raises:
+        ConfigError: the model is none that `Routing` ended with, or is that of another network.
+    """
+    ends = (".router.output.bias", ".router.logits")
+    last = [tensor for name, tensor in model.items() if name.endswith(ends)]
+    if not last:
+        raise ConfigError("the model holds no routers; give one that the adapter routing wrote")
+    sources = len(last[0])
+    shared = SharedRouter(sources) if any(name.endswith(ends[1]) for name in model) else None
+    make_routed(network, sources, (lambda _: shared) if shared else layer_router(sources, 0.0))
+    use_batch_statistics(network)
+    try:
+        network.load_state_dict(dict(model))
+    except RuntimeError as error:
+        raise ConfigError(
+            f"the model is not that of {type(network).__name__} with its present settings; give "
+            f"the network that was adapted"
+        ) from error
+    return network.requires_grad_(False)
 
 
 @dataclass
