@@ -21,7 +21,7 @@ ALLOWED_LONGER: dict[str, int] = {}
 MAY_SEED = {"randomness.py", "process.py"}
 PICKLES = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 HEAVY = {
-    "PIL", "jinja2", "mlflow", "monai", "nibabel", "pandas", "plotly", "pyarrow", "pydantic",
+    "PIL", "jinja2", "mlflow", "monai", "nibabel", "pandas", "pyarrow", "pydantic",
     "rich", "scipy", "sklearn", "sqlalchemy", "typer",
 }  # fmt: skip
 
