@@ -8,9 +8,11 @@ or, with --large, of the IOP-FL U-Net (7.8 million), batches of one and of four:
 - ours: weights mixed for every sample by one product, all samples in one grouped convolution;
 - outputs: every layer convolves with the weights of all six models, and the results are mixed.
 
-Times are processor seconds, medians in turns, one thread. Memory is that of a whole adaptation in a
-process of its own, the models read from files, less the activations of a plain step; it holds the
-stacked models, the routers (a third of a model, in the IOP-FL U-Net), their gradients and moments.
+Times are processor seconds, medians in turns, one thread. Memory is what a whole adaptation of the
+IOP-FL U-Net holds at its peak in a process of its own, the models read from files, in models. Two
+things are taken off and shown: what a plain step holds beside its weights and gradients, and what
+training the routers takes whoever does it (their parameters, gradients, two moments and the best
+state: a third of a model each).
 
     python benchmarks/routing.py [--quick] [--large]
 """
@@ -18,12 +20,13 @@ stacked models, the routers (a third of a model, in the IOP-FL U-Net), their gra
 from __future__ import annotations
 
 import argparse
+import ctypes
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +37,9 @@ SLOWER, FASTER, MODELS = 1.2, 3.0, 7.0
 """Most time by the plain step's, least by output mixing's, most memory in models."""
 
 SOURCES, SIZE = 6, 384
+BASES = (32, 2)
+"""Channels of the IOP-FL U-Net, and of one that is used to warm up."""
+
 NAMES = ("global", "a", "b", "c", "d", "e")
 
 
@@ -113,7 +119,19 @@ def make_works(batch: int, *, large: bool) -> dict[str, Callable[[], object]]:
     return works
 
 
-def measure_memory(kind: str, batch: int) -> float:
+def write_models(folder: Path) -> None:
+    """Write the models of an adaptation of each size: large, and small ones to warm up."""
+    from collegium.models.factory import build_model
+    from collegium.models.files import export_model
+    from collegium.tensors import Tensors
+
+    for base in BASES:
+        for name in NAMES:
+            model = Tensors(build_model("iop_unet", in_channels=1, base=base).state_dict())
+            export_model(model, folder / str(base) / f"{name}.safetensors")
+
+
+def measure_memory(kind: str, batch: int, folder: Path) -> float:
     """Return the peak of a plain step or of a whole adaptation, in models of the IOP-FL U-Net.
 
     The images are small, so that weights and not activations fill the memory.
@@ -125,11 +143,9 @@ def measure_memory(kind: str, batch: int) -> float:
     from collegium.adaptation.routing import Routing
     from collegium.data.dataset import TensorDataset
     from collegium.models.factory import build_model
-    from collegium.models.files import export_model
     from collegium.outside import ModelFiles
     from collegium.process import prepare
     from collegium.tasks import SegmentationTask
-    from collegium.tensors import Tensors
 
     def plain(base: int) -> object:
         module = build_model("iop_unet", in_channels=1, base=base)
@@ -139,30 +155,67 @@ def measure_memory(kind: str, batch: int) -> float:
         return module
 
     def adapt(base: int) -> object:
-        with tempfile.TemporaryDirectory() as folder:
-            for name in NAMES:
-                model = Tensors(build_model("iop_unet", in_channels=1, base=base).state_dict())
-                export_model(model, Path(folder) / f"{name}.safetensors")
-                del model
-            network = partial(build_model, "iop_unet", in_channels=1, base=base)
-            sources = Sources(ModelFiles(Path(folder)), network, SegmentationTask(2))
-            adapter = Routing(epochs=2, batch_size=batch)
-            cases = Unlabelled(TensorDataset({"image": images}))
-            return adapter.adapt(sources, cases, lambda *_: None)
+        network = partial(build_model, "iop_unet", in_channels=1, base=base)
+        sources = Sources(ModelFiles(folder / str(base)), network, SegmentationTask(2))
+        cases = Unlabelled(TensorDataset({"image": images}))
+        return Routing(epochs=2, batch_size=batch).adapt(sources, cases, lambda *_: None)
 
     prepare(threads=1)
+    give_back_freed_memory()
     images = torch.randn(batch, 1, 32, 32)
     work = plain if kind == "plain" else adapt
-    work(2)  # loads whatever is loaded at first use
-    model = build_model("iop_unet", in_channels=1).state_dict()
-    unit = sum(tensor.numel() * tensor.element_size() for tensor in model.values())
-    del model
-    return peak_of(partial(work, 32)) / unit
+    work(BASES[1])  # loads whatever is loaded at first use
+    return peak_of(partial(work, BASES[0])) / bytes_of(
+        make_network(large=True).state_dict().values()
+    )
 
 
-def peak_in_a_child(kind: str, batch: int, children: int) -> float:
+def give_back_freed_memory() -> None:
+    """Let the C library give freed blocks back at once, so that only what is held counts."""
+    mallopt = ctypes.CDLL(None).mallopt
+    for setting in (-1, -3):  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD
+        mallopt(setting, 1 << 16)
+
+
+def bytes_of(tensors: Iterable[Any]) -> int:
+    """Return the bytes of tensors."""
+    return sum(int(tensor.numel() * tensor.element_size()) for tensor in tensors)
+
+
+def training_of_routers() -> float:
+    """Return the memory of what trains the routers, in models.
+
+    Parameters, gradients, Adam's two moments and the state that is kept.
+    """
+    from collegium.adaptation._routed import layer_router, make_routed, routing_parameters
+
+    network = make_network(large=True)
+    model = bytes_of(network.state_dict().values())
+    layers = make_routed(network, SOURCES, layer_router(SOURCES, 0.2))
+    return 5 * bytes_of(routing_parameters(layers)) / model
+
+
+def judge_memory(batches: Sequence[int], children: int) -> list[bool]:
+    """Measure in processes of their own, print, and judge."""
+    routers, good = training_of_routers(), []
+    with tempfile.TemporaryDirectory() as folder:
+        write_models(Path(folder))
+        for batch in batches:
+            peaks = {
+                kind: peak_in_a_child(kind, batch, Path(folder), children)
+                for kind in ("plain", "routing")
+            }
+            passes = max(0.0, peaks["plain"] - 2)  # without its weights and gradients
+            shown = ", ".join(f"{kind} {value:.2f}" for kind, value in peaks.items())
+            print(f"batch {batch}, models held: {shown}; to train the routers {routers:.2f}")
+            held = peaks["routing"] - passes - routers
+            good.append(verdict(f"routing, batch {batch}, memory", held, MODELS, "models"))
+    return good
+
+
+def peak_in_a_child(kind: str, batch: int, folder: Path, children: int) -> float:
     """Return the median of what `measure_memory` finds in some processes."""
-    command = [sys.executable, __file__, "--memory", kind, str(batch)]
+    command = [sys.executable, __file__, "--memory", kind, str(batch), str(folder)]
     found = [
         float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         for _ in range(children)
@@ -177,10 +230,11 @@ def main() -> int:
         "--quick", action="store_true", help="a batch of one only, fewer repetitions"
     )
     parser.add_argument("--large", action="store_true", help="the IOP-FL U-Net")
-    parser.add_argument("--memory", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--memory", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.memory:
-        print(measure_memory(options.memory[0], int(options.memory[1])))
+        kind, batch, folder = options.memory
+        print(measure_memory(kind, int(batch), Path(folder)))
         return 0
     repetitions, children = (2, 1) if options.quick else (5, 3)
     good = []
@@ -199,13 +253,7 @@ def main() -> int:
                 least=True,
             ),
         ]  # fmt: skip
-    for batch in (1, 4):
-        peaks = {kind: peak_in_a_child(kind, batch, children) for kind in ("plain", "routing")}
-        activations = max(0.0, peaks["plain"] - 2)  # what is beside its weights and gradients
-        shown = ", ".join(f"{kind} {value:.1f} models" for kind, value in peaks.items())
-        print(f"batch {batch}, memory: {shown}")
-        beyond = peaks["routing"] - activations
-        good.append(verdict(f"routing, batch {batch}, memory", beyond, MODELS, "models"))
+    good += judge_memory((1, 4), children)
     return 0 if all(good) else 1
 
 

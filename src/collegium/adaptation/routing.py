@@ -165,7 +165,8 @@ class Routing(Adapter):
             row = self._measure(network, network.windows(cases, self.batch_size))
             account.losses.append({"step": epoch, **row})
             if self.selection == "last" or row["total"] < least:
-                best, least, account.chosen = network.state(), row["total"], epoch
+                network.keep(best)
+                least, account.chosen = row["total"], epoch
         network.restore(best)
 
     def _adapt_by_batch(
@@ -186,7 +187,8 @@ class Routing(Adapter):
                     account.steps += 1
                 now = self._measure(network, windows)
                 if self.selection == "last" or now["total"] < row["total"]:
-                    best, row = network.state(), now
+                    network.keep(best)
+                    row = now
             network.restore(best)
             account.losses.append({"step": number, **row})
             network.deliver(members, example, deliver)
@@ -291,6 +293,11 @@ class _Network:
     def state(self) -> State:
         """Return a copy of what is trained."""
         return [parameter.detach().clone() for parameter in self.moving]
+
+    def keep(self, state: State) -> None:
+        """Write what is trained over what `state` returned."""
+        for parameter, value in zip(self.moving, state, strict=True):
+            value.copy_(parameter.detach())
 
     def restore(self, state: State) -> None:
         """Put back what `state` returned."""
