@@ -114,11 +114,11 @@ class RoutedLayer(nn.Module):
         output = CONVOLVE[axes][self.transposed](
             inputs.reshape(1, -1, *inputs.shape[2:]),
             weight.flatten(0, 1),
+            None if bias is None else bias.flatten(),
             groups=groups,
             **settings,
         )
-        output = output.reshape(count, -1, *output.shape[2:])
-        return output if bias is None else output + bias.reshape(*bias.shape, *[1] * axes)
+        return output.reshape(count, -1, *output.shape[2:])
 
 
 @contextmanager

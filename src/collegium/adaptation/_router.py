@@ -42,8 +42,9 @@ class Router(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the coefficients (B, sources) for inputs (B, channels, *spatial)."""
-        pooled = inputs.flatten(2).mean(dim=2) if inputs.ndim > 2 else inputs
-        coefficients: Tensor = self.output(self.dropout(self.hidden(pooled))).sigmoid()
+        if inputs.ndim > 2:  # not mean(), whose backward pass divides a whole map
+            inputs = inputs.flatten(2).sum(dim=2) / inputs[0, 0].numel()
+        coefficients: Tensor = self.output(self.dropout(self.hidden(inputs))).sigmoid()
         return coefficients
 
 
