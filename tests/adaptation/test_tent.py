@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-from collegium.adaptation.base import Sources
+from collegium.adaptation.base import Sources, Unlabelled
 from collegium.adaptation.tent import Tent
-from collegium.data.dataset import Example
+from collegium.data.dataset import Example, TensorDataset
 from collegium.errors import ConfigError, DivergedError
 from collegium.tasks import SegmentationTask
 from collegium.tensors import Tensors
@@ -165,6 +165,16 @@ def test_a_network_without_batch_normalisation_is_refused(outside: Any) -> None:
         Tent().check(network())
     with pytest.raises(ConfigError, match=words):
         outside.adapt(Tent(), outside.sources(network))
+
+
+def test_batch_normalisation_without_scale_and_shift_is_refused() -> None:
+    def network() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2, affine=False))
+
+    sources = Sources({"global": Tensors(network().state_dict())}, network, SegmentationTask(2))
+    cases = Unlabelled(TensorDataset({"image": torch.zeros(2, 1, 4, 4)}))
+    with pytest.raises(ConfigError, match="tent moves scale and shift, and the network's batch"):
+        Tent().adapt(sources, cases, lambda *_: None)
 
 
 def test_without_a_global_model_it_refuses(outside: Any, by_hand: Any) -> None:

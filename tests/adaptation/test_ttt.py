@@ -211,6 +211,9 @@ def test_models_without_the_head_are_refused(outside: Any) -> None:
     words = "the global model has no rotation head.* train it with the algorithm ttt, or choose"
     with pytest.raises(ConfigError, match=words):
         outside.adapt(ttt(), outside.sources(bare))
+    with pytest.raises(ConfigError, match="Sequential has no rotation head; train it with"):
+        ttt().check(bare())
+    ttt().check(network())
 
 
 def test_without_a_global_model_it_refuses(outside: Any) -> None:

@@ -68,6 +68,11 @@ class Tent(Adapter):
         use_batch_statistics(module)
         module.requires_grad_(False)
         moving = list(affine(layers))
+        if not moving:
+            raise ConfigError(
+                "tent moves scale and shift, and the network's batch normalisation has none; choose "
+                "dsbn, or train with them"
+            )
         start = [parameter.clone() for parameter in moving]
         task, account = sources.task.batched(self.batch_size), Account([GLOBAL])
         optimizer = self._optimizer(moving)

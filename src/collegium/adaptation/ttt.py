@@ -143,7 +143,8 @@ class TTTAdapter(Adapter):
         if fmean(row["total"] for row in account.losses) > 0.95 * CHANCE:
             notes.append(
                 "The rotation head does hardly better than chance, so that its gradient says "
-                "little: were training images upright (sampling.flips and sampling.rotations off)?"
+                "little: training images were turned or mirrored (sampling.flips, "
+                "sampling.rotations), or crops do not show which way is up."
             )
         if not self.online:
             notes.append("Every case had a network of its own, so that no adapted model is kept.")

@@ -29,6 +29,7 @@ class TTT(FedAvg):
     their middle; labels are never turned. Volumes turn in the plane of their first two axes. The
     task can be learnt only where training images are upright: with ``sampling.rotations`` or
     ``sampling.flips`` nobody can tell by how far an image was turned, and L_rot stays near log 4.
+    So it does where crops are too small to show which way is up.
 
     Deviations: the paper uses group normalisation; where a network has batch normalisation, turned
     images are normalised by their own batch and leave the running statistics alone, which belong to
