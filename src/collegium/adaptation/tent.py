@@ -70,8 +70,8 @@ class Tent(Adapter):
         moving = list(affine(layers))
         if not moving:
             raise ConfigError(
-                "tent moves scale and shift, and the network's batch normalisation has none; choose "
-                "dsbn, or train with them"
+                "tent moves scale and shift, and the network's batch normalisation has none; "
+                "choose dsbn, or train with them"
             )
         start = [parameter.clone() for parameter in moving]
         task, account = sources.task.batched(self.batch_size), Account([GLOBAL])
