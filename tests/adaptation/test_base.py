@@ -52,6 +52,18 @@ def test_the_slices_of_a_volume_are_not_joined_with_another_case() -> None:
     assert [members for members, _ in groups(cases, 8)] == [[0], [1], [2]]
 
 
+def test_a_vector_has_company_where_there_are_two() -> None:
+    def members(count: int, size: int) -> list[list[int]]:
+        return [found for found, _ in groups(Cases(*[(1, 3)] * count), size)]
+
+    assert members(5, 4) == [[0, 1, 2, 3, 4]]
+    assert members(6, 4) == [[0, 1, 2, 3], [4, 5]]
+    assert members(5, 1) == [[0, 1], [2, 3, 4]]
+    assert members(1, 4) == [[0]]
+    images = Cases((1, 1, 4, 4), (1, 1, 4, 4), (1, 1, 4, 4))
+    assert [found for found, _ in groups(images, 1)] == [[0], [1], [2]]
+
+
 class Half(nn.Module):
     """Class 1 where the image is above one half."""
 

@@ -196,3 +196,29 @@ def test_what_attention_only_reads_stays_and_what_cannot_be_mixed_is_refused() -
         make_routed(normed, 2, layer_router(2, 0.0))
     with pytest.raises(ConfigError, match="neither convolutions nor linear layers"):
         make_routed(nn.Sequential(nn.ReLU()), 2, layer_router(2, 0.0))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_transformer_in_evaluation_mode_asks_its_routers(grad: bool) -> None:
+    """Torch's fast path would read the weights of its linear layers past them."""
+
+    def network() -> nn.Module:
+        layer = nn.TransformerEncoderLayer(4, 2, dim_feedforward=6, batch_first=True)
+        return nn.TransformerEncoder(layer, 2)
+
+    given = models(network)
+    choice = torch.eye(3)[[1, 2]]
+    mixed = routed(network, given, lambda channels: Fixed(choice))
+    names = routed_names(network)
+    assert {name.rpartition(".")[0] for name in names} == {
+        f"layers.{k}.linear{j}" for k in (0, 1) for j in (1, 2)
+    }
+    tokens = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
+    with torch.set_grad_enabled(grad):
+        found = mixed(tokens)
+    for sample, source in enumerate(("east", "north")):
+        own = {name: given[source if name in names else "global"][name] for name in given[source]}
+        alone = network()
+        alone.load_state_dict(own)
+        expected = alone.eval()(tokens[sample : sample + 1])
+        torch.testing.assert_close(found[sample : sample + 1], expected, atol=1e-5, rtol=1e-4)

@@ -328,3 +328,57 @@ def test_rows_can_be_classified_but_have_no_shape() -> None:
     assert list(adapted.account.coefficients) == ["0", "3"]
     losses = [row["total"] for row in adapted.account.losses]
     assert losses[adapted.account.chosen or 0] < losses[0]
+
+
+# --- how the cases differ
+
+
+@pytest.mark.parametrize("granularity", ["layer", "model"])
+def test_spread_and_weight_variation_are_those_of_weights_made_by_hand(
+    granularity: Literal["layer", "model"], in_numpy: Any
+) -> None:
+    def network() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(2, 3, 1), nn.ReLU(), nn.Conv2d(3, 2, 1)).double()
+
+    given = models(network)
+    images = np.random.default_rng(4).normal(size=(7, 2, 4, 5)) + np.arange(7)[:, None, None, None]
+    adapter = Routing(epochs=3, lr=0.2, terms=("entropy",), granularity=granularity, dropout=0.0)
+    adapted, _ = run(adapter, given, network, images)
+    state, account = in_numpy(adapted.model), adapted.account
+    assert list(account.spreads) == list(account.coefficients) == ["0", "2"]
+    maps = images.reshape(7, 2, -1)
+    for name in ("0", "2"):
+        weights = np.stack([given[s][f"{name}.weight"].numpy()[:, :, 0, 0] for s in NAMES])
+        biases = np.stack([given[s][f"{name}.bias"].numpy() for s in NAMES])
+        logits = np.repeat(state.get(f"{name}.router.logits", np.zeros(3))[None], 7, 0)
+        if granularity == "layer":
+            hidden = maps.mean(2) @ state[f"{name}.router.hidden.weight"].T
+            hidden = hidden + state[f"{name}.router.hidden.bias"]
+            logits = hidden @ state[f"{name}.router.output.weight"].T
+            logits = logits + state[f"{name}.router.output.bias"]
+        r = 1 / (1 + np.exp(-logits))
+        own, equal = np.einsum("bs,soi->boi", r, weights), weights.mean(0)
+        varied = np.array([np.linalg.norm(w - equal) / np.linalg.norm(equal) for w in own])
+        spread = account.spreads[name]
+        for k, source in enumerate(NAMES):
+            assert account.coefficients[name][source] == pytest.approx(r[:, k].mean(), rel=1e-9)
+            assert spread.deviations[source] == pytest.approx(r[:, k].std(), rel=1e-6, abs=1e-12)
+        assert varied.mean() > 0.01
+        assert spread.variation == pytest.approx(varied.mean(), rel=1e-9)
+        assert spread.variation_deviation == pytest.approx(varied.std(), rel=1e-6, abs=1e-12)
+        assert (varied.std() > 1e-3) == (granularity == "layer")
+        maps = np.einsum("boi,bip->bop", own, maps) + (r @ biases)[:, :, None]
+        maps = np.where(maps > 0, maps, 0)
+
+
+def test_layers_are_told_in_the_order_in_which_the_network_calls_them() -> None:
+    class Backwards(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last, self.unused, self.first = (nn.Conv2d(1, c, 1) for c in (2, 1, 1))
+
+        def forward(self, images: torch.Tensor) -> Any:
+            return self.last(self.first(images))
+
+    adapted, _ = run(Routing(epochs=1), models(Backwards), Backwards, IMAGES)
+    assert list(adapted.account.spreads) == list(adapted.account.coefficients) == ["first", "last"]

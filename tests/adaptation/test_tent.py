@@ -8,8 +8,8 @@ from torch import nn
 from collegium.adaptation.base import Sources, Unlabelled
 from collegium.adaptation.tent import Tent
 from collegium.data.dataset import Example, TensorDataset
-from collegium.errors import ConfigError, DivergedError
-from collegium.tasks import SegmentationTask
+from collegium.errors import ConfigError, DataError, DivergedError
+from collegium.tasks import SegmentationTask, SupervisedTask
 from collegium.tensors import Tensors
 
 LR, BETA = 0.03, 0.8
@@ -188,3 +188,47 @@ def test_without_a_global_model_it_refuses(outside: Any, by_hand: Any) -> None:
 def test_values_that_cannot_be_meant_are_refused(fields: Any) -> None:
     with pytest.raises(ConfigError, match=f"tent has .*{next(iter(fields))}"):
         Tent(**fields)
+
+
+def vectors() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double()
+
+
+def of_vectors(count: int) -> tuple[Sources, TensorDataset]:
+    inputs = torch.randn(count, 3, generator=torch.Generator().manual_seed(5)).double()
+    sources = Sources(
+        {"global": Tensors(vectors().state_dict()).clone()},
+        vectors,
+        SupervisedTask(nn.functional.cross_entropy),
+    )
+    return sources, TensorDataset({"image": inputs})
+
+
+@pytest.mark.parametrize(("size", "joined"), [(2, [2, 3]), (4, [5]), (1, [2, 3])])
+def test_no_vector_is_alone_in_a_batch(size: int, joined: list[int]) -> None:
+    sources, data = of_vectors(5)
+    found: dict[int, torch.Tensor] = {}
+    account = (
+        Tent(lr=1e-30, batch_size=size)
+        .adapt(sources, Unlabelled(data), lambda name, k, output: found.__setitem__(k, output))
+        .account
+    )
+    assert account.steps == len(joined)
+    weights = {name: tensor.numpy() for name, tensor in sources.models["global"].items()}
+    images = np.concatenate([data.example(k).batch["image"].numpy() for k in range(5)])
+    hidden = images @ weights["0.weight"].T + weights["0.bias"]
+    expected = []
+    for batch in np.split(hidden, np.cumsum(joined)[:-1]):
+        normal = (batch - batch.mean(0)) / np.sqrt(batch.var(0) + 1e-5)
+        expected.append(normal @ weights["2.weight"].T + weights["2.bias"])
+    assert sorted(found) == [0, 1, 2, 3, 4]
+    outputs = np.concatenate([found[k].numpy() for k in range(5)])
+    np.testing.assert_allclose(outputs, np.concatenate(expected), rtol=1e-9)
+
+
+def test_a_site_with_a_single_vector_is_told_what_to_do() -> None:
+    sources, data = of_vectors(1)
+    with pytest.raises(
+        DataError, match=r"a batch held one value per channel .*more or larger cases"
+    ):
+        Tent().adapt(sources, Unlabelled(data), lambda *_: None)

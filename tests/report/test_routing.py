@@ -1,6 +1,16 @@
+import re
+from dataclasses import replace
+
 import pytest
 
-from collegium.report.routing import Routes, gather_adaptations, shades
+from collegium.report.routing import (
+    Routes,
+    gather_adaptations,
+    loss_lines,
+    mean_routes,
+    shades,
+    variation_svg,
+)
 
 
 def account(seed=0, adapter="routing", **changes):
@@ -54,11 +64,79 @@ def test_losses_of_several_cases_are_averaged_by_step():
     assert low < 1.0 < 3.0 < high
 
 
+def cell(text, shade, deviation=""):
+    return {"text": text, "shade": shade, "deviation": deviation}
+
+
 def test_shades_reach_from_the_smallest_to_the_largest():
     routes = Routes(("down", "up"), ("global", "a"), ((0.25, 0.75), (0.5, 0.5)))
     assert shades(routes) == [
-        ("down", [{"text": "0.250", "shade": 0}, {"text": "0.750", "shade": 88}]),
-        ("up", [{"text": "0.500", "shade": 44}, {"text": "0.500", "shade": 44}]),
+        ("down", [cell("0.250", 0), cell("0.750", 88)]),
+        ("up", [cell("0.500", 44), cell("0.500", 44)]),
     ]
+    spread = replace(routes, deviations=((0.01, 0.02), (0.03, 0.04)))
+    assert shades(spread)[1] == ("up", [cell("0.500", 44, "0.030"), cell("0.500", 44, "0.040")])
     equal = Routes(("down",), ("global", "a"), ((0.5, 0.5),))
     assert [cell["shade"] for cell in shades(equal)[0][1]] == [0, 0]
+
+
+def known(*rows, deviations, variation, variation_deviation):
+    return coefficients(*rows) | {
+        "deviations": deviations, "variation": variation,
+        "variation_deviation": variation_deviation,
+    }  # fmt: skip
+
+
+FIRST = known((0.4, 0.6), (0.2, 0.8), deviations=[[0.1, 0.2], [0.3, 0.4]],
+              variation=[0.02, 0.5], variation_deviation=[0.01, 0.0])  # fmt: skip
+SECOND = known((0.6, 0.4), (0.4, 0.6), deviations=[[0.3, 0.2], [0.1, 0.0]],
+               variation=[0.04, 0.3], variation_deviation=[0.03, 0.2])  # fmt: skip
+
+
+def test_how_cases_differ_is_averaged_over_the_seeds_that_know_it():
+    old = coefficients((0.5, 0.5), (0.9, 0.1))
+    routes = mean_routes([FIRST, None, SECOND, old])
+    assert routes is not None
+    assert [x for row in routes.values for x in row] == pytest.approx([0.5, 0.5, 0.5, 0.5])
+    assert [x for row in routes.deviations for x in row] == pytest.approx([0.2, 0.2, 0.2, 0.2])
+    assert [x for row in routes.varied for x in row] == pytest.approx([3.0, 2.0, 40.0, 10.0])
+
+
+def test_an_account_older_than_the_weight_variation_has_none():
+    routes = mean_routes([coefficients((0.5, 0.5), (0.9, 0.1))])
+    assert routes is not None
+    assert (routes.deviations, routes.varied) == ((), [])
+    assert variation_svg(routes, "routing") == ""
+    assert [found["deviation"] for found in shades(routes)[0][1]] == ["", ""]
+
+
+def points(text):
+    return [tuple(map(float, pair.split(","))) for pair in text.split()]
+
+
+def test_the_chart_has_a_line_of_means_in_a_band_of_one_deviation():
+    routes = mean_routes([known(
+        (0.4, 0.6), (0.2, 0.8), deviations=[[0.0, 0.0]] * 2,
+        variation=[0.1, 0.3], variation_deviation=[0.2, 0.1],
+    )])  # fmt: skip
+    assert routes is not None
+    svg = variation_svg(replace(routes, layers=("down", "<b>up")), "IOP-FL & routing")
+    assert 'aria-label="Weight variation of IOP-FL &amp; routing over 2 layers; largest at ' \
+        '&lt;b&gt;up, 30 %."' in svg  # fmt: skip
+    assert "<b>" not in svg
+    line = re.findall(r'<polyline points="([^"]+)"', svg)
+    band = re.findall(r'<path fill-opacity=".2" d="M([^"]+)z"', svg)
+    assert (len(line), len(band)) == (1, 1)
+    (left, low), (right, high) = points(line[0])
+    assert left < right
+    # 40 % is the highest point of the band, with 5 % of air above it in a frame from 10 to 212
+    expected = [212 - 202 * value / 42 for value in (10, 30)]
+    assert [low, high] == pytest.approx(expected, abs=0.06)
+    around = [212 - 202 * value / 42 for value in (30, 40, 20, 0)]  # never below 0
+    assert [y for _, y in points(band[0])] == pytest.approx(around, abs=0.06)
+    assert [x for x, _ in points(band[0])] == [left, right, right, left]
+
+
+def test_a_term_that_is_the_total_itself_has_no_line_of_its_own():
+    rows = [{"step": k, "total": 2.0 - k, "entropy": 2.0 - k, "shape": 1.0} for k in range(3)]
+    assert [line.name for line in loss_lines(rows)] == ["total", "shape"]

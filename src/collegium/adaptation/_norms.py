@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from collegium.errors import ConfigError
+from collegium.errors import ConfigError, DataError
 
 
 def batch_norms(module: nn.Module) -> dict[str, _BatchNorm]:
@@ -32,13 +32,25 @@ def require_batch_norms(module: nn.Module, adapter: str) -> dict[str, _BatchNorm
 def use_batch_statistics(module: nn.Module) -> None:
     """Let batch normalisation use each batch's own statistics, and forget the running ones.
 
-    The network stays in evaluation mode otherwise (dropout is off).
+    The network stays in evaluation mode otherwise (dropout is off). A batch with a single value per
+    channel, of which there are no statistics, is from then on a `DataError`.
     """
     module.eval()
     for layer in batch_norms(module).values():
         layer.train()
+        layer.register_forward_pre_hook(_require_values)
         layer.track_running_stats = False
         layer.running_mean = layer.running_var = layer.num_batches_tracked = None
+
+
+def _require_values(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    values = inputs[0]
+    if values.ndim > 1 and values.numel() == values.shape[1]:
+        raise DataError(
+            "batch normalisation takes its statistics from the batch, and a batch held one value "
+            "per channel (a single vector, or a single image that the network shrinks to a pixel); "
+            "give the site more or larger cases, or choose the adapter dsbn or none"
+        )
 
 
 def affine(layers: dict[str, _BatchNorm]) -> Iterator[Tensor]:

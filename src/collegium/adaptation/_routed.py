@@ -155,7 +155,8 @@ def make_routed(
     """Put routed layers in the place of a network's convolutions and linear layers.
 
     The output projection of torch's `MultiheadAttention` stays: it is never called, only its
-    weights are read.
+    weights are read. Layers of torch's `TransformerEncoder` lose their fast path, which would read
+    the weights of their linear layers past the routers.
 
     Args:
         module: the network, changed in place; whatever else it holds stays.
@@ -178,6 +179,9 @@ def make_routed(
                 made[id(layer)] = RoutedLayer(layer, sources, router(channels))
             place, _, last = name.rpartition(".")
             setattr(module.get_submodule(place), last, made[id(layer)])
+    for layer in module.modules():
+        if isinstance(layer, nn.TransformerEncoderLayer):
+            layer.activation_relu_or_gelu = 0  # what the fast path asks for
     if not made:
         raise ConfigError(
             f"{type(module).__name__} has neither convolutions nor linear layers to be routed"

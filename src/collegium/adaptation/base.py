@@ -131,6 +131,23 @@ class Sources:
         return module.to(self.device).eval()
 
 
+@dataclass(frozen=True)
+class Spread:
+    """How the cases differ in one routed layer; a case is an image or, of a large one, a window.
+
+    Deviations are those over all cases of the site, so that a single case has 0.
+
+    Attributes:
+        deviations: by source, the standard deviation of its coefficient.
+        variation: mean of the weight variation, see `collegium.adaptation._variation`.
+        variation_deviation: the standard deviation of the weight variation.
+    """
+
+    deviations: Mapping[str, float]
+    variation: float
+    variation_deviation: float
+
+
 @dataclass
 class Account:
     """What an adaptation did.
@@ -140,8 +157,10 @@ class Account:
         steps: optimiser steps taken.
         losses: a row for each epoch or step, by name; "step" counts them, "total" was minimised.
         chosen: the "step" of the row whose model predicts; None where none was chosen.
-        coefficients: by layer, then by source, the mean over the cases of the routing coefficients.
+        coefficients: by layer in the order of the network, then by source, the mean over the cases
+            of the routing coefficients.
         notes: what else a reader should know, a sentence each.
+        spreads: by layer, in the order of `coefficients`, how the cases differ.
     """
 
     sources: Sequence[str]
@@ -150,6 +169,7 @@ class Account:
     chosen: int | None = None
     coefficients: dict[str, dict[str, float]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    spreads: dict[str, Spread] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -201,7 +221,9 @@ class Adapter(ABC):
 def groups(cases: Images, size: int) -> Iterator[tuple[list[int], Example]]:
     """Yield the cases in order, neighbours of one shape joined to batches of at most ``size``.
 
-    A case that is a batch of its own, such as the slices of a volume, is not joined with others.
+    A case that is a batch of its own, such as the slices of a volume, is not joined with others. A
+    vector is never alone where it has neighbours, since batch normalisation cannot tell one vector
+    from its mean: ``size`` counts as 2 or more for vectors, and a last one joins those before it.
 
     Yields:
         The numbers of the cases, and an example whose image is (B, C, *spatial).
@@ -210,9 +232,9 @@ def groups(cases: Images, size: int) -> Iterator[tuple[list[int], Example]]:
     for index in range(len(cases)):
         example = cases.example(index)
         shape = example.batch["image"].shape
-        if waiting and (
-            len(waiting) == size or shape[0] > 1 or shape != waiting[0][1].batch["image"].shape
-        ):
+        alone = len(shape) == 2 and (len(waiting) == 1 or index == len(cases) - 1)
+        full = len(waiting) >= size and not alone
+        if waiting and (full or shape[0] > 1 or shape != waiting[0][1].batch["image"].shape):
             yield _joined(waiting)
             waiting = []
         waiting.append((index, example))

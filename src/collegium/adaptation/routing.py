@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -20,6 +21,7 @@ from collegium.adaptation._routed import (
     make_routed,
     routing_parameters,
 )
+from collegium.adaptation._variation import weight_variation
 from collegium.adaptation.base import (
     GLOBAL,
     Account,
@@ -28,6 +30,7 @@ from collegium.adaptation.base import (
     Deliver,
     Images,
     Sources,
+    Spread,
     descend,
     groups,
     predict,
@@ -129,7 +132,7 @@ class Routing(Adapter):
                     network.deliver(members, example, deliver)
             else:
                 self._adapt_by_batch(network, cases, account, deliver)
-        account.coefficients = network.mean_coefficients()
+        account.coefficients, account.spreads = network.mean_coefficients(), network.spreads()
         return Adapted(account, Tensors(network.module.state_dict()))  # nobody else holds them
 
     def _open(self, sources: Sources) -> _Network:
@@ -282,8 +285,7 @@ class _Network:
     names: list[str]
     task: Task
     seed: int
-    sums: dict[str, Tensor] = field(default_factory=dict)
-    count: int = 0
+    noted: dict[str, list[Tensor]] = field(default_factory=dict)
 
     def windows(self, cases: Images, size: int) -> Iterator[Tensor]:
         """Yield what enters the network at once, in the order of the cases."""
@@ -309,28 +311,41 @@ class _Network:
         """Predict a group of cases, and note the coefficients."""
         for layer in self.layers.values():
             layer.router.eval()
-        hook = self.module.register_forward_hook(lambda *_: self._note())
+        hooks = [
+            layer.register_forward_hook(partial(self._note, name))
+            for name, layer in self.layers.items()
+        ]
         try:
             for index, prediction in predict(self.task, self.module, members, example):
                 deliver("", index, prediction)
         finally:
-            hook.remove()
+            for hook in hooks:
+                hook.remove()
 
-    def _note(self) -> None:
-        seen = 0
-        for name, layer in self.layers.items():
-            if layer.coefficients is not None:
-                total = layer.coefficients.sum(dim=0).cpu()
-                self.sums[name] = self.sums.get(name, torch.zeros_like(total)) + total
-                seen = len(layer.coefficients)
-        self.count += seen
+    def _note(self, name: str, layer: RoutedLayer, *_: object) -> None:
+        assert layer.coefficients is not None
+        self.noted.setdefault(name, []).append(layer.coefficients.cpu().double())
 
     def mean_coefficients(self) -> dict[str, dict[str, float]]:
-        """Return the mean coefficients of the cases by layer and source."""
+        """Return the mean coefficients of the cases by layer, as they were called, and source."""
         return {
-            name: dict(zip(self.names, (total / max(self.count, 1)).tolist(), strict=True))
-            for name, total in self.sums.items()
+            name: self._by_source(torch.cat(noted).mean(dim=0))
+            for name, noted in self.noted.items()
         }
+
+    def spreads(self) -> dict[str, Spread]:
+        """Return by layer how the cases differ."""
+        found = {}
+        for name, noted in self.noted.items():
+            coefficients = torch.cat(noted)
+            variation = weight_variation(self.layers[name].get_buffer("weight"), coefficients)
+            deviation, mean = torch.std_mean(variation, correction=0)
+            deviations = self._by_source(coefficients.std(dim=0, correction=0))
+            found[name] = Spread(deviations, float(mean), float(deviation))
+        return found
+
+    def _by_source(self, values: Tensor) -> dict[str, float]:
+        return dict(zip(self.names, values.tolist(), strict=True))
 
 
 class _Stay:

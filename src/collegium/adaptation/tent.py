@@ -32,7 +32,8 @@ class Tent(Adapter):
     and pixels. So a prediction knows of the cases before it, not of those after it.
 
     Deviation: a case larger than the inference window is predicted window by window and then
-    learnt from window by window; the released code has no windows.
+    learnt from window by window; the released code has no windows. Vectors are never alone in a
+    batch where the site has two or more, see `collegium.adaptation.base.groups`.
 
     Attributes:
         lr: learning rate.

@@ -1,17 +1,24 @@
 """What adapters did at sites outside: their costs, their losses and their routing coefficients."""
 
+import html
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from collegium.benchmark.scores import position
 from collegium.benchmark.tables import number, scored_name
-from collegium.report.plots import Limits, Series, limits
+from collegium.report.plots import HEIGHT, MARKERS, WIDTH, Limits, Series, limits, ticks
 
 Content = Mapping[str, Any]
 """The content of an ``account.json``."""
+
+LEFT, RIGHT, TOP, BOTTOM = 52, 508, 10, 212
+"""The frame of the chart of the weight variation, in units of the drawing."""
+
+MOST_NUMBERS = 16
+"""Of layers below the chart; where there are more layers, some go without."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +62,22 @@ class Routes:
     """Routing coefficients, mean over seeds.
 
     Attributes:
-        layers: Names of the layers.
+        layers: Names of the layers, in the order of the network.
         sources: Names of the models.
         values: A row for each layer, a column for each source.
+        deviations: As the values, their standard deviations over cases; empty where the account is
+            older than they are, as are the other two.
+        variation: By layer, the mean over cases of the relative distance of a case's weights from
+            the equal mix.
+        variation_deviation: By layer, its standard deviation over cases.
     """
 
     layers: tuple[str, ...]
     sources: tuple[str, ...]
     values: tuple[tuple[float, ...], ...]
+    deviations: tuple[tuple[float, ...], ...] = ()
+    variation: tuple[float, ...] = ()
+    variation_deviation: tuple[float, ...] = ()
 
     @property
     def means(self) -> tuple[float, ...]:
@@ -79,6 +94,16 @@ class Routes:
         """The smallest and the largest coefficient."""
         every = [value for row in self.values for value in row]
         return min(every), max(every)
+
+    @property
+    def varied(self) -> list[tuple[float, float]]:
+        """Of each layer, the mean of the weight variation and its deviation, in percent."""
+        pairs = zip(self.variation, self.variation_deviation, strict=True)
+        return [(100 * mean, 100 * deviation) for mean, deviation in pairs]
+
+    def drawing(self, what: str) -> str:
+        """Draw the weight variation, see `variation_svg`."""
+        return variation_svg(self, what)
 
 
 def gather_adaptations(accounts: Iterable[Content], order: Sequence[str]) -> list[Adaptation]:
@@ -111,14 +136,21 @@ def _gather(key: tuple[str, str, str], found: Sequence[Content]) -> Adaptation:
         steps=fmean(account["steps"] for account in found),
         seconds=fmean(account["seconds"] for account in found),
         notes=tuple(dict.fromkeys(note for account in found for note in account["notes"])),
-        losses=_losses(first["losses"]),
+        losses=loss_lines(first["losses"]),
         chosen=first.get("chosen"),
-        routes=_routes([account.get("coefficients") for account in found]),
+        routes=mean_routes([account.get("coefficients") for account in found]),
     )
 
 
-def _losses(rows: Sequence[Mapping[str, float]]) -> tuple[Series, ...]:
-    """A line per loss; steps that were taken for several cases are averaged."""
+def loss_lines(rows: Sequence[Mapping[str, float]]) -> tuple[Series, ...]:
+    """Return a line per loss; steps that were taken for several cases are averaged.
+
+    Args:
+        rows: The losses of an account.
+
+    Returns:
+        Lines of two steps or more; a term that is the total itself has none.
+    """
     lines: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         for name, value in row.items():
@@ -127,19 +159,39 @@ def _losses(rows: Sequence[Mapping[str, float]]) -> tuple[Series, ...]:
     drawn = [
         Series(name, place, False, {step: fmean(values) for step, values in sorted(points.items())})
         for place, (name, points) in enumerate(lines.items())
+        if name == "total" or points != lines.get("total")
     ]
     return tuple(line for line in drawn if len(line.points) > 1)
 
 
-def _routes(found: Sequence[Mapping[str, Any] | None]) -> Routes | None:
-    """The mean of the coefficients over the seeds that have the same layers and sources."""
+def mean_routes(found: Sequence[Mapping[str, Any] | None]) -> Routes | None:
+    """Return the mean over the seeds that have the same layers and sources.
+
+    Args:
+        found: The coefficients of accounts.
+
+    Returns:
+        None where there are none.
+    """
     present = [entry for entry in found if entry and entry.get("values")]
     if not present:
         return None
     layers, sources = present[0]["layers"], present[0]["sources"]
-    alike = [e["values"] for e in present if (e["layers"], e["sources"]) == (layers, sources)]
-    values = tuple(tuple(map(fmean, zip(*rows, strict=True))) for rows in zip(*alike, strict=True))
-    return Routes(tuple(layers), tuple(sources), values)
+    alike = [e for e in present if (e["layers"], e["sources"]) == (layers, sources)]
+    spread = [entry for entry in alike if "variation" in entry]
+    return Routes(
+        tuple(layers),
+        tuple(sources),
+        tuple(_mean(rows) for rows in zip(*(e["values"] for e in alike), strict=True)),
+        tuple(_mean(rows) for rows in zip(*(e["deviations"] for e in spread), strict=True)),
+        _mean([e["variation"] for e in spread]),
+        _mean([e["variation_deviation"] for e in spread]),
+    )
+
+
+def _mean(rows: Iterable[Sequence[float]]) -> tuple[float, ...]:
+    """The mean of each column."""
+    return tuple(map(fmean, zip(*rows, strict=True)))
 
 
 def shades(routes: Routes) -> list[tuple[str, list[dict[str, Any]]]]:
@@ -149,14 +201,76 @@ def shades(routes: Routes) -> list[tuple[str, list[dict[str, Any]]]]:
         routes: The coefficients.
 
     Returns:
-        For each layer its name and its cells: text, and shade in percent.
+        For each layer its name and its cells: text, shade in percent, and the text of the standard
+        deviation, empty where none is known.
     """
     low, high = routes.range
     span = (high - low) or 1.0
+    deviations = routes.deviations or [[None] * len(routes.sources)] * len(routes.layers)
     return [
         (
             layer,
-            [{"text": number(v), "shade": round(88 * (v - low) / span)} for v in row],
+            [
+                {
+                    "text": number(v),
+                    "shade": round(88 * (v - low) / span),
+                    "deviation": "" if sd is None else number(sd),
+                }
+                for v, sd in zip(row, spread, strict=True)
+            ],
         )
-        for layer, row in zip(routes.layers, routes.values, strict=True)
+        for layer, row, spread in zip(routes.layers, routes.values, deviations, strict=True)
     ]
+
+
+def variation_svg(routes: Routes, what: str) -> str:
+    """Draw the weight variation over the layers, with a band of one standard deviation.
+
+    Args:
+        routes: What is known of the layers.
+        what: Whose weights they are, for those who do not see the drawing.
+
+    Returns:
+        An ``<svg>`` element; empty where fewer than two layers have a variation.
+    """
+    layers = len(routes.varied)
+    if layers < 2:
+        return ""
+    high = 1.05 * max(map(sum, routes.varied)) or 1.0
+
+    def place(layer: float, value: float) -> str:
+        x = LEFT + (RIGHT - LEFT) * (layer - 1) / (layers - 1)
+        return f"{x:.1f},{BOTTOM - (BOTTOM - TOP) * value / high:.1f}"
+
+    numbered = list(enumerate(routes.varied, 1))
+    middle = [place(k, mean) for k, (mean, _) in numbered]
+    upper = [place(k, mean + sd) for k, (mean, sd) in numbered]
+    lower = [place(k, max(0.0, mean - sd)) for k, (mean, sd) in numbered]
+    marks = "".join(f"M{point.replace(',', ' ')}{MARKERS[0]}" for point in middle)
+    most, layer = max(
+        (mean, layer) for layer, (mean, _) in zip(routes.layers, routes.varied, strict=True)
+    )
+    said = f"Weight variation of {what} over {layers} layers; largest at {layer}, {most:.3g} %."
+    return (
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="{html.escape(said)}">{_axes(layers, high, place)}<g class="line c0">'
+        f'<path fill-opacity=".2" d="M{" ".join(upper + lower[::-1])}z"/>'
+        f'<polyline points="{" ".join(middle)}"/><path d="{marks}"/></g></svg>'
+    )
+
+
+def _axes(layers: int, high: float, place: Callable[[float, float], str]) -> str:
+    """The grid, the numbers and the titles of a chart over layers."""
+    parts = []
+    for tick in ticks(0.0, high):
+        y = float(place(1, tick).partition(",")[2])
+        parts.append(f'<line class="grid" x1="{LEFT}" y1="{y}" x2="{RIGHT}" y2="{y}"/>')
+        parts.append(f'<text class="end" x="{LEFT - 6}" y="{y + 4:.1f}">{tick:.6g}</text>')
+    for layer in range(1, layers + 1, -(-layers // MOST_NUMBERS)):
+        x = place(layer, 0.0).partition(",")[0]
+        parts.append(f'<text class="mid" x="{x}" y="{BOTTOM + 17}">{layer}</text>')
+    across, up = (LEFT + RIGHT) / 2, (TOP + BOTTOM) / 2
+    parts.append(f'<text class="mid" x="{across}" y="{BOTTOM + 34}">layer</text>')
+    turned = f"translate(12 {up}) rotate(-90)"
+    parts.append(f'<text class="mid" transform="{turned}">weight variation (%)</text>')
+    return f'<g aria-hidden="true">{"".join(parts)}</g>'
