@@ -3,9 +3,12 @@ from typing import Any
 
 import pytest
 
+from collegium.cell import Event
 from collegium.config import parse_config
 from collegium.errors import ConfigError
+from collegium.experiment import run_experiment
 from collegium.grid import cells_of, holders, variations_of
+from collegium.phantoms import make_federation
 
 SETTINGS: dict[str, Any] = {
     "name": "grid",
@@ -125,3 +128,49 @@ def test_another_seed_algorithm_or_codec_is_another_training() -> None:
         ("again", 0): ("fedavg", 0),
         ("again", 1): ("fedavg", 1),
     }
+
+
+def mark_trained(cell: Any) -> None:
+    """Leave in a cell's folder what a training ends with."""
+    folder = cell.folder / "server" / "records"
+    folder.mkdir(parents=True)
+    (folder / "test.json").write_text("{}")
+
+
+def test_a_training_that_is_finished_is_used_by_a_cell_placed_before_it(tmp_path: Path) -> None:
+    old = {"old": {"federation.outside": ["south"]}}
+    new = {"new": {"federation.outside": ["south"], "adapters": ["tent"]}}
+    settings: Any = {"algorithms": ["fedavg"], "output": str(tmp_path)}
+    (begun,) = cells_of(grid(**settings, variations=old))
+    cells = cells_of(grid(**settings, variations={**new, **old}))
+    assert [holders(cells)[cell.key].variation for cell in cells] == ["new", "new"]
+    assert not any(cell.trained for cell in cells)
+    mark_trained(begun)
+    assert [cell.trained for cell in cells] == [False, True]
+    assert [holders(cells)[cell.key].variation for cell in cells] == ["old", "old"]
+    mark_trained(cells[0])  # as it happened before: trained twice
+    assert [holders(cells)[cell.key].variation for cell in cells] == ["new", "new"]
+
+
+def test_a_run_extended_before_what_it_trained_trains_nothing_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLLEGIUM_CACHE", str(tmp_path / "cache"))
+    settings: Any = {
+        "federation": str(make_federation(tmp_path / "data", 2, cases=8, size=32)),
+        "model": {"name": "unet", "in_channels": 1, "channels": [4, 8], "num_res_units": 1},
+        "algorithms": ["fedavg"],
+        "rounds": 1,
+        "training": {"batch_size": 2, "local_steps": 1},
+        "output": str(tmp_path / "run"),
+    }
+    old = {"old": {"federation.outside": ["birch"]}}
+    new = {"new": {"federation.outside": ["birch"], "adapters": ["none"]}}
+    run_experiment(grid(**settings, variations=old))
+    events: list[Event] = []
+    config = grid(**settings, variations={**new, **old})
+    run_experiment(config, events.append)
+    told = [(event.kind, event.variation) for event in events]
+    assert told == [("cell", "new"), ("adapt", "new"), ("done", "new")]
+    first, second = cells_of(config)
+    assert (first.trained, second.trained) == (False, True)

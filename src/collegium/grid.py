@@ -2,7 +2,7 @@
 
 Every cell of the grid has settings of its own, an `ExperimentConfig` without variations and with
 the fold's site outside, and a folder. Cells that would train the same models share one training:
-the first of them holds it.
+one of them holds it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from collegium.yamlfile import Place, Source
 
 CellKey = tuple[str, str, str, int]
 """Variation, the site left out, label of the algorithm, seed; the first two may be empty."""
+
+TESTED = Path("server") / "records" / "test.json"
+"""What the training of a cell ends with, in its folder."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,11 @@ class Cell:
         fold = self.base / f"without-{self.left_out}" if self.left_out else self.base
         return fold / self.algorithm.label / f"seed-{self.seed}"
 
+    @property
+    def trained(self) -> bool:
+        """Whether the cell's own folder holds a training that is finished and tested."""
+        return (self.folder / TESTED).exists()
+
     @cached_property
     def training(self) -> str:
         """32 hexadecimal digits that two cells share if they train the same models."""
@@ -105,9 +113,15 @@ def cells_of(config: ExperimentConfig) -> list[Cell]:
 
 
 def holders(cells: Sequence[Cell]) -> dict[CellKey, Cell]:
-    """Return by key the cell that holds the training of each: itself, or an earlier one's."""
+    """Return by key the cell that holds the training of each: itself, or another one.
+
+    Of several that would train the same models it is the first that has done so, else the first. So
+    a run may be extended by a cell before the one that has trained, and nothing is trained anew.
+    """
     first: dict[str, Cell] = {}
-    return {cell.key: first.setdefault(cell.training, cell) for cell in cells}
+    for cell in sorted(cells, key=lambda cell: not cell.trained):
+        first.setdefault(cell.training, cell)
+    return {cell.key: first[cell.training] for cell in cells}
 
 
 def variations_of(config: ExperimentConfig) -> dict[str, ExperimentConfig]:

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from collegium.errors import DataError
-from collegium.report.reading import read_accounts, read_assessment, read_run
+from collegium.report.reading import read_assessment, read_run
 from collegium.results import Row, write_table
 
 
@@ -38,27 +38,6 @@ def test_a_damaged_description_is_named(tmp_path, text):
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(DataError, match=r"run\.json: .*restore the file, or remove it"):
         read_run(tmp_path)
-
-
-def place_account(folder, *parts, text="{}"):
-    place = folder.joinpath(*parts, "outside", "hrf", "tent")
-    place.mkdir(parents=True)
-    (place / "account.json").write_text(text)
-
-
-def test_accounts_are_those_of_the_setting_in_every_fold(tmp_path):
-    place_account(tmp_path, "tau", "without-hrf", "iopfl", "seed-0", text='{"steps": 1}')
-    place_account(tmp_path, "without-hrf", "iopfl", "seed-0", text='{"steps": 2}')
-    place_account(tmp_path, "iopfl", "seed-1", text='{"steps": 3}')
-    assert [found["steps"] for found in read_accounts(tmp_path)] == [3, 2]
-    assert [found["steps"] for found in read_accounts(tmp_path, "tau")] == [1]
-    assert read_accounts(tmp_path, "tau")[0]["notes"] == []
-
-
-def test_a_damaged_account_is_named(tmp_path):
-    place_account(tmp_path, "iopfl", "seed-0", text="{")
-    with pytest.raises(DataError, match=r"tent.account\.json: the account of an adaptation cannot"):
-        read_accounts(tmp_path)
 
 
 def test_an_assessment_is_found_in_either_place(tmp_path):

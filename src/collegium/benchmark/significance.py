@@ -30,7 +30,7 @@ If a method changed nothing, all of n patients would still point the same way wi
 LEVEL = 0.05
 """A p-value above it is no evidence."""
 
-_LOWER_IS_BETTER = frozenset({"loss", "hd", "hd95", "hausdorff", "assd", "asd", "msd"})
+_LOWER_IS_BETTER = frozenset({"loss", "log_loss", "hd", "hd95", "hausdorff", "assd", "asd", "msd"})
 _BLOCK = 1_000_000  # numbers resampled at once; bounds the memory
 _DECIMALS = 9  # differences that agree so far are ties; closer is the noise of floats
 _EXACT = 200  # with more patients the signed-rank test uses the normal limit
@@ -250,8 +250,9 @@ def corrected(tests: Sequence[RankTest]) -> list[RankTest]:
 
 def higher_is_better(metric: str, unit: str = "") -> bool:
     """Return False for distances and losses, by unit or name (``hd95``, ``hd95_vessel``)."""
-    first = metric.lower().replace("/", "_").split("_")[0]
-    return unit not in ("mm", "px") and first not in _LOWER_IS_BETTER
+    name = metric.lower().replace("/", "_")
+    first = name.split("_")[0]
+    return unit not in ("mm", "px") and not {name, first} & _LOWER_IS_BETTER
 
 
 def outcome(interval: Interval, *, higher_is_better: bool = True) -> Outcome:

@@ -1,10 +1,12 @@
 """Write the tables of a run into files, for papers, for other programs and for the hospitals."""
 
 import json
+import logging
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,12 @@ from collegium.benchmark.paired import ComparisonTable
 from collegium.benchmark.scores import SPLITS, Where
 from collegium.benchmark.sweeps import sweep_table, variations
 from collegium.benchmark.tables import MethodTable, final_scores, joining_table, method_table
+from collegium.benchmark.timing import as_methods, headline_metric, read_accounts, time_table
 from collegium.errors import DataError
 from collegium.results import Row, read_table
 from collegium.state import write_atomically
+
+logger = logging.getLogger(__name__)
 
 FOLDER = "tables"
 """The folder of the tables in the output folder of a run."""
@@ -50,7 +55,8 @@ def write_tables(output: Path) -> tuple[Path, ...]:
 
     ``<metric>[-outside][-<setting>]`` as ``.txt``, ``.md``, ``.tex`` and ``.csv``; of a sweep also
     ``<metric>[-outside]-sweep``; and the comparisons ``<metric>[-<setting>]-joining`` and
-    ``-adapting`` as ``.md`` and ``.csv``. Files of an earlier call are replaced.
+    ``-adapting`` as ``.md`` and ``.csv``. Where sites are outside, ``time[-<setting>]`` holds time
+    against quality. Files of an earlier call are replaced.
 
     Args:
         output: The output folder of an experiment, finished or not.
@@ -64,9 +70,8 @@ def write_tables(output: Path) -> tuple[Path, ...]:
     """
     labels = _read_labels(output)
     groups: dict[tuple[str, Where], list[Row]] = defaultdict(list)
-    wheres: tuple[Where, ...] = ("inside", "outside")
-    rows = [row for row in read_table(output) if row.split in SPLITS.values()]
-    for where in wheres:
+    rows = read_table(output)
+    for where in SPLITS:
         for row in final_scores(rows, where=where):
             groups[row.metric, where].append(row)
     if not groups:
@@ -74,10 +79,12 @@ def write_tables(output: Path) -> tuple[Path, ...]:
             f"{output}: there are no scores of test cases to make tables of; "
             "run the experiment until a cell is finished."
         )
+    made = [
+        _texts(scores, metric, where, labels) for (metric, where), scores in sorted(groups.items())
+    ]
     texts: dict[str, str] = {}
-    for (metric, where), scores in sorted(groups.items()):
-        for stem, extension, text in _texts(scores, metric, where, labels):
-            texts[_free(f"{_UNSAFE.sub('_', stem)}.{extension}", texts)] = text
+    for stem, extension, text in chain(*made, _time_texts(output, rows, labels)):
+        texts[_free(f"{_UNSAFE.sub('_', stem)}.{extension}", texts)] = text
     paths = tuple(output / FOLDER / name for name in texts)
     for path, text in zip(paths, texts.values(), strict=True):
         write_atomically(path, text.encode())
@@ -108,6 +115,20 @@ def _texts(
     if any(by_setting):
         table = sweep_table(scores, metric, labels.order, where=where)
         yield from _table_texts(f"{metric}{place}-sweep", table)
+
+
+def _time_texts(
+    output: Path, rows: Sequence[Row], labels: _Labels
+) -> Iterator[tuple[str, str, str]]:
+    """Yield name, extension and content of the tables of time against quality."""
+    scores, metric = final_scores(rows, where="outside"), headline_metric(rows)
+    for name in variations(scores):
+        accounts = read_accounts(output, name)
+        table = time_table(scores, accounts, metric, labels.order, variation=name)
+        if table.missing:
+            logger.warning("%s: %s", output / name, table.missing)
+        if table.methods:
+            yield from _table_texts(f"time-{name}" if name else "time", as_methods(table))
 
 
 def _table_texts(stem: str, table: MethodTable) -> Iterator[tuple[str, str, str]]:

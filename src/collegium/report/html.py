@@ -21,6 +21,7 @@ from collegium.report.pages import Report, gather
 from collegium.report.pictures import Overlay, read_overlays
 from collegium.report.reading import Run, read_run
 from collegium.report.routing import shades
+from collegium.report.timing import time_chart
 from collegium.state import write_atomically
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ def _environment() -> "Environment":
         "svg": plots.interval_svg,
         "chart": plots.line_chart,
         "sample": plots.legend_svg,
+        "times": time_chart,
         "markup": str,
     }
     return environment(filters, drawings)

@@ -20,6 +20,7 @@ from collegium.benchmark.tables import (
     method_table,
     scored_name,
 )
+from collegium.benchmark.timing import TimeTable, time_table
 from collegium.report import plots
 from collegium.report.answers import Answer, answer_sites
 from collegium.report.ledgers import Summary, ledger_rows
@@ -110,6 +111,7 @@ class Report:
         tables: By "inside" and "outside", a table for each metric, the headline metric first.
         sweeps: The tables of a sweep.
         adapting: Adapters against none, at all sites outside.
+        timing: Time against quality, at all sites outside.
         sites: A page for each site.
         curves: The charts of all sites.
         traffic: What all sites sent and received.
@@ -128,6 +130,7 @@ class Report:
     tables: Mapping[Where, Sequence[MethodTable]]
     sweeps: Sequence[MethodTable]
     adapting: ComparisonTable
+    timing: TimeTable
     sites: Sequence[SitePage]
     curves: Sequence[Curves]
     traffic: Sequence[Traffic]
@@ -160,6 +163,7 @@ def gather(
         tables={where: _method_tables(run, where) for where in WHERES},
         sweeps=_sweeps(run),
         adapting=adapting_table(run.rows, run.metric, run.order, variation=run.setting),
+        timing=time_table(run.rows, run.accounts, run.metric, run.order, variation=run.setting),
         sites=(),
         curves=_curves(run),
         traffic=count_traffic(run.rows, run.order),

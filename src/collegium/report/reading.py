@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from collegium.benchmark.sweeps import variations
+from collegium.benchmark.timing import headline_metric, read_accounts
 from collegium.errors import DataError
 from collegium.results import Row, read_table
 
@@ -108,7 +109,7 @@ def read_run(output: Path) -> Run:
         rows,
         _order([local, *draft.labels], rows),
         local,
-        _headline_metric(rows),
+        headline_metric(rows),
         frozenset(label for entry, label in named if entry.get("name") == "pooled"),
         setting,
         settings,
@@ -125,30 +126,6 @@ def _read_info(path: Path) -> dict[str, Any]:
     if not isinstance(info.get("config", {}), dict):
         raise DataError(f"{path}: {what} cannot be read (config is no mapping); {remedy}.")
     return info
-
-
-def read_accounts(output: Path, setting: str = "") -> list[dict[str, Any]]:
-    """Read what adapters did at sites outside.
-
-    Args:
-        output: The output folder of an experiment.
-        setting: The variation that is wanted; empty outside a sweep.
-
-    Returns:
-        The accounts, by path.
-
-    Raises:
-        DataError: One cannot be read.
-    """
-    found = []
-    for path in sorted(output.rglob("seed-*/outside/*/*/account.json")):
-        place = path.relative_to(output).parts[:-6]
-        if place[:1] == (setting,) if setting else len(place) < 2:
-            remedy = "remove its folder and resume the run, which adapts anew"
-            content = _read_json(path, "the account of an adaptation", remedy)
-            if content is not None:
-                found.append({"sources": [], "losses": [], "notes": [], **content})
-    return found
 
 
 def read_assessment(output: Path) -> dict[str, Any] | None:
@@ -186,11 +163,3 @@ def _order(wanted: Sequence[str], rows: Iterable[Row]) -> tuple[str, ...]:
     present = {row.algorithm for row in rows}
     known = [label for label in dict.fromkeys(wanted) if label in present]
     return (*known, *sorted(present.difference(known)))
-
-
-def _headline_metric(rows: Sequence[Row]) -> str:
-    for split in ("val", "test", "outside"):
-        for row in rows:
-            if row.split == split and row.model and row.metric != "loss":
-                return row.metric
-    return "loss"
