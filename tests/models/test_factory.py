@@ -1,18 +1,101 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from collegium.data.dataset import Example
 from collegium.errors import ConfigError
 from collegium.models.factory import MODELS, build_model
+from collegium.models.files import export_model, import_safetensors
+from collegium.models.parts import find_parts
 from collegium.models.unet import IOPUNet
+from collegium.randomness import ambient
+from collegium.tasks import SegmentationTask
+from collegium.tensors import Tensors
+
+INPUTS: dict[str, tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]]] = {
+    "unet": ({"in_channels": 1, "out_channels": 3}, (2, 1, 16, 16), (2, 3, 16, 16)),
+    "iop_unet": ({"in_channels": 1, "out_channels": 3}, (2, 1, 16, 16), (2, 3, 16, 16)),
+    "densenet": ({"in_channels": 1, "out_channels": 3, "blocks": [1, 1]}, (2, 1, 16, 16), (2, 3)),
+    "resnet18": ({"in_channels": 1, "out_channels": 3}, (2, 1, 64, 64), (2, 3)),
+    "resnet18_encoder": ({"spatial_dims": 2}, (2, 1, 32, 32), (2, 512, 4, 4)),
+    "tabnet": ({"in_features": 4, "out_features": 3}, (2, 4), (2, 3)),
+    "mlp": ({"in_features": 4, "out_features": 3}, (2, 4), (2, 3)),
+    "logistic": ({"in_features": 4, "out_features": 3}, (2, 4), (2, 3)),
+}
+"""By model parameters, the shape that enters, and the shape that comes out."""
 
 
-def test_every_listed_model_can_be_built_and_segments() -> None:
-    for name in MODELS:
-        network = build_model(name, in_channels=1, out_channels=3).eval()
-        assert network(torch.zeros(1, 1, 16, 16)).shape == (1, 3, 16, 16)
+def built(name: str, seed: int = 1) -> nn.Module:
+    with ambient(seed, "test"):
+        return build_model(name, **INPUTS[name][0])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_listed_model_gives_what_it_should(name: str) -> None:
+    _, shape, expected = INPUTS[name]
+    assert built(name).eval()(torch.zeros(shape)).shape == expected
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_listed_model_is_the_same_again_bit_by_bit_after_a_step(name: str) -> None:
+    def trained(seed: int) -> dict[str, torch.Tensor]:
+        module = built(name, seed)
+        x = torch.randn(INPUTS[name][1], generator=torch.Generator().manual_seed(0))
+        module(x).square().sum().backward()
+        with torch.no_grad():
+            for parameter in module.parameters():
+                if parameter.grad is not None:
+                    parameter.add_(parameter.grad, alpha=-1e-3)
+        return module.state_dict()
+
+    first, second, other = trained(1), trained(1), trained(2)
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+    assert not all(torch.equal(tensor, other[name]) for name, tensor in first.items())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_listed_model_is_a_file_of_tensors_and_comes_back(name: str, tmp_path: Path) -> None:
+    module = built(name).eval()
+    state = module.state_dict()
+    assert all(type(tensor) is torch.Tensor for tensor in state.values())
+    export_model(Tensors(state), tmp_path / "model.safetensors")
+    other = built(name, seed=2).eval()
+    other.load_state_dict(dict(import_safetensors(tmp_path / "model.safetensors")))
+    x = torch.randn(INPUTS[name][1], generator=torch.Generator().manual_seed(0))
+    assert torch.equal(other(x), module(x))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_head_and_body_of_every_listed_model_are_all_of_it(name: str) -> None:
+    parts = find_parts(built(name))
+    assert parts.head | parts.body == parts.encoder | parts.decoder == parts.names
+    assert not parts.encoder & parts.decoder
+    assert bool(parts.head) is (name != "resnet18_encoder")
+    assert bool(parts.norm) is (name != "logistic")
+
+
+def test_the_unet_may_shrink_each_axis_by_its_own_stride() -> None:
+    strides = [[1, 2, 2], [2, 2, 2], 2]
+    network = build_model(
+        "unet", spatial_dims=3, in_channels=1, channels=[4, 8, 8, 12], strides=strides
+    ).eval()
+    bottom: list[torch.Size] = []
+    *_, deepest = (m for m in network.modules() if type(m).__name__ == "SkipConnection")
+    deepest.get_submodule("submodule").register_forward_hook(lambda *a: bottom.append(a[2].shape))
+    assert network(torch.zeros(1, 1, 8, 16, 24)).shape == (1, 2, 8, 16, 24)
+    assert bottom == [(1, 12, 2, 2, 3)]
+    parts = find_parts(network)
+    ups = ("model.2.", "model.1.submodule.2.", "model.1.submodule.1.submodule.2.")
+    assert parts.decoder == {n for n in parts.names if n.startswith(ups)}
+    assert parts.head == {n for n in parts.names if n.startswith("model.2.")}
+    task = SegmentationTask(2)
+    volume = Example("v", "p", {"image": torch.zeros(1, 1, 5, 9, 9)}, None)
+    with torch.no_grad():
+        assert task.predict(network, volume).shape == (1, 5, 9, 9)
+    assert next(task.windows(network, volume.batch["image"])).shape == (1, 1, 8, 16, 16)
 
 
 def test_the_unet_has_the_size_that_its_channels_give() -> None:
@@ -62,6 +145,9 @@ def test_weights_come_from_the_ambient_random_state() -> None:
         ("unet", {"spatial_dims": 4}, "model.spatial_dims is 4 .*: set it to 2 or 3"),
         ("unet", {"channels": [4]}, r"model.channels is \[4\] .*: set it to at least two"),
         ("unet", {"strides": [2]}, r"model.strides is \[2\] .*: set it to one fewer"),
+        ("unet", {"strides": [2, [2, 2], "2"]}, "set it to a whole number for each level, or 2"),
+        ("unet", {"strides": [2, [2, 2, 2], 2]}, r"\[2, \[2, 2, 2\], 2\] .* or 2 of them"),
+        ("unet", {"strides": [2, 0, 2]}, "set it to a whole number for each level"),
         ("unet", {"norm": "layer"}, "model.norm is 'layer' .*: set it to batch or instance"),
         ("unet", {"dropout": 1.0}, "model.dropout is 1.0"),
         ("nowhere.py:Net", {}, "nowhere.py cannot be read .*; correct the path"),

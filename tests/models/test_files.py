@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from collegium.errors import CheckpointError, StorageError
-from collegium.models.files import export_model, import_model
+from collegium.models.files import export_model, import_model, import_safetensors
 from collegium.tensors import Tensors
 
 
@@ -60,6 +60,25 @@ def test_safetensors_file_of_another_program_is_read(tmp_path):
     assert set(found) == {"a", "b"}
     assert torch.equal(found["b"], state["b"])
     assert found["a"].dtype == torch.float16
+
+
+def test_safetensors_file_whose_header_size_looks_like_a_pickle_is_read(tmp_path):
+    path = tmp_path / "unlucky.safetensors"
+    for length in range(256):
+        save_file({"a": torch.ones(2)}, path, metadata={"note": "x" * length})
+        if path.read_bytes()[0] == 0x80:
+            break
+    assert path.read_bytes()[0] == 0x80
+    assert import_model(path)["a"].tolist() == [1.0, 1.0]
+    assert import_safetensors(path)["a"].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_where_safetensors_are_asked_for_a_file_of_torch_is_refused(tmp_path, old):
+    path = tmp_path / "weights.safetensors"
+    torch.save(nn.Linear(2, 2).state_dict(), path, _use_new_zipfile_serialization=not old)
+    with pytest.raises(CheckpointError, match=r"weights\.safetensors is a file of torch; convert"):
+        import_safetensors(path)
 
 
 def test_names_that_share_memory_still_do_after_a_torch_file(tmp_path):

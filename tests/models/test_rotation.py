@@ -17,6 +17,8 @@ from collegium.models.rotation import (
     square,
     turn,
 )
+from collegium.models.tables import MLP, Logistic
+from collegium.models.tabnet import TabNet
 from collegium.models.unet import IOPUNet
 from collegium.randomness import ambient
 
@@ -62,6 +64,25 @@ def test_the_head_of_monais_unet_hangs_on_its_bottom(dims: int) -> None:
     assert bottom.shape[1] == 12
     expected = linear(rotation_head(module), bottom)
     np.testing.assert_allclose(rotation_logits(module, x).detach(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "features"), [("densenet", "features"), ("resnet18", "layer4"), ("encoder", "layer4")]
+)
+def test_the_head_of_a_classifier_hangs_on_what_it_pools(name: str, features: str) -> None:
+    with ambient(1, "test"):
+        plain = (
+            build_model("resnet18_encoder", spatial_dims=2)
+            if name == "encoder"
+            else build_model(name, in_channels=1)
+        )
+    module = headed(plain).eval()
+    x, seen = images(2, 1, 32, 32), []
+    module.get_submodule(features).register_forward_hook(lambda *a: seen.append(a[2].detach()))
+    module(x)
+    pooled = seen[0].clamp(min=0)  # a ReLU follows the last norm of a DenseNet
+    expected = linear(rotation_head(module), pooled)
+    np.testing.assert_allclose(rotation_logits(module, x).detach(), expected, atol=1e-5)
 
 
 def test_without_an_encoder_it_hangs_on_what_enters_the_head() -> None:
@@ -189,6 +210,9 @@ class Declared(nn.Module):
 @pytest.mark.parametrize(
     ("module", "words"),
     [
+        (MLP(4, 2), r"MLP takes rows of a table, whose columns cannot be turned; choose another"),
+        (nn.Sequential(nn.Identity(), Logistic(4, 2)), r"Logistic takes rows of a table"),
+        (TabNet(4, 2), r"TabNet takes rows of a table"),
         (nn.ReLU(), r"ReLU has no linear layer or convolution and declares no head"),
         (Declared("body", "act"), r"ends with a ReLU, which does not tell its channels"),
         (headed(Declared("body")), r"has something named 'rotation' already; rename it"),

@@ -59,8 +59,7 @@ class Inquiry:
         bins: number of bins of a histogram, or of steps between quantiles.
         units: "physical": volumes in mL and areas in mm^2 where the cases know their spacing, else
             numbers of voxels; "voxels": always these.
-        encoder: the network that embeds an image: "file.py:factory" as for a model, or empty for
-            `collegium.heterogeneity.embeddings.SeededEncoder`.
+        encoder: the network that embeds an image; see `make_encoder`.
         grid: side of the grid to which images are resized before they are embedded.
         items: how many training images, drawn at random, a sketch is made from.
         size: side of the grid of a sketch.
@@ -258,19 +257,27 @@ def embeddings_of(data: Dataset, encoder: Encoder, grid: int) -> Tensor:
 
 
 def make_encoder(name: str) -> Encoder:
-    """Return the user's encoder in evaluation mode, or the seeded one where the name is empty.
+    """Return an encoder in evaluation mode; random weights are the same at every site.
+
+    Args:
+        name: a built-in model such as "resnet18_encoder", or the user's own as "file.py:factory",
+            with its default parameters; "resnet18_encoder@file.safetensors" with trained weights.
+            Empty: `collegium.heterogeneity.embeddings.SeededEncoder`.
 
     Raises:
-        ConfigError: the user's factory cannot be used.
+        ConfigError: there is no such model, or the user's factory or the weights cannot be used.
     """
-    from collegium.models.factory import build_model
+    from collegium.models.factory import MODELS, build_model
 
     if not name:
         from collegium.heterogeneity.embeddings import SeededEncoder
 
         return SeededEncoder()
+    built_in, _, weights = name.partition("@")
     try:
         with ambient(0, "encoder"):
+            if weights and built_in in MODELS:
+                return build_model(built_in, weights=weights).eval()
             encoder: Encoder = build_model(name).eval()
     except ConfigError as error:
         raise ConfigError(f"encoder: {error}") from error

@@ -15,15 +15,15 @@ from typing import Any
 from torch import nn
 
 from collegium.errors import ConfigError
+from collegium.models._settings import MONAI_NORMS, require
+from collegium.models.densenet import monai_densenet
+from collegium.models.resnet import ResNet18Encoder, monai_resnet18
+from collegium.models.tables import MLP, Logistic
+from collegium.models.tabnet import TabNet
 from collegium.models.unet import IOPUNet
 from collegium.userfile import import_file
 
 Factory = Callable[..., nn.Module]
-
-_UNET_NORMS: Mapping[str, tuple[str, dict[str, Any]]] = {
-    "batch": ("BATCH", {}),
-    "instance": ("INSTANCE", {"affine": True}),
-}
 
 
 def monai_unet(
@@ -32,22 +32,23 @@ def monai_unet(
     in_channels: int = 3,
     out_channels: int = 2,
     channels: Sequence[int] = (16, 32, 64, 128),
-    strides: Sequence[int] | None = None,
+    strides: Sequence[int | Sequence[int]] | None = None,
     num_res_units: int = 1,
     norm: str = "batch",
     dropout: float = 0.0,
 ) -> nn.Module:
     """MONAI's U-Net with residual units.
 
-    Sizes of images must be multiples of the product of the strides; `SegmentationTask.predict`
-    pads to that, and crops for training have to respect it.
+    Sizes of images must be multiples of the product of the strides, axis by axis;
+    `SegmentationTask.predict` pads to that, and crops for training have to respect it.
 
     Args:
         spatial_dims: 2 or 3.
         in_channels: Channels of the image.
         out_channels: Classes, the background included.
         channels: Channels of each level, the top one first; at least two levels.
-        strides: Down-sampling between the levels, one fewer than `channels`. None: 2 everywhere.
+        strides: Down-sampling between the levels, one fewer than `channels`: a number, or one for
+            each axis, such as (1, 2, 2) where slices are thick. None: 2 everywhere.
         num_res_units: Units in each residual block; 0 for plain convolutions.
         norm: "batch", or "instance" (with scale and shift).
         dropout: Probability, in [0, 1).
@@ -58,16 +59,17 @@ def monai_unet(
     Raises:
         ConfigError: A parameter has a value that cannot work.
     """
-    strides = (2,) * (len(channels) - 1) if strides is None else strides
-    for key, value, wanted, good in (
+    levels = (2,) * (len(channels) - 1) if strides is None else tuple(map(_stride, strides))
+    whole = f"a whole number for each level, or {spatial_dims} of them, one for each axis"
+    require(
+        "unet",
         ("spatial_dims", spatial_dims, "2 or 3", spatial_dims in (2, 3)),
         ("channels", channels, "at least two numbers of channels", len(channels) >= 2),
-        ("strides", strides, "one fewer than channels", len(strides) == len(channels) - 1),
-        ("norm", norm, " or ".join(_UNET_NORMS), norm in _UNET_NORMS),
+        ("strides", strides, "one fewer than channels", len(levels) == len(channels) - 1),
+        ("strides", strides, whole, all(_is_stride(level, spatial_dims) for level in levels)),
+        ("norm", norm, " or ".join(MONAI_NORMS), norm in MONAI_NORMS),
         ("dropout", dropout, "at least 0 and below 1", 0 <= dropout < 1),
-    ):
-        if not good:
-            raise ConfigError(f"model.{key} is {value!r} for the model 'unet': set it to {wanted}.")
+    )
     from monai.networks.nets.unet import UNet
 
     return UNet(
@@ -75,19 +77,44 @@ def monai_unet(
         in_channels=in_channels,
         out_channels=out_channels,
         channels=tuple(channels),
-        strides=tuple(strides),
+        strides=levels,  # type: ignore[arg-type]  # a number for each axis is fine too
         num_res_units=num_res_units,
-        norm=_UNET_NORMS[norm],
+        norm=MONAI_NORMS[norm],
         dropout=dropout,
     )
 
 
-_FACTORIES: Mapping[str, Factory] = {"unet": monai_unet, "iop_unet": IOPUNet}
+def _stride(stride: int | Sequence[int]) -> int | tuple[int, ...]:
+    """One level's stride as MONAI takes it."""
+    return tuple(stride) if isinstance(stride, Sequence) else stride
+
+
+def _is_stride(stride: int | tuple[int, ...], spatial_dims: int) -> bool:
+    axes = stride if isinstance(stride, tuple) else (stride,) * spatial_dims
+    return len(axes) == spatial_dims and all(isinstance(s, int) and s >= 1 for s in axes)
+
+
+_FACTORIES: Mapping[str, Factory] = {
+    "unet": monai_unet,
+    "iop_unet": IOPUNet,
+    "densenet": monai_densenet,
+    "resnet18": monai_resnet18,
+    "resnet18_encoder": ResNet18Encoder,
+    "tabnet": TabNet,
+    "mlp": MLP,
+    "logistic": Logistic,
+}
 
 MODELS: Mapping[str, str] = MappingProxyType(
     {
         "unet": "MONAI's U-Net with residual units, for 2-D and 3-D images",
         "iop_unet": "the 2-D U-Net of the IOP-FL paper (7.8 million parameters)",
+        "densenet": "MONAI's DenseNet-BC for classification, by default that of the pFedNet paper",
+        "resnet18": "MONAI's ResNet-18 for classification of 2-D and 3-D images",
+        "resnet18_encoder": "ResNet-18 up to its last feature map, by which sites are compared",
+        "tabnet": "TabNet, for tables",
+        "mlp": "a multi-layer perceptron, for tables",
+        "logistic": "logistic regression, for tables",
     }
 )
 """The built-in networks: name and one line about each."""
@@ -120,6 +147,17 @@ def build_model(name: str, **params: Any) -> nn.Module:
             f"the model {name!r} gave a {type(model).__name__}: return a torch.nn.Module."
         )
     return model
+
+
+def parameters_of(name: str) -> frozenset[str]:
+    """Give the names of the parameters that a model takes.
+
+    Raises:
+        ConfigError: There is no such model.
+    """
+    factory = _load(name) if ":" in name else _FACTORIES.get(name)
+    known = inspect.signature(factory).parameters if factory is not None else {}
+    return frozenset(known)
 
 
 def _check_params(name: str, factory: Factory, params: Mapping[str, Any]) -> None:

@@ -42,13 +42,24 @@ def import_model(path: Path) -> Tensors:
         CheckpointError: the file is damaged, or holds no model.
         StorageError: the file cannot be read.
     """
-    try:
-        with path.open("rb") as file:
-            start = file.read(8)
-    except OSError as error:
-        raise StorageError(f"{path}: {error.strerror or error}; correct the path") from error
-    items = _read_torch(path) if _is_torch(start) else _read_safetensors(path)
-    model = Tensors(_state_dict(items, path))
+    items = _read_torch(path) if _is_torch(path) else _read_safetensors(path)
+    return _without_prefix(Tensors(_state_dict(items, path)), path)
+
+
+def import_safetensors(path: Path) -> Tensors:
+    """Read a model from a safetensors file, and from no other kind; else as `import_model`.
+
+    Raises:
+        CheckpointError: the file is damaged, or no safetensors file.
+        StorageError: the file cannot be read.
+    """
+    if _is_torch(path):
+        raise CheckpointError(f"{path} is a file of torch; convert it to safetensors")
+    return _without_prefix(Tensors(_state_dict(_read_safetensors(path), path)), path)
+
+
+def _without_prefix(model: Tensors, path: Path) -> Tensors:
+    """Take off a `PREFIX` that all names carry."""
     if model and all(name.startswith(PREFIX) for name in model):
         logger.warning(
             "%s: all %d names carry 'module.' (saved from DataParallel); the prefix was taken off",
@@ -78,9 +89,18 @@ def export_model(model: Tensors, path: Path) -> None:
     write_atomically(path, safetensors.torch.save(held, metadata=metadata))
 
 
-def _is_torch(start: bytes) -> bool:
-    """Whether a file with this start was written by `torch.save`: a zip archive or a pickle."""
-    return start.startswith((b"PK\x03\x04", b"\x80"))
+def _is_torch(path: Path) -> bool:
+    """Whether a file was written by `torch.save`, by its start: a zip archive or a pickle.
+
+    A safetensors file starts with the size of its header, which may look like a pickle's start, but
+    is below 2^32, and the header is JSON.
+    """
+    try:
+        with path.open("rb") as file:
+            start = file.read(9)
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror or error}; correct the path") from error
+    return start.startswith((b"PK\x03\x04", b"\x80")) and start[4:] != b"\0\0\0\0{"
 
 
 def _damaged(path: Path) -> CheckpointError:

@@ -16,6 +16,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from collegium.errors import ConfigError
 from collegium.models.parts import find_parts, head_layer
+from collegium.models.tables import TableNetwork
 
 ROTATION = "rotation"
 """The name of the head among a network's submodules."""
@@ -71,8 +72,14 @@ def attach_rotation_head(module: nn.Module) -> None:
     come from torch's ambient random state; those of the network stay as they are.
 
     Raises:
-        ConfigError: the network has a submodule or attribute of that name, or no place for it.
+        ConfigError: the network has a submodule or attribute of that name, or no place for it, or
+            takes rows of a table.
     """
+    for table in (layer for layer in module.modules() if isinstance(layer, TableNetwork)):
+        raise ConfigError(
+            f"{type(table).__name__} takes rows of a table, whose columns cannot be turned; "
+            f"choose another algorithm than ttt, or a network for images"
+        )
     if hasattr(module, ROTATION):
         raise ConfigError(
             f"{type(module).__name__} has something named {ROTATION!r} already; rename it"

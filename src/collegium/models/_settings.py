@@ -1,0 +1,39 @@
+"""What the built-in networks share: how a setting is refused, and MONAI's names of norms."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from collegium.errors import ConfigError
+
+MONAI_NORMS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "batch": ("BATCH", {}),
+    "instance": ("INSTANCE", {"affine": True}),
+}
+"""The normalisations of MONAI's networks that have scale and shift, by our name."""
+
+
+Rule = tuple[str, object, str, bool]
+"""Name of a setting, its value, what to set it to, and whether it can work."""
+
+
+def at_least(minimum: float, settings: Mapping[str, float]) -> list[Rule]:
+    """Give the rules that settings are not below a minimum."""
+    wanted = f"at least {minimum}"
+    return [(key, value, wanted, value >= minimum) for key, value in settings.items()]
+
+
+def require(model: str, *rules: Rule) -> None:
+    """Refuse the first setting that cannot work.
+
+    Args:
+        model: The name of the model.
+        rules: What has to hold, in this order.
+
+    Raises:
+        ConfigError: One of them cannot.
+    """
+    for key, value, wanted, good in rules:
+        if not good:
+            raise ConfigError(
+                f"model.{key} is {value!r} for the model {model!r}: set it to {wanted}."
+            )

@@ -1,0 +1,39 @@
+"""A network whose inputs are scaled inside, so that its model carries the scaling."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+
+class Standardised(nn.Module):
+    """Subtracts a shift from every feature and multiplies it by a factor, then asks a network.
+
+    Shift and factor are buffers: they travel with the model and are not trained. A missing feature,
+    NaN, becomes 0 after scaling, the mean.
+
+    Args:
+        network: Takes (B, features).
+        features: How many there are.
+    """
+
+    shift: torch.Tensor
+    factor: torch.Tensor
+
+    def __init__(self, network: nn.Module, features: int) -> None:
+        super().__init__()
+        self.network = network
+        self.register_buffer("shift", torch.zeros(features))
+        self.register_buffer("factor", torch.ones(features))
+
+    @property
+    def roles(self) -> Mapping[str, Sequence[str]]:
+        """The roles that the network declares, under its name here."""
+        own: Mapping[str, Sequence[str]] = getattr(self.network, "roles", {})
+        return {role: [f"network.{name}" for name in names] for role, names in own.items()}
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """Give what the network gives for scaled (B, features)."""
+        scaled = torch.nan_to_num((features - self.shift) * self.factor, nan=0.0)
+        output: torch.Tensor = self.network(scaled)
+        return output
