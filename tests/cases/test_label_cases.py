@@ -122,16 +122,16 @@ def test_lab04_nan_inf_voxels(shared: Path, caplog: pytest.LogCaptureFixture):
     assert reported == [values["nan"], values["posinf"], values["neginf"]]
     assert note.startswith("image.nii.gz:")
     assert note in caplog.text
-    assert image.finite is not None
-    assert image.finite.sum() == values["finite"]
-    finite = image.array[image.finite].astype(np.float64)
+    assert image.measured is not None
+    assert image.measured.sum() == values["finite"]
+    finite = image.array[image.measured].astype(np.float64)
     assert finite.mean() == pytest.approx(values["mean"], abs=5e-7)
     assert finite.std() == pytest.approx(values["std"], abs=5e-7)
-    result = normalise(image.array, "zscore", None, image.finite)
+    result = normalise(image.array, "zscore", None, image.measured)
     assert np.isfinite(result).all()
-    back = result[image.finite] * values["std"] + values["mean"]
+    back = result[image.measured] * values["std"] + values["mean"]
     assert back == pytest.approx(finite, abs=1e-4)
-    assert result[~image.finite] == pytest.approx(0, abs=1e-6)  # the mean of the finite voxels
+    assert result[~image.measured] == pytest.approx(0, abs=1e-6)  # the mean of the finite voxels
 
 
 def test_lab04_sibling_one_channel_of_a_picture_series(tmp_path: Path):
@@ -140,7 +140,7 @@ def test_lab04_sibling_one_channel_of_a_picture_series(tmp_path: Path):
     array[0, 0, 0, 1] = np.nan
     array[1, 0, 0, 1] = -np.inf
     image = read_image(save(tmp_path / "x.nii", array))
-    result = normalise(image.array, "zscore", None, image.finite)
+    result = normalise(image.array, "zscore", None, image.measured)
     finite = np.isfinite(array)
     for channel in (0, 1):
         inside = finite[..., channel]
@@ -157,7 +157,7 @@ def test_lab05_constant_image(shared: Path, caplog: pytest.LogCaptureFixture, ho
     assert f"constant value {values['constant']}" in image.notes[0]
     assert image.notes[0].startswith("image.nii.gz:")
     assert image.notes[0] in caplog.text
-    result = normalise(image.array, how, None, image.finite)
+    result = normalise(image.array, how, None, image.measured)
     assert (result == values[how]).all()
 
 
@@ -166,7 +166,7 @@ def test_lab05_sibling_constant_once_the_holes_are_gone(tmp_path: Path):
     array[0, 0] = np.nan
     image = read_image(save(tmp_path / "x.nii", array))
     assert any("constant value -0.1" in note for note in image.notes)
-    assert (normalise(image.array, "zscore", None, image.finite) == 0).all()
+    assert (normalise(image.array, "zscore", None, image.measured) == 0).all()
 
 
 def test_lab07_palette_png_mask(shared: Path):

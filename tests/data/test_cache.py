@@ -44,6 +44,7 @@ def content(folder: Path) -> list[str]:
 def test_a_prepared_case_holds_the_files_arrays(case, tmp_path):
     prepared = prepare(case, PLAIN, TASK, tmp_path / "cache")
     arrays = prepared.arrays()
+    assert arrays.label is not None
     assert arrays.mask is not None
     expected = np.arange(48).reshape(6, 8)
     assert (prepared.case, prepared.patient, prepared.shape) == ("Case12", "p7", (1, 6, 8))

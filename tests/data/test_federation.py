@@ -284,7 +284,7 @@ def test_volumes_are_worked_on_in_slices_where_the_crop_has_two_numbers(tmp_path
 
 
 def test_the_real_retinas_are_split_by_child_and_keep_the_manifests_test(shared, tmp_path, caplog):
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, "collegium")
     config = FederationConfig(
         "vessel",
         {"chase_db1": SiteConfig(manifest="vessel/chase_db1/manifest.csv")},
@@ -330,9 +330,11 @@ def test_the_home_folder_is_expanded_in_the_root(monkeypatch):
     assert expand_root("~/data") == Path("/somebody/data")
 
 
-@pytest.mark.parametrize("both", [{}, {"folder": "a", "manifest": "b"}])
-def test_a_site_has_either_a_folder_or_a_manifest(both):
-    with pytest.raises(ConfigError, match="give exactly one of the two"):
+@pytest.mark.parametrize(
+    "both", [{}, {"folder": "a", "table": "b"}, {"manifest": "a", "table": "b"}]
+)
+def test_a_site_has_either_images_or_a_table(both):
+    with pytest.raises(ConfigError, match="give one of them, or a folder of images and a manifest"):
         SiteConfig(**both)
 
 

@@ -1,14 +1,23 @@
 """A look at all the data of a federation that lists all that is wrong."""
 
+import csv
 import json
 from pathlib import Path
 
+import nibabel as nib
 import numpy as np
 import pytest
 from PIL import Image
 
-from collegium.data.federation import FederationConfig, ImageConfig, SamplingConfig, SiteConfig
-from collegium.data.inspection import inspect_federation
+from collegium.data.federation import (
+    FederationConfig,
+    ImageConfig,
+    SamplingConfig,
+    SiteConfig,
+    TableConfig,
+    TaskConfig,
+)
+from collegium.data.inspection import LabelSize, inspect_federation
 
 
 def case(site: Path, name: str, pixels: np.ndarray, label: np.ndarray) -> None:
@@ -133,3 +142,125 @@ def test_what_was_noticed_of_many_files_is_said_once(tmp_path):
     config = FederationConfig("f", {"A": SiteConfig(folder="A")}, root=str(tmp_path))
     text = "the mask's values 0 and 255 were read as classes 0 and 1"
     assert inspect_federation(config).sites[0].notes == (f"p1.png and 2 more: {text}",)
+
+
+def volume(path: Path, values: np.ndarray, spacing: tuple[float, ...]) -> None:
+    """Write a volume whose axes run to the left, to the back and up."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    affine = np.diag([-spacing[0], -spacing[1], spacing[2], 1.0])
+    nib.save(nib.Nifti1Image(values.astype(np.int16), affine), path)
+
+
+def test_labels_of_volumes_are_measured_in_millilitres(tmp_path):
+    spacing = (0.5, 2.0, 4.0)  # 4 mm3 per voxel
+    for name, count in (("p1", 10), ("p2", 30), ("p3", 20), ("p4", 0)):
+        label = (np.arange(60) < count).reshape(3, 4, 5)
+        volume(
+            tmp_path / "A" / "images" / f"{name}.nii.gz", np.arange(60).reshape(3, 4, 5), spacing
+        )
+        volume(tmp_path / "A" / "labels" / f"{name}.nii.gz", label, spacing)
+    (site,) = inspect_federation(
+        FederationConfig("f", {"A": SiteConfig(folder="A")}, root=str(tmp_path))
+    ).sites
+    assert site.sizes == (LabelSize(1, "mL", 3, 0.04, 0.08, 0.12),)
+    assert site.labels == {"0": 4, "1": 3}
+    assert site.orientations == {"LPS": 4}
+    assert site.spacings == {"0.5x2x4": 4}
+
+
+def test_labels_of_pictures_are_counted_in_pixels_where_no_spacing_is_known(federation):
+    site = inspect_federation(federation).sites[0]
+    assert site.sizes == (LabelSize(1, "px", 1, 8.0, 8.0, 8.0),)
+    assert site.orientations == {"none": 2}
+
+
+def test_labels_of_slices_are_measured_in_square_millimetres(tmp_path):
+    volume(tmp_path / "A" / "images" / "p.nii", np.arange(12).reshape(3, 4, 1), (0.5, 2.0, 5.0))
+    volume(tmp_path / "A" / "labels" / "p.nii", np.ones((3, 4, 1)), (0.5, 2.0, 5.0))
+    config = FederationConfig("f", {"A": SiteConfig(folder="A")}, root=str(tmp_path))
+    assert inspect_federation(config).sites[0].sizes == (LabelSize(1, "mm2", 1, 12.0, 12.0, 12.0),)
+
+
+def test_copies_in_another_format_are_found_across_sites_and_splits(tmp_path):
+    square = np.arange(16).reshape(4, 4)
+    rows = ["case,image,label,split"]
+    for index, split in enumerate(["train", "train", "test"]):
+        case(tmp_path / "A", f"p{index}", square + index, np.eye(4))
+        rows.append(f"p{index},A/images/p{index}.png,A/labels/p{index}.png,{split}")
+    case(tmp_path / "B", "q0", square + 9, np.eye(4))
+    Image.fromarray(square.astype(np.uint8)).save(tmp_path / "A" / "images" / "p2.tif")
+    Image.fromarray((square + 1).astype(np.uint8)).save(tmp_path / "B" / "images" / "q0.png")
+    rows[3] = rows[3].replace("p2.png", "p2.tif", 1)
+    (tmp_path / "m.csv").write_text("\n".join(rows), "utf-8")
+    sites = {"A": SiteConfig(manifest="m.csv"), "B": SiteConfig(folder="B")}
+    inspection = inspect_federation(FederationConfig("f", sites, root=str(tmp_path)))
+    found = {finding.kind: finding for finding in inspection.findings}
+    assert set(found) == {"identical_files", "identical_pixels"}
+    pixels = found["identical_pixels"]
+    assert (pixels.sites, pixels.patients) == (("A",), ("p0", "p2"))
+    assert pixels.text.endswith("stay in one split (they are in train, test)")
+    assert (found["identical_files"].sites, found["identical_files"].patients) == (
+        ("A", "B"), ("p1", "q0"),
+    )  # fmt: skip
+    assert inspection.good
+
+
+def test_spl01_is_found_by_an_inspection(tmp_path, shared):
+    source = shared / "cases" / "spl01_duplicate_patients"
+    with (source / "manifest.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    text = ["case,site,patient,image,class"]
+    text += [f"{row['image']},{row['site']},{row['patient_id']},{row['image']},x" for row in rows]
+    (tmp_path / "m.csv").write_text("\n".join(text), "utf-8")
+    sites = {name: SiteConfig(manifest=str(tmp_path / "m.csv")) for name in "ab"}
+    task = TaskConfig("classification", ("x", "y"))
+    found = inspect_federation(FederationConfig("f", sites, root=str(source), task=task))
+    expected = json.loads((source / "case.json").read_text())["right_outcome"]["values"]
+    assert [(site.patients, site.problems) for site in found.sites] == [
+        (expected["patients_site_a"], ()), (expected["patients_site_b"], ()),
+    ]  # fmt: skip
+    files = [
+        [path.relative_to(source).as_posix() for path in finding.files]
+        for finding in found.findings
+        if finding.kind == "identical_files"
+    ]
+    assert files == expected["identical_files"]
+    patients = [f.patients[0] for f in found.findings if f.kind == "shared_patient"]
+    assert patients == expected["shared_patients"]
+
+
+def test_classes_are_counted_and_unknown_ones_and_missing_labels_are_problems(tmp_path):
+    for index, name in enumerate(["ill", "ill", "well", "odd"]):
+        case(tmp_path / "A", f"p{index}", np.arange(16).reshape(4, 4) + index, np.eye(4))
+        (tmp_path / "K" / name).mkdir(parents=True, exist_ok=True)
+        image = tmp_path / "A" / "images" / f"p{index}.png"
+        (tmp_path / "K" / name / f"p{index}.png").write_bytes(image.read_bytes())
+    rows = [f"K/{n}/p{i}.png,{n}" for i, n in enumerate(["ill", "ill", "well", "odd"])]
+    (tmp_path / "m.csv").write_text("\n".join(["image,class", *rows]), "utf-8")
+    sites = {"A": SiteConfig(manifest="m.csv")}
+    task = TaskConfig("classification", ("well", "ill"))
+    config = FederationConfig("f", sites, root=str(tmp_path), task=task)
+    (site,) = inspect_federation(config).sites
+    assert site.targets == {"ill": 2, "odd": 1, "well": 1}
+    assert (site.sizes, site.labels, site.foreground) == ((), {}, None)
+    (problem,) = site.problems
+    assert problem.startswith("site A, case p3: the class 'odd' is unknown: write one of well, ill")
+    plain = FederationConfig("f", sites, root=str(tmp_path))
+    problems = inspect_federation(plain).sites[0].problems
+    assert problems[0].startswith("site A, case p0: it has no label: add a mask")
+    assert len(problems) == 4
+
+
+def test_the_rows_of_tables_are_counted_by_class(tmp_path):
+    (tmp_path / "a.csv").write_text("age,ill\n50,0\n60,1\n70,1\n80,9\n", "utf-8")
+    config = FederationConfig(
+        "f",
+        {"A": SiteConfig(table="a.csv")},
+        root=str(tmp_path),
+        task=TaskConfig("classification", ("0", "1")),
+        table=TableConfig("ill", numeric=("age",)),
+    )
+    (site,) = inspect_federation(config).sites
+    assert (site.cases, site.targets, site.shapes) == (4, {"0": 1, "1": 2, "9": 1}, {})
+    (problem,) = site.problems
+    assert "the class '9' is unknown: write one of 0, 1" in problem

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from collegium.data.reading import SUFFIXES, normalise, read_image, read_label, read_mask
+from collegium.data.formats import nifti, pictures
+from collegium.data.reading import normalise, read_image, read_label, read_mask
 from collegium.errors import ConfigError, DataError
 
 
@@ -80,7 +81,7 @@ class TestPictures:
         assert read.full_scale == 255
         assert read.spacing is None
         assert read.affine is None
-        assert read.finite is None
+        assert read.measured is None
 
     @pytest.mark.parametrize("suffix", ["png", "tiff", "bmp"])
     def test_colours_become_three_leading_channels(self, tmp_path: Path, suffix: str):
@@ -295,9 +296,9 @@ class TestNonFinite:
         first = [array[i, j, k, 0] for i, j, k in np.ndindex(2, 3, 2)]
         mean = np.mean([value for value in first if np.isfinite(value)])
         assert read.array[0, 0, 0, 0] == read.array[0, 1, 0, 0] == pytest.approx(mean)
-        assert read.finite is not None
-        assert read.finite.shape == read.array.shape
-        assert (~read.finite).sum() == 3
+        assert read.measured is not None
+        assert read.measured.shape == read.array.shape
+        assert (~read.measured).sum() == 3
         assert "x.nii: 1 NaN, 1 +Inf and 1 -Inf voxels" in read.notes[0]
         assert "x.nii: 1 NaN, 1 +Inf and 1 -Inf voxels" in caplog.text
 
@@ -313,10 +314,10 @@ class TestNonFinite:
         )
         array[0, 0, 0, 1] = np.nan
         read = read_image(volume(tmp_path / "x.nii", array), channels)
-        assert read.finite is not None
-        assert read.finite.shape == read.array.shape
+        assert read.measured is not None
+        assert read.measured.shape == read.array.shape
         assert read.array.shape[0] == count
-        assert not read.finite[count // 2, 0, 0, 0]
+        assert not read.measured[count // 2, 0, 0, 0]
 
     def test_an_image_without_a_finite_value_is_refused(self, tmp_path: Path):
         with pytest.raises(DataError, match=r"x\.nii: the image holds no finite value"):
@@ -534,7 +535,7 @@ class TestNormalise:
         assert "x.png: constant inside the mask (constant value 5)" in caplog.text
 
     def test_no_voxel_to_count_and_unknown_words_are_refused(self):
-        with pytest.raises(DataError, match=r"x\.png: no finite voxel is in the field of view"):
+        with pytest.raises(DataError, match=r"x\.png: no voxel to measure is in the field of view"):
             normalise(np.ones((1, 2, 2)), "zscore", np.zeros((2, 2), bool), name="x.png")
         with pytest.raises(ConfigError, match=r"image\.normalise: 'z'"):
             normalise(np.ones((1, 2, 2)), "z")
@@ -551,7 +552,7 @@ class TestNormalise:
 
 
 class TestDamage:
-    @pytest.mark.parametrize("suffix", [*SUFFIXES])
+    @pytest.mark.parametrize("suffix", [*pictures.SUFFIXES, *nifti.SUFFIXES])
     @pytest.mark.parametrize("share", [0, 0.02, 0.5, 0.95])
     def test_a_file_cut_short_is_one_sentence_with_its_name(self, tmp_path, suffix, share):
         path = tmp_path / f"x{suffix}"
@@ -565,7 +566,7 @@ class TestDamage:
         assert "\n" not in str(caught.value)
         assert "copy it again" in str(caught.value)
 
-    @pytest.mark.parametrize("suffix", [*SUFFIXES])
+    @pytest.mark.parametrize("suffix", [*pictures.SUFFIXES, *nifti.SUFFIXES])
     def test_text_with_an_image_s_name_is_refused(self, tmp_path: Path, suffix: str):
         path = tmp_path / f"x{suffix}"
         path.write_text("<html>404</html>" * 100)
@@ -574,11 +575,12 @@ class TestDamage:
                 read(path)
 
     def test_a_file_that_is_not_there_and_an_unknown_kind(self, tmp_path: Path):
-        for name in ("x.png", "x.nii.gz"):
+        for name in ("x.png", "x.nii.gz", "x.mha", "x.npy"):
             with pytest.raises(DataError, match=rf"{name}: is not there"):
                 read_image(tmp_path / name)
-        with pytest.raises(DataError, match=r"x\.mha: this kind .* \.png, .*\.nii\.gz"):
-            read_image(tmp_path / "x.mha")
+        (tmp_path / "x.doc").write_text("letter")
+        with pytest.raises(DataError, match=r"x\.doc: this kind .* \.png, .*\.nii\.gz"):
+            read_image(tmp_path / "x.doc")
 
     def test_gzip_around_something_else_is_refused(self, tmp_path: Path):
         (tmp_path / "x.nii.gz").write_bytes(gzip.compress(b"no volume" * 100))

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import nibabel as nib
 import numpy as np
@@ -93,11 +94,14 @@ def test_one_number_sets_the_longest_side_and_several_the_exact_size(tmp_path, s
     pixels = np.arange(1200).reshape(30, 40).astype(np.uint8)
     arrays, _, _ = make(picture_case(tmp_path, pixels), ImageConfig(size=size), TASK)
     assert arrays.image.shape == (1, *shape)
+    assert arrays.label is not None
     assert arrays.label.shape == shape
 
 
 def test_two_numbers_resize_the_slices_of_a_volume_and_keep_their_number(tmp_path):
     arrays, spacing, _ = make(volume_case(tmp_path), ImageConfig(size=(3, 10)), TASK)
+    assert arrays.shape == (3, 10, 4)
+    assert arrays.label is not None
     assert arrays.label.shape == (3, 10, 4)
     assert spacing == (4.0, 0.5, 3.0)
 
@@ -179,3 +183,85 @@ def test_arrays_are_indexed_from_their_last_axes():
     picked = Arrays(label[None], label, None).at([1])
     np.testing.assert_array_equal(picked.label, label[:, :, 1])
     assert picked.image.shape == (1, 2, 3)
+
+
+def test_a_spacing_resamples_to_the_nearest_whole_number_of_voxels(tmp_path: Path) -> None:
+    # 6 x 5 x 4 voxels of 2 x 1 x 3 mm: 12 x 5 x 12 mm
+    case = volume_case(tmp_path)
+    arrays, spacing, _ = make(case, ImageConfig(spacing=(1.0, 2.0, 4.0)), TASK)
+    assert arrays.shape == (12, 2, 3)
+    assert spacing == (1.0, 2.5, 4.0)
+    arrays, spacing, _ = make(case, ImageConfig(spacing=(4.0, 0.5)), TASK)
+    assert arrays.shape == (3, 10, 4)  # the third axis stays
+    assert spacing == (4.0, 0.5, 3.0)
+
+
+def test_a_spacing_needs_files_that_say_theirs(tmp_path: Path) -> None:
+    case = picture_case(tmp_path, np.arange(12, dtype=np.uint8).reshape(3, 4))
+    with pytest.raises(DataError, match=r"site C, case Case12: its file does not say its spacing"):
+        make(case, ImageConfig(spacing=(1.0, 1.0)), TASK)
+
+
+def test_clip_cuts_intensities_off_before_they_are_scaled(tmp_path: Path) -> None:
+    pixels = np.array([[0, 50, 100], [150, 200, 250]], np.uint8)
+    config = ImageConfig(clip=(50, 150), normalise="minmax")
+    arrays, _, _ = make(picture_case(tmp_path, pixels), config, TASK)
+    np.testing.assert_allclose(arrays.image[0], np.array([[0, 0, 0.5], [1, 1, 1]]))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"spacing": (1.0,)}, r"image\.spacing is \(1\.0,\)"),
+        ({"spacing": (1.0, 0.0)}, r"image\.spacing is"),
+        ({"spacing": (1.0, 1.0), "size": 4}, "image.spacing and image.size both say how large"),
+        ({"clip": (3.0, 3.0)}, r"image\.clip is \(3\.0, 3\.0\)"),
+        ({"inputs": 0}, r"image\.inputs is 0"),
+    ],
+)
+def test_an_impossible_geometry_is_refused(change: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        ImageConfig(**change)
+
+
+def test_channels_that_a_site_lacks_are_zero_where_the_network_expects_them(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(6).integers(0, 255, (6, 6, 3)).astype(np.uint8)
+    case = replace(picture_case(tmp_path, pixels), channels=(3, 0, 2))
+    arrays, _, _ = make(case, ImageConfig(inputs=4, normalise="none"), TASK)
+    expected = np.stack([pixels[..., 1], 0 * pixels[..., 0], pixels[..., 2], pixels[..., 0]])
+    np.testing.assert_array_equal(arrays.image, expected)
+    with pytest.raises(DataError, match=r"has 3 channels .* and channels of the site says 2"):
+        make(replace(case, channels=(0, 1)), ImageConfig(inputs=4), TASK)
+    for inputs in (None, 3):
+        with pytest.raises(ConfigError, match=r"site C has the channels 3, 0, 2, and image.inputs"):
+            make(case, ImageConfig(inputs=inputs), TASK)
+
+
+def test_regions_are_the_channels_of_the_network(tmp_path: Path) -> None:
+    names = ("background", "a", "b")
+    assert TaskConfig(classes=names).channels == 3
+    assert TaskConfig(classes=names, regions={"all": (1, 2)}).channels == 1
+    for wrong in ((), (0, 1), (3,)):
+        with pytest.raises(ConfigError, match=r"task\.regions\.x should list classes from 1 to 2"):
+            TaskConfig(classes=names, regions={"x": wrong})
+
+
+def test_a_class_is_found_by_its_name_or_by_its_coding() -> None:
+    task = TaskConfig("classification", ("healthy", "ill"), coding={"0": "healthy", "2": "ill"})
+    assert [task.class_of(word, "here") for word in ("ill", "2", "0", "healthy")] == [1, 1, 0, 0]
+    with pytest.raises(DataError, match="here: the class '1' is unknown: write one of healthy, il"):
+        task.class_of("1", "here")
+    with pytest.raises(ConfigError, match=r"task\.coding names 'sick'"):
+        TaskConfig("classification", ("healthy", "ill"), coding={"2": "sick"})
+    with pytest.raises(ConfigError, match="for segmentations: leave both"):
+        TaskConfig("classification", ("healthy", "ill"), label_map={2: 1})
+
+
+def test_a_case_without_a_label_gets_zeros_in_a_segmentation_only(tmp_path: Path) -> None:
+    pixels = np.arange(12, dtype=np.uint8).reshape(3, 4)
+    case = replace(picture_case(tmp_path, pixels), label=None)
+    label = decode(case, ImageConfig(), TASK).arrays.label
+    assert label is not None
+    assert label.shape == (3, 4)
+    assert not label.any()
+    assert decode(case, ImageConfig(), TaskConfig("classification")).arrays.label is None

@@ -171,3 +171,108 @@ def test_a_sample_takes_far_less_time_than_decoding_a_file(tmp_path):
         data.batch([0] * 8, rngs(*range(attempt, attempt + 8)))
         times.append((time.perf_counter() - start) / 8)
     assert min(times) < 0.003
+
+
+def test_a_sample_is_drawn_by_slice_place_flips_and_turn_in_this_order(tmp_path: Path) -> None:
+    data = ImageDataset([prepared(tmp_path, (7, 8, 9))], SamplingConfig((4, 4), True, True))
+    for seed in range(20):
+        (rng,) = rngs(seed)
+        z, x, y, flip_x, flip_y, turns = (
+            int(torch.randint(count, (), generator=rng)) for count in (9, 4, 5, 2, 2, 4)
+        )
+        cut = torch.arange(504.0).reshape(7, 8, 9)[x : x + 4, y : y + 4, z]
+        cut = cut.flip([axis for axis, flip in enumerate((flip_x, flip_y)) if flip])
+        (image,) = data.batch([0], rngs(seed))["image"]
+        torch.testing.assert_close(image[0], torch.rot90(cut, turns), rtol=0, atol=0)
+
+
+def test_a_case_gives_several_patches_that_are_drawn_one_after_the_other(tmp_path: Path) -> None:
+    cases = [prepared(tmp_path, (9, 9), name=name) for name in "ab"]
+    several = ImageDataset(cases, SamplingConfig((4, 4), patches=3))
+    batch = several.batch([0, 1], rngs(1, 2))
+    assert batch["image"].shape == (6, 1, 4, 4)
+    assert batch["label"].shape == (6, 4, 4)
+    one = ImageDataset(cases, SamplingConfig((4, 4)))
+    for number, seed in enumerate((1, 2)):
+        (rng,) = rngs(seed)
+        for patch in range(3):
+            torch.testing.assert_close(
+                batch["image"][3 * number + patch], one.batch([number], [rng])["image"][0]
+            )
+    assert not torch.equal(batch["image"][0], batch["image"][1])
+
+
+def speck(folder: Path, shape: tuple[int, ...], place: tuple[int, ...] | None) -> PreparedCase:
+    """A case with one pixel of foreground, or none."""
+    case = prepared(folder, shape)
+    label = np.zeros(shape, np.uint8)
+    if place is not None:
+        label[place] = 2
+    np.save(case.folder / "label.npy", label)
+    return case
+
+
+@pytest.mark.parametrize(
+    ("shape", "crop", "place"),
+    [
+        ((30, 30), (4, 5), (0, 29)),
+        ((30, 30), (4, 5), (17, 3)),
+        ((20, 20, 12), (4, 4, 3), (19, 7, 0)),
+        ((20, 20, 12), (4, 4), (9, 0, 5)),  # only one of twelve slices has foreground
+        ((3, 30), (8, 4), (1, 20)),
+    ],
+)
+def test_a_crop_aimed_at_the_foreground_holds_it(
+    tmp_path: Path, shape: tuple[int, ...], crop: tuple[int, ...], place: tuple[int, ...]
+) -> None:
+    data = ImageDataset([speck(tmp_path, shape, place)], SamplingConfig(crop, foreground=1.0))
+    labels = data.batch([0] * 50, rngs(*range(50)))["label"]
+    assert (labels.flatten(1).sum(1) == 2).all()
+
+
+def test_aimed_crops_take_every_place_that_holds_the_pixel(tmp_path: Path) -> None:
+    case = speck(tmp_path, (9, 9), (4, 1))
+    data = ImageDataset([case], SamplingConfig((3, 3), foreground=1.0))
+    firsts = data.batch([0] * 300, rngs(*range(300)))["image"][:, 0, 0, 0].int().unique()
+    assert firsts.tolist() == [9 * row + column for row in (2, 3, 4) for column in (0, 1)]
+
+
+def test_the_share_of_aimed_crops_is_as_asked(tmp_path: Path) -> None:
+    case = speck(tmp_path, (100, 100), (50, 50))
+    data = ImageDataset([case], SamplingConfig((2, 2), foreground=0.3))
+    held = int(data.batch([0] * 1000, rngs(*range(1000)))["label"].flatten(1).any(1).sum())
+    assert abs(held - 300) < 4 * (1000 * 0.3 * 0.7) ** 0.5
+
+
+def test_a_case_without_foreground_gives_any_crop(tmp_path: Path) -> None:
+    case = speck(tmp_path, (9, 9), None)
+    data = ImageDataset([case], SamplingConfig((3, 3), foreground=1.0))
+    firsts = data.batch([0] * 300, rngs(*range(300)))["image"][:, 0, 0, 0].unique()
+    assert len(firsts) == 49
+
+
+def test_every_channel_is_scaled_and_shifted_by_numbers_of_its_own(tmp_path: Path) -> None:
+    case = prepared(tmp_path, (6, 5), channels=2)
+    data = ImageDataset([case], SamplingConfig(scale=0.2, shift=3.0))
+    images = data.batch([0] * 400, rngs(*range(400)))["image"].double().flatten(2)
+    plain = torch.stack([torch.arange(30.0), torch.arange(30.0) + 1000]).double()
+    slopes = (images[..., -1] - images[..., 0]) / 29
+    shifts = images[..., 0] - slopes * plain[:, 0]
+    torch.testing.assert_close(slopes[..., None] * plain + shifts[..., None], images, atol=1e-2,
+                               rtol=1e-4)  # fmt: skip
+    assert 0.8 <= slopes.min() < 0.81
+    assert 1.19 < slopes.max() <= 1.2
+    assert abs(slopes.mean() - 1) < 4 * 0.2 / (3 * 800) ** 0.5
+    assert -3.1 < shifts[:, 0].min() < -2.9
+    assert 2.9 < shifts[:, 0].max() < 3.1
+    assert abs(torch.corrcoef(slopes.T)[0, 1]) < 0.2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"foreground": 1.5}, {"foreground": -0.1}, {"scale": 2.0}, {"shift": -1.0}, {"patches": 0}],
+)
+def test_an_impossible_sampling_is_refused(change: dict[str, float]) -> None:
+    (key,) = change
+    with pytest.raises(ConfigError, match=rf"sampling\.{key} is"):
+        SamplingConfig(**change)  # type: ignore[arg-type]

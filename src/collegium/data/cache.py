@@ -19,12 +19,16 @@ from typing import Any
 
 import numpy as np
 
-from collegium.data.recipe import Array, Arrays, ImageConfig, TaskConfig, make
+from collegium.data.decoded import Array
+from collegium.data.recipe import Arrays, ImageConfig, TaskConfig, make
 from collegium.data.site import Case
 from collegium.errors import DataError, StorageError
 
-FORMAT = 1
+FORMAT = 2
 """Version of the entries; a change of what is stored, or of how it is computed, raises it."""
+
+_DETACHED = {".mhd": (".raw", ".zraw"), ".nhdr": (".raw", ".raw.gz")}
+"""Where the voxels are of which a header file speaks."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class PreparedCase:
         shape: Channels, then the spatial axes.
         spacing: Millimetres per spatial axis after resizing; None where unknown.
         notes: What was noticed and mended while reading.
+        target: The class of a case that is classified.
     """
 
     site: str
@@ -48,6 +53,7 @@ class PreparedCase:
     shape: tuple[int, ...]
     spacing: tuple[float, ...] | None
     notes: tuple[str, ...] = ()
+    target: int | None = None
 
     def __str__(self) -> str:
         return f"site {self.site}, case {self.case}"
@@ -67,6 +73,8 @@ def prepare(case: Case, image: ImageConfig, task: TaskConfig, cache: Path) -> Pr
         DataError: If the case's files are unusable.
         StorageError: If the cache cannot be written.
     """
+    classified = case.target is not None and task.name == "classification"
+    target = task.class_of(str(case.target), str(case)) if classified else None
     entry = cache / entry_name(case, image, task)
     meta = _read_meta(entry)
     if meta is None:
@@ -81,12 +89,20 @@ def prepare(case: Case, image: ImageConfig, task: TaskConfig, cache: Path) -> Pr
         shape=tuple(meta["shape"]),
         spacing=None if spacing is None else tuple(spacing),
         notes=tuple(meta["notes"]),
+        target=target,
     )
 
 
 def entry_name(case: Case, image: ImageConfig, task: TaskConfig) -> str:
     """Give the name of a case's entry: a hash of its files' bytes, the recipe and the format."""
-    recipe = {"format": FORMAT, "image": asdict(image), "task": asdict(task)}
+    labels = {"classes": len(task.classes), "label_map": task.label_map}
+    recipe = {
+        "format": FORMAT,
+        "image": asdict(image),
+        "labels": labels if task.name == "segmentation" else None,
+        "series": case.series,
+        "channels": case.channels,
+    }
     digest = hashlib.blake2b(json.dumps(recipe, sort_keys=True).encode(), digest_size=20)
     files = {
         "image": case.images,
@@ -95,11 +111,21 @@ def entry_name(case: Case, image: ImageConfig, task: TaskConfig) -> str:
     }
     for role, paths in files.items():
         for path in paths:
-            digest.update(f"{role}\0{''.join(path.suffixes)}\0".encode() + _digest(case, path))
+            for file in _contents(path):
+                digest.update(f"{role}\0{''.join(file.suffixes)}\0".encode())
+                digest.update(_digest(case, file))
     return digest.hexdigest()
 
 
 # --- entries on the disk
+
+
+def _contents(path: Path) -> list[Path]:
+    """The file, or all files of the folder of a DICOM series, and what a header file points to."""
+    if path.is_dir():
+        return sorted(file for file in path.rglob("*") if file.is_file())
+    detached = [path.with_suffix(end) for end in _DETACHED.get(path.suffix.lower(), ())]
+    return [path, *(file for file in detached if file.is_file())]
 
 
 def _digest(case: Case, path: Path) -> bytes:
@@ -147,9 +173,10 @@ def _publish(entry: Path, arrays: Arrays, meta: Mapping[str, object]) -> dict[st
 
 def _stored(arrays: Arrays) -> Iterator[tuple[str, Array]]:
     """Give names and arrays as stored; a volume's last axis is slowest, so a slice is one piece."""
-    order = np.asfortranarray if arrays.label.ndim == 3 else np.ascontiguousarray
+    order = np.asfortranarray if len(arrays.shape) == 3 else np.ascontiguousarray
     yield "image.npy", order(arrays.image.astype(np.float32, copy=False))
-    yield "label.npy", order(arrays.label.astype(np.uint8, copy=False))
+    if arrays.label is not None:
+        yield "label.npy", order(arrays.label.astype(np.uint8, copy=False))
     if arrays.mask is not None:
         yield "mask.npy", order(arrays.mask.astype(np.uint8))
 
@@ -180,9 +207,12 @@ def _move(temporary: Path, entry: Path) -> dict[str, Any]:
 @lru_cache(maxsize=256)  # bounds the open files: each mapped array holds one
 def _open(folder: Path) -> Arrays:
     try:
-        image, label = _map(folder / "image.npy"), _map(folder / "label.npy")
-        mask = _map(folder / "mask.npy") if (folder / "mask.npy").exists() else None
-    except (OSError, ValueError) as error:
+        stored = json.loads((folder / "case.json").read_text("utf-8"))["sizes"]
+        image = _map(folder / "image.npy")
+        label, mask = (
+            _map(folder / name) if name in stored else None for name in ("label.npy", "mask.npy")
+        )
+    except (OSError, ValueError, KeyError) as error:
         raise StorageError(
             f"the prepared case {folder} cannot be read: start again, and it is prepared anew"
         ) from error

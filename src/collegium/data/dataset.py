@@ -54,20 +54,22 @@ class Dataset(Protocol):
 
 @dataclass(frozen=True)
 class TensorDataset:
-    """A dataset in memory, without augmentation; its case ids are "0", "1", ...
+    """A dataset in memory, without augmentation.
 
     Attributes:
         inputs: Tensors whose first axis counts the cases.
         patients: One patient id per case; by default each case is a patient of its own.
+        cases: One id per case; by default "0", "1", ...
     """
 
     inputs: Batch
     patients: Sequence[str] | None = None
+    cases: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         lengths = {key: len(value) for key, value in self.inputs.items()}
-        if self.patients is not None:
-            lengths["patients"] = len(self.patients)
+        named = {"patients": self.patients, "cases": self.cases}
+        lengths |= {key: len(ids) for key, ids in named.items() if ids is not None}
         if len(set(lengths.values())) > 1:
             raise DataError(
                 f"the inputs of a TensorDataset must be equally long, but are {lengths}"
@@ -83,7 +85,7 @@ class TensorDataset:
 
     def example(self, index: int) -> Example:
         """Give one case as a batch of one."""
-        case = str(index)
+        case = str(index) if self.cases is None else self.cases[index]
         patient = case if self.patients is None else self.patients[index]
         rows = {key: value[index : index + 1] for key, value in self.inputs.items()}
         return Example(case, patient, rows, None)

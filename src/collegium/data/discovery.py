@@ -4,7 +4,7 @@ import csv
 import io
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from collegium.data.pairing import PairedCase, case_id, pair_cases
@@ -16,10 +16,12 @@ logger = logging.getLogger(__name__)
 
 # --- a manifest
 
-_SPLIT_NAMES = {
+SPLIT_NAMES = {
     "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val",
     "test": "test", "testing": "test",
 }  # fmt: skip
+"""How people call the three splits, in lower case."""
+
 _ALIASES = {"patient_id": "patient", "case_id": "case", "mask": "label"}
 
 
@@ -29,8 +31,8 @@ def from_manifest(site: str, root: Path, manifest: Path) -> tuple[list[Case], li
     Args:
         site: The site's name; where the manifest has a column site, only its rows count.
         root: The folder that the manifest's paths are relative to; else its own folder.
-        manifest: The CSV file, with the columns image and label, and of choice case, patient, fov,
-            split and site.
+        manifest: The CSV file, with the columns image and label (or, where cases are classified,
+            class), and of choice case, patient, fov, split, series and site.
 
     Raises:
         DataError: If the manifest as a whole is unusable.
@@ -51,11 +53,18 @@ def from_manifest(site: str, root: Path, manifest: Path) -> tuple[list[Case], li
     return list(cases.values()), problems
 
 
-def read_manifest(site: str, manifest: Path) -> Iterator[tuple[int, dict[str, str]]]:
+def read_manifest(
+    site: str, manifest: Path, *, joined: bool = False
+) -> Iterator[tuple[int, dict[str, str]]]:
     """Read a manifest's rows as text, with the line number of each.
 
     Column names are lower-cased and aliases resolved; ids stay text, so that 0007 keeps its zeros;
     a byte order mark and semicolons, as spreadsheets write them, are understood.
+
+    Args:
+        site: The site's name.
+        manifest: The CSV file.
+        joined: Whether it names ids only, and a folder holds the images.
 
     Raises:
         DataError: If the file cannot be read or lacks a column.
@@ -66,12 +75,7 @@ def read_manifest(site: str, manifest: Path) -> Iterator[tuple[int, dict[str, st
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     names = [name.strip().lower() for name in next(reader, [])]
     columns = [name if _ALIASES.get(name) in names else _ALIASES.get(name, name) for name in names]
-    missing = {"image", "label"} - set(columns)
-    if missing:
-        raise DataError(
-            f"site {site}: the manifest {manifest} has no column {' nor '.join(sorted(missing))}: "
-            f"add it to the columns {', '.join(columns)}"
-        )
+    _check_columns(columns, f"site {site}: the manifest {manifest}", joined=joined)
     for cells in reader:
         if any(cell.strip() for cell in cells):
             values = [cell.strip() for cell in cells]
@@ -81,6 +85,22 @@ def read_manifest(site: str, manifest: Path) -> Iterator[tuple[int, dict[str, st
                     f"below {len(columns)} columns: put quotes around cells with a {delimiter!r}"
                 )
             yield reader.line_num, dict(zip(columns, values, strict=False))
+
+
+def _check_columns(columns: Sequence[str], where: str, *, joined: bool) -> None:
+    """Refuse a manifest that lacks a column or, beside a folder, names images itself."""
+    if joined and "image" in columns:
+        raise DataError(f"{where} names images itself: leave out the site's folder, or the column")
+    needed = ["image"] if "class" in columns else ["image", "label"]
+    if joined:
+        needed = [] if "case" in columns else ["patient"]
+    missing = [name for name in needed if name not in columns]
+    if missing:
+        raise DataError(
+            f"{where} has no column {' nor '.join(missing)}: "
+            f"add it to the columns {', '.join(columns)}"
+            + (" (or a column class, where cases are classified)" if "label" in missing else "")
+        )
 
 
 def _read_text(site: str, manifest: Path) -> str:
@@ -102,29 +122,45 @@ def _read_text(site: str, manifest: Path) -> str:
 
 
 def _case_of_row(site: str, row: Mapping[str, str], bases: Sequence[Path], where: str) -> Case:
-    image = row.get("image", "")
-    case = row.get("case") or Path(image).name.split(".")[0]
+    image, target = row.get("image", ""), row.get("class") or None
+    case = row.get("case") or _name(image)
     if not case:
         raise DataError(f"{where} names no case and no image: fill in the line or remove it")
-    split = row.get("split", "").lower()
-    if split and split not in _SPLIT_NAMES:
-        raise DataError(
-            f"{where}, case {case}: the split {split} is unknown: write train, val or test"
-        )
+    split = split_of(row, f"{where}, case {case}")
     files = {
         column: _find_file(row.get(column, ""), bases, column, f"site {site}, case {case}")
         for column in ("image", "label", "fov")
-        if column != "fov" or row.get("fov")
+        if row.get(column) or column == "image" or (column == "label" and target is None)
     }
     return Case(
         site=site,
         case=case,
         patient=row.get("patient") or case,
         images=(files["image"],),
-        label=files["label"],
+        label=files.get("label"),
         fov=files.get("fov"),
-        split=_SPLIT_NAMES.get(split),
+        split=split,
+        target=target,
+        series=row.get("series") or None,
     )
+
+
+def split_of(row: Mapping[str, str], where: str) -> str | None:
+    """Give the split that a row names.
+
+    Raises:
+        DataError: If there is no such split.
+    """
+    split = row.get("split", "").lower()
+    if split and split not in SPLIT_NAMES:
+        raise DataError(f"{where}: the split {split} is unknown: write train, val or test")
+    return SPLIT_NAMES.get(split)
+
+
+def _name(image: str) -> str:
+    """Give the name up to its first dot; a folder that is named by a DICOM UID keeps it whole."""
+    name = Path(image).name
+    return name if re.fullmatch(r"\d+(\.\d+){3,}", name) else name.split(".")[0]
 
 
 def _find_file(value: str, bases: Sequence[Path], column: str, where: str) -> Path:
@@ -159,14 +195,17 @@ def from_folder(site: str, folder: Path) -> tuple[list[Case], list[str]]:
         return [], [
             f"site {site}: there is no folder {folder}: correct the path or federation.root"
         ]
-    images, labels, fovs = _subfolders(folder)
+    images, labels, fovs = subfolders(folder)
     if images is None or labels is None:
         wanted = "images" if images is None else "labels (or masks, manual, segmentations)"
-        return [], [f"site {site}: {folder} has no subfolder {wanted}: add it or use a manifest"]
-    channels, incomplete, problems = _group_channels(site, _files(images), _files(labels))
-    masks = [path for path in _files(labels) if case_id(path) not in incomplete]
+        return [], [
+            f"site {site}: {folder} has no subfolder {wanted}: add it, name the layout that the "
+            "folder has or use a manifest"
+        ]
+    channels, incomplete, problems = group_channels(site, files_in(images), files_in(labels))
+    masks = [path for path in files_in(labels) if case_id(path) not in incomplete]
     try:
-        pairing = pair_cases([files[0] for files in channels], masks, _files(fovs))
+        pairing = pair_cases([files[0] for files in channels], masks, files_in(fovs))
     except DataError as error:
         return [], [*problems, f"site {site}: {error}"]
     for note in pairing.notes:
@@ -192,11 +231,13 @@ def _case_of_pair(site: str, pair: PairedCase, images: tuple[Path, ...]) -> Case
     return Case(site, case, case, images, pair.mask, pair.fov)
 
 
-def _files(folder: Path | None) -> list[Path]:
-    return sorted(folder.iterdir()) if folder is not None else []
+def files_in(folder: Path | None) -> list[Path]:
+    """List a folder without the voxels that lie beside a header, as those of a .mhd."""
+    there = sorted(folder.iterdir()) if folder is not None else []
+    return [path for path in there if not path.name.lower().endswith((".raw", ".zraw", ".raw.gz"))]
 
 
-def _group_channels(
+def group_channels(
     site: str, images: Sequence[Path], labels: Sequence[Path]
 ) -> tuple[list[tuple[Path, ...]], set[str], list[str]]:
     """Group b01_0000, b01_0001 to one image of two channels, where there is a label b01.
@@ -214,22 +255,49 @@ def _group_channels(
         else:
             single.append((path,))
     wanted = sorted({channel for group in groups.values() for channel in group})
-    complete = {base: group for base, group in groups.items() if len(group) == len(wanted)}
-    problems = []
-    for base, group in groups.items():
-        there = next(iter(group.values()))
-        problems += [
-            f"site {site}, case {base}: channel {channel} is missing "
-            f"({there.with_name(there.name.replace(case_id(there), f'{base}_{channel}', 1))}): add "
-            f"it or take the case out; {len(complete)} of {len(groups)} cases are complete"
-            for channel in wanted
-            if channel not in group
-        ]
-    several = [tuple(group[channel] for channel in wanted) for group in complete.values()]
-    return [*single, *several], groups.keys() - complete.keys(), problems
+
+    def place(base: str, channel: str) -> Path:
+        there = next(iter(groups[base].values()))
+        return there.with_name(there.name.replace(case_id(there), f"{base}_{channel}", 1))
+
+    complete, problems = complete_channels(site, groups, wanted, place=place)
+    return [*single, *complete.values()], groups.keys() - complete.keys(), problems
 
 
-def _subfolders(folder: Path) -> tuple[Path | None, Path | None, Path | None]:
+def complete_channels(
+    site: str,
+    groups: Mapping[str, Mapping[str, Path]],
+    wanted: Sequence[str],
+    *,
+    place: Callable[[str, str], Path],
+) -> tuple[dict[str, tuple[Path, ...]], list[str]]:
+    """Keep the cases that have every channel.
+
+    Args:
+        site: The site's name.
+        groups: The files by case and channel.
+        wanted: The channels, in their order.
+        place: Where the file of a case and a channel should be.
+
+    Returns:
+        The files of each complete case, and a sentence for each channel that a case lacks.
+    """
+    complete = {
+        case: tuple(group[channel] for channel in wanted)
+        for case, group in groups.items()
+        if group.keys() >= set(wanted)
+    }
+    problems = [
+        f"site {site}, case {case}: channel {channel} is missing ({place(case, channel)}): add "
+        f"it or take the case out; {len(complete)} of {len(groups)} cases are complete"
+        for case, group in groups.items()
+        for channel in wanted
+        if channel not in group
+    ]
+    return complete, problems
+
+
+def subfolders(folder: Path) -> tuple[Path | None, Path | None, Path | None]:
     """Find the folders of images, labels, fields of view; `masks` beside labels are the latter."""
     there = {path.name.lower(): path for path in sorted(folder.iterdir()) if path.is_dir()}
     images, labels, fovs = (

@@ -4,15 +4,19 @@ import logging
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from collegium.data.cache import PreparedCase, prepare
-from collegium.data.discovery import from_folder, from_manifest
+from collegium.data.discovery import from_manifest
+from collegium.data.importers import find
+from collegium.data.joining import from_both
 from collegium.data.recipe import ImageConfig, TaskConfig
 from collegium.data.sampling import ImageDataset, SamplingConfig
 from collegium.data.site import Case, EgressPolicy, Site
 from collegium.data.splits import SPLITS, SplitConfig, splits_of
+from collegium.data.tables import Table, TableConfig, read_table
+from collegium.data.tabular import cases_of, open_table
 from collegium.errors import ConfigError, DataError
 
 __all__ = [
@@ -21,12 +25,14 @@ __all__ = [
     "SamplingConfig",
     "SiteConfig",
     "SplitConfig",
+    "TableConfig",
     "TaskConfig",
     "find_cases",
     "list_cases",
     "open_federation",
     "open_site",
     "sites_of",
+    "table_of",
 ]
 
 logger = logging.getLogger(__name__)
@@ -38,7 +44,14 @@ class SiteConfig:
 
     Attributes:
         folder: A folder with subfolders of images and labels, relative to the federation's root.
-        manifest: A CSV file with one line per case, relative to the federation's root.
+        manifest: A CSV file with one line per case, relative to the federation's root. Beside a
+            folder it names no images, but tells by their ids which patient, split and class they
+            have.
+        table: A CSV or Parquet file with one row per case, where the federation learns from tables.
+        layout: How the folder is laid out, see `collegium.data.importers`; "auto" finds out.
+        options: Settings of the layout, such as {modality: T1w} for BIDS.
+        channels: Which of the network's input channels the site's images have, counted from 0,
+            where it lacks some; the others are 0. None: all.
         allow: Names of the parts that may leave; None allows all that an algorithm declares.
         share: Names of opt-in parts that may leave beside those, such as `personal`: the site's
             personal model, for sites outside the federation.
@@ -47,16 +60,24 @@ class SiteConfig:
 
     folder: str | None = None
     manifest: str | None = None
+    table: str | None = None
+    layout: str = "auto"
+    options: dict[str, str] = field(default_factory=dict)
+    channels: tuple[int, ...] | None = None
     allow: tuple[str, ...] | None = None
     share: tuple[str, ...] = ()
     forbid: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if (self.folder is None) == (self.manifest is None):
+        images = self.folder is not None or self.manifest is not None
+        if images == (self.table is not None):
             raise ConfigError(
-                f"a site has folder {self.folder!r} and manifest {self.manifest!r}: "
-                "give exactly one of the two"
+                f"a site has folder {self.folder!r}, manifest {self.manifest!r} and table "
+                f"{self.table!r}: give one of them, or a folder of images and a manifest of their "
+                f"ids"
             )
+        if self.folder is None and (self.layout != "auto" or self.options):
+            raise ConfigError("layout and options say how a folder is laid out: name a folder")
 
 
 @dataclass(frozen=True)
@@ -72,6 +93,7 @@ class FederationConfig:
         image: How a file becomes an array.
         sampling: How a training sample is drawn from a case.
         splits: Which shares of the patients are held out.
+        table: What the columns of tables are, where the sites have tables and no images.
     """
 
     name: str
@@ -82,8 +104,18 @@ class FederationConfig:
     image: ImageConfig = field(default_factory=ImageConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     splits: SplitConfig = field(default_factory=SplitConfig)
+    table: TableConfig | None = None
 
     def __post_init__(self) -> None:
+        for name, site in self.sites.items():
+            if (site.table is None) != (self.table is None):
+                raise ConfigError(
+                    f"site {name} has {'no table' if site.table is None else 'a table'} and "
+                    f"federation.table is {'not ' if self.table is None else ''}given: name tables "
+                    f"at all sites and their columns in federation.table, or neither"
+                )
+        if self.table is not None and self.task.name != "classification":
+            raise ConfigError("tables are learnt from by task.name classification: write that")
         unknown = sorted(set(self.outside) - self.sites.keys())
         if unknown:
             raise ConfigError(
@@ -115,6 +147,9 @@ def open_site(
     """
     cases = find_cases(config, name)
     splits = splits_of(cases, config.splits, seed, splits_file)
+    policy = _policy(config.sites[name])
+    if config.table is not None:
+        return open_table(name, table_of(config, name), splits, (config.table, config.task), policy)
     prepared = {case.case: prepare(case, config.image, config.task, cache) for case in cases}
     channels = {case.shape[0] for case in prepared.values()}
     if len(channels) > 1:
@@ -130,7 +165,7 @@ def open_site(
         "site %s: %d cases (train %d, val %d, test %d)",
         name, len(cases), len(train), len(val), len(test),
     )  # fmt: skip
-    return Site(name, train, val, test, _policy(config.sites[name]))
+    return Site(name, train, val, test, policy)
 
 
 def open_federation(
@@ -168,17 +203,47 @@ def list_cases(config: FederationConfig, name: str) -> tuple[list[Case], list[st
         known = ", ".join(sorted(config.sites))
         raise ConfigError(f"the federation {config.name} has no site {name}: choose one of {known}")
     root, site = expand_root(config.root), config.sites[name]
+    problems: list[str] = []
     try:
-        if site.manifest is not None:
+        if site.table is not None:
+            cases = cases_of(name, table_of(config, name))
+        elif site.manifest is not None and site.folder is not None:
+            cases, problems = from_both(name, root / site.folder, root / site.manifest)
+        elif site.manifest is not None:
             cases, problems = from_manifest(name, root, root / site.manifest)
         else:
-            cases, problems = from_folder(name, root / str(site.folder))
+            folder = root / str(site.folder)
+            cases, problems = find(name, folder, layout=site.layout, options=site.options)
     except DataError as error:
         cases, problems = [], [str(error)]
+    cases = [replace(case, channels=site.channels) for case in cases]
+    missing, remedy = "label", "add a mask"
+    if config.task.name == "classification":
+        missing, remedy = "target", "name its class"
+    problems += [
+        f"{case}: it has no {'class' if missing == 'target' else 'label'}: {remedy}, or take it out"
+        for case in cases
+        if getattr(case, missing) is None
+    ]
+    cases = [case for case in cases if getattr(case, missing) is not None]
     if not cases and not problems:
-        place = site.manifest or site.folder
+        place = site.manifest or site.folder or site.table
         problems = [f"site {name}: {place} holds no cases of it: add some or take the site out"]
     return sorted(cases, key=lambda case: case.case), problems
+
+
+def table_of(config: FederationConfig, name: str) -> Table:
+    """Read a site's table.
+
+    Raises:
+        DataError: It cannot be read or understood.
+    """
+    assert config.table is not None, "the federation has no tables"
+    try:
+        path = expand_root(config.root) / str(config.sites[name].table)
+        return read_table(path, config.table)
+    except DataError as error:
+        raise DataError(f"site {name}: {error}") from error
 
 
 def expand_root(root: str) -> Path:

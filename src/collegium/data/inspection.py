@@ -1,17 +1,43 @@
 """Looks at all the data of a federation before anybody trains, and lists all that is wrong."""
 
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import math
+import secrets
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import median
 from typing import Any
 
 import numpy as np
 
+from collegium.data.decoded import Array
 from collegium.data.federation import FederationConfig, list_cases
-from collegium.data.recipe import RawCase, decode
+from collegium.data.fingerprints import find_copies, fingerprint
+from collegium.data.recipe import RawCase, TaskConfig, decode
 from collegium.data.site import Case
 from collegium.data.splits import SPLITS, Finding, check_across_sites, draw_splits
 from collegium.errors import CollegiumError
+
+
+@dataclass(frozen=True)
+class LabelSize:
+    """How large a structure is, over the cases that show it.
+
+    Attributes:
+        label: The class's value.
+        unit: "mL" of volumes, "mm2" of pictures and single slices, "px" where no spacing is known.
+        cases: Number of cases.
+        least: The smallest.
+        middle: The median.
+        greatest: The largest.
+    """
+
+    label: int
+    unit: str
+    cases: int
+    least: float
+    middle: float
+    greatest: float
 
 
 @dataclass(frozen=True)
@@ -28,9 +54,13 @@ class SiteInspection:
         patients_per_split: Number of patients per split.
         shapes: Number of cases per spatial shape.
         spacings: Number of cases per spacing in mm; the key "unknown" where files do not say.
+        orientations: Number of cases per directions of the stored axes, such as "LPS"; the key
+            "none" counts pictures.
         channels: Number of cases per channel count.
         intensity: Least and greatest stored intensity; None where nothing could be read.
         labels: Number of cases in which each label value occurs.
+        sizes: How large each label but the background is.
+        targets: Number of cases of each class as it is written, where cases are classified.
         foreground: Share of the pixels (inside the field of view) that are not background.
         with_fov: Number of cases with a field of view.
         notes: What was noticed and mended while reading.
@@ -46,9 +76,12 @@ class SiteInspection:
     patients_per_split: dict[str, int]
     shapes: dict[str, int]
     spacings: dict[str, int]
+    orientations: dict[str, int]
     channels: dict[str, int]
     intensity: tuple[float, float] | None
     labels: dict[str, int]
+    sizes: tuple[LabelSize, ...]
+    targets: dict[str, int]
     foreground: float | None
     with_fov: int
     notes: tuple[str, ...]
@@ -61,13 +94,16 @@ class Inspection:
 
     Attributes:
         name: The federation's name.
+        classes: Names of the classes by value.
         sites: One entry per site, inside and outside, sorted by name.
         shared_patients: Number of patients who are at several sites.
-        findings: Shared patients and byte-identical images, across and within sites.
+        findings: Shared patients, and images that are byte by byte or pixel by pixel the same,
+            across and within sites.
         problems: Problems of the federation as a whole.
     """
 
     name: str
+    classes: tuple[str, ...]
     sites: tuple[SiteInspection, ...]
     shared_patients: int
     findings: tuple[Finding, ...]
@@ -98,30 +134,67 @@ def inspect_federation(config: FederationConfig, seed: int = 0) -> Inspection:
         ConfigError: If the root names an unset variable; all else is listed in the answer.
     """
     found = {name: list_cases(config, name) for name in sorted(config.sites)}
-    sites = tuple(
-        _inspect_site(config, name, cases, problems, seed)
-        for name, (cases, problems) in found.items()
-    )
-    findings = tuple(check_across_sites({name: cases for name, (cases, _) in found.items()}))
-    channels = {count for site in sites for count in site.channels}
+    salt = secrets.token_hex(32)  # fingerprints are compared here and shown to nobody
+    looks = [_inspect_site(config, name, *found[name], seed=seed, salt=salt) for name in found]
+    sites = tuple(look.site for look in looks)
     problems = []
-    if len(channels) > 1:
+    channels = {count for site in sites for count in site.channels}
+    if len(channels) > 1 and config.image.inputs is None:
         listed = ", ".join(f"{site.name}: {'/'.join(site.channels)}" for site in sites)
         problems.append(
             f"the images of the federation have different numbers of channels ({listed}): "
             "set image.channels to grey, rgb or green"
         )
+    findings = _find({name: cases for name, (cases, _) in found.items()}, looks)
     shared = sum(finding.kind == "shared_patient" for finding in findings)
-    return Inspection(config.name, sites, shared, findings, tuple(problems))
+    return Inspection(config.name, config.task.classes, sites, shared, findings, tuple(problems))
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What a site holds, and by case what is compared with other sites."""
+
+    site: SiteInspection
+    splits: dict[str, str]
+    fingerprints: dict[Case, str]
+
+
+def _find(sites: Mapping[str, Sequence[Case]], looks: Sequence["_Look"]) -> tuple[Finding, ...]:
+    """Find shared patients and copies, and say in which splits the copies are."""
+    prints = {case: print_ for look in looks for case, print_ in look.fingerprints.items()}
+    splits = {look.site.name: look.splits for look in looks}
+    split_of: dict[str, set[str]] = defaultdict(set)
+    for name, cases in sites.items():
+        for case in cases:
+            for path in case.images:
+                split_of[str(path)].add(splits[name].get(case.case, ""))
+    findings = check_across_sites(sites)
+    findings += find_copies(prints, [known for known in findings if known.files])
+    said = []
+    for finding in findings:
+        there = set[str]().union(*(split_of[str(path)] for path in finding.files)) - {""}
+        across = ", ".join(split for split in SPLITS if split in there)
+        text = f"{finding.text} (they are in {across})" if len(there) > 1 else finding.text
+        said.append(replace(finding, text=text))
+    return tuple(said)
 
 
 def _inspect_site(
-    config: FederationConfig, name: str, cases: Sequence[Case], problems: Sequence[str], seed: int
-) -> SiteInspection:
-    tally, problems = _Tally(), list(problems)
+    config: FederationConfig,
+    name: str,
+    cases: Sequence[Case],
+    problems: Sequence[str],
+    *,
+    seed: int,
+    salt: str,
+) -> _Look:
+    tally, problems = _Tally(config.task, salt), list(problems)
     for case in cases:
         try:
-            tally.add(decode(case, config.image, config.task))
+            if case.images:
+                tally.add(case, decode(case, config.image, config.task))
+            else:
+                tally.add_row(case)
         except CollegiumError as error:
             problems.append(str(error))
     splits: dict[str, str] = {}
@@ -130,7 +203,7 @@ def _inspect_site(
     except CollegiumError as error:
         problems.append(str(error))
     per_split = {case.patient: splits[case.case] for case in cases if splits}
-    return SiteInspection(
+    site = SiteInspection(
         name=name,
         inside=name not in config.outside,
         cases=len(cases),
@@ -140,14 +213,18 @@ def _inspect_site(
         patients_per_split={split: list(per_split.values()).count(split) for split in SPLITS},
         shapes=dict(tally.shapes),
         spacings=dict(tally.spacings),
+        orientations=dict(tally.orientations),
         channels=dict(tally.channels),
         intensity=tally.intensity,
         labels={str(label): count for label, count in sorted(tally.labels.items())},
+        sizes=tally.sizes(),
+        targets=dict(sorted(tally.targets.items())),
         foreground=tally.foreground / tally.counted if tally.counted else None,
         with_fov=sum(case.fov is not None for case in cases),
         notes=_summed_up(tally.notes),
         problems=tuple(problems + _one_shape_problems(config, name, tally)),
     )
+    return _Look(site, splits, tally.fingerprints)
 
 
 def _one_shape_problems(config: FederationConfig, name: str, tally: "_Tally") -> list[str]:
@@ -181,29 +258,83 @@ def _summed_up(notes: Sequence[str]) -> tuple[str, ...]:
 class _Tally:
     """Counts what the cases of a site hold."""
 
-    def __init__(self) -> None:
+    def __init__(self, task: TaskConfig, salt: str) -> None:
+        self.task = task
+        self._salt = salt
         self.count = 0
         self.shapes: Counter[str] = Counter()
         self.spacings: Counter[str] = Counter()
+        self.orientations: Counter[str] = Counter()
         self.channels: Counter[str] = Counter()
         self.labels: Counter[int] = Counter()
+        self.targets: Counter[str] = Counter()
         self.intensity: tuple[float, float] | None = None
         self.foreground = 0
         self.counted = 0
         self.notes: list[str] = []
+        self.fingerprints: dict[Case, str] = {}
+        self._sizes: dict[tuple[int, str], list[float]] = defaultdict(list)
 
-    def add(self, raw: RawCase) -> None:
-        image, label, mask = raw.arrays.image, raw.arrays.label, raw.arrays.mask
+    def add(self, case: Case, raw: RawCase) -> None:
+        """Count one case.
+
+        Raises:
+            DataError: If its class is unknown.
+        """
+        image = raw.arrays.image
         self.count += 1
-        self.shapes["x".join(map(str, label.shape))] += 1
+        self.shapes["x".join(map(str, raw.arrays.shape))] += 1
         self.channels[str(len(image))] += 1
         spacing = raw.spacing
         self.spacings["x".join(f"{mm:g}" for mm in spacing) if spacing else "unknown"] += 1
+        self.orientations[raw.stored or "none"] += 1
         low, high = float(image.min()), float(image.max())
         before = self.intensity or (low, high)
         self.intensity = min(low, before[0]), max(high, before[1])
-        self.labels.update(np.unique(label).tolist())
+        self.fingerprints[case] = fingerprint(image, self._salt)
+        self.notes += raw.notes
+        if self.task.name == "classification":
+            self._add_target(case)
+        elif raw.arrays.label is not None:
+            self._add_label(raw.arrays.label, raw)
+
+    def add_row(self, case: Case) -> None:
+        """Count one row of a table.
+
+        Raises:
+            DataError: If its class is unknown.
+        """
+        self.count += 1
+        self._add_target(case)
+
+    def sizes(self) -> tuple[LabelSize, ...]:
+        """Sum up how large each label is."""
+        return tuple(
+            LabelSize(label, unit, len(sizes), min(sizes), median(sizes), max(sizes))
+            for (label, unit), sizes in sorted(self._sizes.items())
+        )
+
+    def _add_target(self, case: Case) -> None:
+        target = str(case.target)
+        self.targets[target] += 1
+        self.task.class_of(target, str(case))
+
+    def _add_label(self, label: Array, raw: RawCase) -> None:
+        mask = raw.arrays.mask
+        values, counts = np.unique(label, return_counts=True)
+        self.labels.update(values.tolist())
+        for value, count in zip(values.tolist(), counts.tolist(), strict=True):
+            if value:
+                size, unit = _size(count, raw.spacing)
+                self._sizes[value, unit].append(size)
         inside = label if mask is None else label[mask]
         self.foreground += int(np.count_nonzero(inside))
         self.counted += inside.size
-        self.notes += raw.notes
+
+
+def _size(count: int, spacing: tuple[float, ...] | None) -> tuple[float, str]:
+    """Give the size of so many pixels or voxels and its unit."""
+    if spacing is None:
+        return float(count), "px"
+    size = count * math.prod(spacing)
+    return (size / 1000, "mL") if len(spacing) == 3 else (size, "mm2")

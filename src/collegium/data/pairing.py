@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from collegium.data.reading import SUFFIXES
+from collegium.data.formats import SUFFIXES
 from collegium.errors import DataError
 
 __all__ = ["PairedCase", "Pairing", "case_id", "pair_cases"]

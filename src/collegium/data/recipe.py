@@ -1,18 +1,17 @@
-"""The recipe by which a case's files become arrays: read, checked, resized, normalised."""
+"""The recipe by which a case's files become arrays: read, checked, resampled, normalised."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from collegium.data.decoded import Array, Decoded, listed, nearest
 from collegium.data.reading import (
     CHANNELS,
     NORMALISE,
-    Decoded,
     normalise,
     read_image,
     read_label,
@@ -21,7 +20,7 @@ from collegium.data.reading import (
 from collegium.data.site import Case
 from collegium.errors import ConfigError, DataError
 
-Array = NDArray[Any]
+TASKS = ("segmentation", "classification")
 
 
 @dataclass(frozen=True)
@@ -30,14 +29,23 @@ class ImageConfig:
 
     Attributes:
         channels: "keep", "grey", "rgb" or "green".
+        inputs: How many channels the network gets; an image with others is refused. None: as many
+            as the files hold.
+        spacing: Millimetres per axis to resample volumes to, the image linearly and labels by the
+            nearest voxel; None: as stored. Two numbers leave the third axis as it is.
         size: One number: the longest side after resizing; several: the exact size; None: as stored.
             Two numbers on volumes resize the slices and keep their number.
-        normalise: "zscore" (per case and channel, inside the field of view), "minmax", "scale" (by
+        clip: The least and the greatest intensity, to which others are cut off first; for CT.
+        normalise: "zscore" (per case and channel, inside the field of view), "zscore_nonzero" (by
+            and of the voxels that are not 0), "minmax" (0 to 1), "symmetric" (-1 to 1), "scale" (by
             the range of the file's integer type) or "none".
     """
 
     channels: str = "keep"
+    inputs: int | None = None
+    spacing: tuple[float, ...] | None = None
     size: tuple[int, ...] | int | None = None
+    clip: tuple[float, float] | None = None
     normalise: str = "zscore"
 
     def __post_init__(self) -> None:
@@ -48,6 +56,14 @@ class ImageConfig:
                 )
         if min([self.size] if isinstance(self.size, int) else self.size or [1]) < 1:
             raise ConfigError(f"image.size is {self.size!r}: give whole numbers above 0")
+        if self.spacing is not None and (len(self.spacing) not in (2, 3) or min(self.spacing) <= 0):
+            raise ConfigError(f"image.spacing is {self.spacing!r}: give two or three lengths in mm")
+        if self.spacing is not None and self.size is not None:
+            raise ConfigError("image.spacing and image.size both say how large: give one of them")
+        if self.clip is not None and not self.clip[0] < self.clip[1]:
+            raise ConfigError(f"image.clip is {self.clip!r}: give the least and the greatest value")
+        if self.inputs is not None and self.inputs < 1:
+            raise ConfigError(f"image.inputs is {self.inputs}: give a whole number above 0")
 
 
 @dataclass(frozen=True)
@@ -55,36 +71,91 @@ class TaskConfig:
     """What the labels mean.
 
     Attributes:
-        name: The kind of task: "segmentation".
-        classes: Names of the classes by value, the background first.
-        label_map: Stored value to class, where the files hold other values.
+        name: The kind of task: "segmentation" or "classification".
+        classes: Names of the classes by value; of a segmentation the background first.
+        label_map: Stored value to class, where the label maps hold other values.
+        regions: Of a segmentation, what is learnt where structures overlap: by name the classes
+            that a region is made of, such as {WT: [1, 2, 3], TC: [1, 3], ET: [3]}. The network then
+            gives one channel for each region. None: each pixel has one class.
+        coding: Of a classification, what is written to the name of its class, where tables or
+            manifests hold other words: {"0": healthy, "1": ill, "2": ill}.
+        metric: What selects models on validation cases; None: Dice, or accuracy.
     """
 
     name: str = "segmentation"
     classes: tuple[str, ...] = ("background", "foreground")
     label_map: dict[int, int] | None = None
+    regions: dict[str, tuple[int, ...]] | None = None
+    coding: dict[str, str] | None = None
+    metric: str | None = None
 
     def __post_init__(self) -> None:
-        if self.name != "segmentation":
-            raise ConfigError(f"task.name is {self.name!r}: choose segmentation")
+        if self.name not in TASKS:
+            raise ConfigError(f"task.name is {self.name!r}: choose one of {', '.join(TASKS)}")
         if not 2 <= len(self.classes) <= 256:
             raise ConfigError(
-                f"task.classes names {len(self.classes)} classes: name 2 to 256, background first"
+                f"task.classes names {len(self.classes)} classes: name 2 to 256, of a "
+                f"segmentation the background first"
             )
+        if self.name != "segmentation" and (self.regions or self.label_map):
+            raise ConfigError("task.regions and task.label_map are for segmentations: leave both")
+        wrong = [
+            name
+            for name, values in (self.regions or {}).items()
+            if not values or not set(values) <= set(range(1, len(self.classes)))
+        ]
+        if wrong:
+            raise ConfigError(
+                f"task.regions.{wrong[0]} should list classes from 1 to {len(self.classes) - 1}"
+            )
+        unknown = sorted(set((self.coding or {}).values()) - set(self.classes))
+        if unknown:
+            raise ConfigError(f"task.coding names {unknown[0]!r}, which is not in task.classes")
+
+    @property
+    def channels(self) -> int:
+        """How many channels the network gives."""
+        return len(self.regions or self.classes)
+
+    def class_of(self, written: str, where: str) -> int:
+        """Return the class that a word stands for.
+
+        Raises:
+            DataError: There is no such class.
+        """
+        name = (self.coding or {}).get(written, written)
+        if name not in self.classes:
+            raise DataError(
+                f"{where}: the class {written!r} is unknown: write one of "
+                f"{listed(self.classes)}, or say in task.coding what it stands for"
+            )
+        return self.classes.index(name)
 
 
 @dataclass(frozen=True)
 class Arrays:
-    """The arrays of one case: image (C, *spatial), label and, where there is one, field of view."""
+    """The arrays of one case.
+
+    Attributes:
+        image: (channels, *spatial).
+        label: (*spatial); None where the case has a class instead.
+        mask: The field of view, (*spatial), where there is one.
+    """
 
     image: Array
-    label: Array
+    label: Array | None
     mask: Array | None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The spatial sizes."""
+        return self.image.shape[1:]
 
     def map(self, function: Callable[[Array], Array]) -> "Arrays":
         """Apply one function to every array."""
+        label = None if self.label is None else function(self.label)
         mask = None if self.mask is None else function(self.mask)
-        return Arrays(function(self.image), function(self.label), mask)
+        return Arrays(function(self.image), label, mask)
 
     def at(self, window: Sequence[slice | int]) -> "Arrays":
         """Index the last axes of every array."""
@@ -94,13 +165,23 @@ class Arrays:
 
 @dataclass(frozen=True)
 class RawCase:
-    """A case as decoded: aligned, checked, neither resized nor normalised."""
+    """A case as decoded: aligned, checked, neither resampled nor normalised.
+
+    Attributes:
+        arrays: What the files hold.
+        spacing: Millimetres per spatial axis; None where unknown.
+        notes: What was noticed and mended while reading.
+        full_scale: See `collegium.data.decoded.Decoded`.
+        measured: Where the image holds measurements, in its shape.
+        stored: The directions of the image's axes on disk, such as "LPS"; None for pictures.
+    """
 
     arrays: Arrays
     spacing: tuple[float, ...] | None
     notes: tuple[str, ...]
     full_scale: float | None
-    finite: Array
+    measured: Array
+    stored: str | None = None
 
 
 def make(
@@ -113,67 +194,107 @@ def make(
         ConfigError: If the recipe does not fit the case.
     """
     raw = decode(case, config, task)
-    before = raw.arrays.label.shape
-    after = _target_shape(before, config.size, str(case))
-    arrays = resize(raw.arrays, after)
-    finite = np.stack([nearest(channel, after) for channel in raw.finite])
+    before = raw.arrays.shape
+    after = _target_shape(before, raw.spacing, config, str(case))
+    arrays = raw.arrays
+    if config.clip is not None:
+        arrays = replace(arrays, image=np.clip(arrays.image, *config.clip).astype(np.float32))
+    arrays = resize(arrays, after)
     image = normalise(
         arrays.image,
         config.normalise,
         arrays.mask,
-        finite,
+        np.stack([nearest(channel, after) for channel in raw.measured]),
         full_scale=raw.full_scale,
         name=str(case.images[0]),
     )
     spacing = raw.spacing
     if spacing is not None:
         spacing = tuple(s * b / a for s, b, a in zip(spacing, before, after, strict=True))
-    return replace(arrays, image=image), spacing, raw.notes
+    return replace(arrays, image=_placed(image, case, config)), spacing, raw.notes
 
 
 def decode(case: Case, image: ImageConfig, task: TaskConfig) -> RawCase:
     """Read a case's files and check that image, label and field of view fit each other.
 
-    A case without a label gets one of zeros.
+    A case of a segmentation without a label gets one of zeros.
 
     Raises:
         DataError: If a file is unusable or the shapes differ.
     """
+    both = case.label is not None and case.label in case.images
     try:
-        parts = {path: read_image(path, image.channels) for path in case.images}
-        label = _read_label(case, task)
-        fov = None if case.fov is None else read_mask(case.fov)
+        parts = {
+            path: read_image(path, image.channels, series=case.series, both=both)
+            for path in case.images
+        }
+        first = next(iter(parts.values()))
+        label = _read_label(case, task, first, both=both)
+        fov = None if case.fov is None else read_mask(case.fov, first)
     except DataError as error:
         raise DataError(f"{case}: {error}") from error
-    first = next(iter(parts.values()))
     for path, part in parts.items():
         _check_fit(case, first, part, path, "image")
     if label is not None and case.label is not None:
         _check_fit(case, first, label, case.label, "mask")
     if fov is not None and case.fov is not None:
         _check_fit(case, first, fov, case.fov, "field of view")
-    read = [*parts.values(), *filter(None, (label, fov))]
-    finite = [
-        np.ones(part.array.shape, bool) if part.finite is None else part.finite
-        for part in parts.values()
-    ]
+    array = np.concatenate([part.array for part in parts.values()])
+    _check_channels(case, image, array)
+    zeros = np.zeros(array.shape[1:], np.uint8) if task.name == "segmentation" else None
     return RawCase(
         Arrays(
-            np.concatenate([part.array for part in parts.values()]),
-            np.zeros(first.array.shape[1:], np.uint8) if label is None else label.array,
+            array,
+            zeros if label is None else label.array,
             None if fov is None else fov.array,
         ),
         spacing=first.spacing,
-        notes=tuple(note for part in read for note in part.notes),
+        notes=tuple(note for part in _read(parts.values(), label, fov) for note in part.notes),
         full_scale=first.full_scale,
-        finite=np.concatenate(finite),
+        measured=np.concatenate([_measured(part) for part in parts.values()]),
+        stored=first.stored,
     )
 
 
-def _read_label(case: Case, task: TaskConfig) -> Decoded | None:
-    if case.label is None:
+def _read(parts: Iterable[Decoded], *others: Decoded | None) -> list[Decoded]:
+    return [*parts, *(other for other in others if other is not None)]
+
+
+def _measured(part: Decoded) -> Array:
+    return np.ones(part.array.shape, bool) if part.measured is None else part.measured
+
+
+def _read_label(case: Case, task: TaskConfig, like: Decoded, *, both: bool) -> Decoded | None:
+    if case.label is None or task.name != "segmentation":
         return None
-    return read_label(case.label, classes=len(task.classes), label_map=task.label_map)
+    return read_label(
+        case.label, classes=len(task.classes), label_map=task.label_map, like=like, both=both
+    )
+
+
+def _check_channels(case: Case, config: ImageConfig, image: Array) -> None:
+    """Refuse an image with other channels than the network gets, or than the site says it has."""
+    wanted = config.inputs if case.channels is None else len(case.channels)
+    if wanted is not None and len(image) != wanted:
+        says = "image.inputs" if case.channels is None else "channels of the site"
+        raise DataError(
+            f"{case}: the image has {len(image)} channels (shape {image.shape}, channels first) "
+            f"and {says} says {wanted}: pick one volume of {case.images[0].name}, or correct {says}"
+        )
+
+
+def _placed(image: Array, case: Case, config: ImageConfig) -> Array:
+    """Put the channels that a site has where the network expects them, the others being 0."""
+    if case.channels is None:
+        return image
+    if config.inputs is None or max(case.channels) >= config.inputs:
+        raise ConfigError(
+            f"site {case.site} has the channels {listed(case.channels)}, and image.inputs is "
+            f"{config.inputs}: say there how many channels there are, counted from 0"
+        )
+    whole = np.zeros((config.inputs, *image.shape[1:]), image.dtype)
+    whole[list(case.channels)] = image
+    return whole
 
 
 def resize(arrays: Arrays, shape: tuple[int, ...]) -> Arrays:
@@ -181,15 +302,16 @@ def resize(arrays: Arrays, shape: tuple[int, ...]) -> Arrays:
 
     Slices of a volume are resized one by one, as in 2-D, where only the plane changes.
     """
-    if arrays.label.shape == shape:
+    if arrays.shape == shape:
         return arrays
     image = torch.from_numpy(np.ascontiguousarray(arrays.image))
-    if len(shape) == 3 and arrays.label.shape[2] == shape[2]:
+    if len(shape) == 3 and arrays.shape[2] == shape[2]:
         image = _interpolate(image.permute(3, 0, 1, 2), shape[:2]).permute(1, 2, 3, 0)
     else:
         image = _interpolate(image[None], shape)[0]
+    label = None if arrays.label is None else nearest(arrays.label, shape)
     mask = None if arrays.mask is None else nearest(arrays.mask, shape)
-    return Arrays(image.numpy(), nearest(arrays.label, shape), mask)
+    return Arrays(image.numpy(), label, mask)
 
 
 # --- details
@@ -220,8 +342,26 @@ def _check_fit(case: Case, image: Decoded, other: Decoded, path: Path, what: str
 
 
 def _target_shape(
-    shape: tuple[int, ...], size: tuple[int, ...] | int | None, where: str
+    shape: tuple[int, ...],
+    spacing: tuple[float, ...] | None,
+    config: ImageConfig,
+    where: str,
 ) -> tuple[int, ...]:
+    size = config.size
+    if config.spacing is not None:
+        if spacing is None:
+            raise DataError(
+                f"{where}: its file does not say its spacing, and image.spacing resamples to "
+                f"{config.spacing} mm: use image.size, or a format with a spacing"
+            )
+        if len(config.spacing) > len(shape):
+            raise ConfigError(
+                f"image.spacing has {len(config.spacing)} numbers, but {where} has the shape "
+                f"{shape}: give {len(shape)}"
+            )
+        wanted = (*config.spacing, *spacing[len(config.spacing) :])
+        scaled = (n * s / w for n, s, w in zip(shape, spacing, wanted, strict=True))
+        return tuple(max(1, round(length)) for length in scaled)
     if size is None:
         return shape
     if isinstance(size, int):
@@ -238,12 +378,3 @@ def _interpolate(image: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     plane = len(shape) == 2
     mode = "bilinear" if plane else "trilinear"
     return torch.nn.functional.interpolate(image, shape, mode=mode, antialias=plane)
-
-
-def nearest(labels: Array, shape: tuple[int, ...]) -> Array:
-    """Resize a label map: each new entry is the one whose centre is nearest."""
-    rows = [
-        np.minimum((np.arange(new) * 2 + 1) * old // (2 * new), old - 1)
-        for old, new in zip(labels.shape, shape, strict=True)
-    ]
-    return labels[np.ix_(*rows)]

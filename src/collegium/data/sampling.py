@@ -1,5 +1,6 @@
 """From prepared cases to training samples: crops, flips and turns, each from one generator."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -8,7 +9,8 @@ import torch
 
 from collegium.data.cache import PreparedCase
 from collegium.data.dataset import Batch, Example, join
-from collegium.data.recipe import Array, Arrays
+from collegium.data.decoded import Array
+from collegium.data.recipe import Arrays
 from collegium.errors import ConfigError
 
 
@@ -22,13 +24,30 @@ class SamplingConfig:
         flips: Whether each spatial axis is flipped with probability 1/2.
         rotations: Whether the first two spatial axes are turned by a random multiple of 90 degrees,
             where the sample is square in them.
+        patches: How many samples a case gives each time that it is drawn; so many times as large
+            are the batches.
+        foreground: Probability with which a crop is placed so that it holds a random pixel of the
+            foreground.
+        scale: Every channel is multiplied by a number drawn evenly from 1 - scale to 1 + scale.
+        shift: To every channel a number is added that is drawn evenly from -shift to shift.
     """
 
     crop: tuple[int, ...] | None = None
     flips: bool = False
     rotations: bool = False
+    patches: int = 1
+    foreground: float = 0.0
+    scale: float = 0.0
+    shift: float = 0.0
 
     def __post_init__(self) -> None:
+        for key, least, most in (("foreground", 0, 1), ("scale", 0, 1), ("shift", 0, math.inf)):
+            if not least <= getattr(self, key) <= most:
+                raise ConfigError(
+                    f"sampling.{key} is {getattr(self, key)}: give a number from {least} to {most}"
+                )
+        if self.patches < 1:
+            raise ConfigError(f"sampling.patches is {self.patches}: give a whole number above 0")
         if self.crop is not None and (len(self.crop) not in (2, 3) or min(self.crop) < 1):
             raise ConfigError(
                 f"sampling.crop is {list(self.crop)}: give two or three whole numbers above 0"
@@ -57,53 +76,88 @@ class ImageDataset:
         return len(self.cases)
 
     def batch(self, indices: Sequence[int], rngs: Sequence[torch.Generator]) -> Batch:
-        """Draw one sample from each case; sample i draws from `rngs[i]` only."""
+        """Draw `patches` samples from each case; those of case i draw from `rngs[i]` only."""
         pairs = zip(indices, rngs, strict=True)
-        return join([self._sample(self.cases[index], rng) for index, rng in pairs])
+        count = range(self.config.patches)
+        return join([self._sample(self.cases[index], rng) for index, rng in pairs for _ in count])
 
     def example(self, index: int) -> Example:
         """Give one whole case, or all slices of one volume, without augmentation."""
         case = self.cases[index]
         arrays, spacing = case.arrays(), case.spacing
         if self._in_slices(case):
-            batch = _batch(arrays.map(lambda values: np.moveaxis(values, -1, 0)))
+            arrays = arrays.map(lambda values: np.moveaxis(values, -1, 0))
             spacing = None if spacing is None else (spacing[-1], *spacing[:-1])
         else:
-            batch = _batch(arrays.map(lambda values: values[None]))
-        return Example(case.case, case.patient, batch, spacing)
+            arrays = arrays.map(lambda values: values[None])
+        return Example(case.case, case.patient, _batch(arrays, case.target), spacing)
 
     def _in_slices(self, case: PreparedCase) -> bool:
         return self.config.crop is not None and len(case.shape) - 1 > len(self.config.crop)
 
     def _sample(self, case: PreparedCase, rng: torch.Generator) -> Batch:
-        arrays = case.arrays()
+        config, arrays = self.config, case.arrays()
+        aim = _aim(arrays, rng) if config.foreground and _uniform(rng) < config.foreground else None
         if self._in_slices(case):
-            arrays = arrays.at([_draw(case.shape[-1], rng)])
-        arrays = _crop(arrays, self.config.crop, rng)
-        axes = arrays.label.ndim
-        if self.config.flips:
+            arrays = arrays.at([_draw(case.shape[-1], rng) if aim is None else aim[-1]])
+        arrays = _crop(arrays, config.crop, rng, aim=aim)
+        axes = len(arrays.shape)
+        if config.flips:
             steps = [-1 if _draw(2, rng) else 1 for _ in range(axes)]
             arrays = arrays.at([slice(None, None, step) for step in steps])
-        if self.config.rotations:
+        if config.rotations:
             turns = _draw(4, rng)
-            if arrays.label.shape[0] == arrays.label.shape[1]:
+            if arrays.shape[0] == arrays.shape[1]:
                 plane = (-axes, 1 - axes)
                 arrays = arrays.map(lambda values: np.rot90(values, turns, plane))
-        return _batch(arrays.map(lambda values: values[None]))
+        batch = _batch(arrays.map(lambda values: values[None]), case.target)
+        return batch | {"image": self._intensities(batch["image"], rng)}
+
+    def _intensities(self, image: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
+        """Multiply and shift every channel of (1, channels, *spatial) by random numbers."""
+        shape = (1, image.shape[1], *[1] * (image.ndim - 2))
+        if self.config.scale:
+            image = image * (1 + self.config.scale * (2 * torch.rand(shape, generator=rng) - 1))
+        if self.config.shift:
+            image = image + self.config.shift * (2 * torch.rand(shape, generator=rng) - 1)
+        return image
 
 
-def _crop(arrays: Arrays, crop: tuple[int, ...] | None, rng: torch.Generator) -> Arrays:
-    """Cut a crop at a random place; where the case is smaller, it stands in the middle of zeros."""
-    shape = arrays.label.shape
+def _aim(arrays: Arrays, rng: torch.Generator) -> tuple[int, ...] | None:
+    """Return a random pixel of the foreground; None where there is none."""
+    found = np.flatnonzero(arrays.label) if arrays.label is not None else ()
+    if not len(found):
+        return None
+    place = np.unravel_index(found[_draw(len(found), rng)], arrays.shape)
+    return tuple(int(axis) for axis in place)
+
+
+def _crop(
+    arrays: Arrays,
+    crop: tuple[int, ...] | None,
+    rng: torch.Generator,
+    *,
+    aim: tuple[int, ...] | None = None,
+) -> Arrays:
+    """Cut a crop at a random place; where the case is smaller, it stands in the middle of zeros.
+
+    With an ``aim`` the crop is one of those that hold this pixel.
+    """
+    shape = arrays.shape
     size = shape if crop is None else crop
-    starts = [_draw(max(have - want, 0) + 1, rng) for have, want in zip(shape, size, strict=True)]
+    starts = []
+    for axis, (have, want) in enumerate(zip(shape, size, strict=True)):
+        last = max(have - want, 0)
+        least = 0 if aim is None else min(max(aim[axis] - want + 1, 0), last)
+        most = last if aim is None else min(aim[axis], last)
+        starts.append(least + _draw(most - least + 1, rng))
     windows = zip(starts, size, strict=True)
     arrays = arrays.at([slice(start, start + want) for start, want in windows])
     gaps = [max(want - have, 0) for have, want in zip(shape, size, strict=True)]
     if not any(gaps):
         return arrays
-    if arrays.mask is None:
-        arrays = replace(arrays, mask=np.ones(arrays.label.shape, bool))
+    if arrays.mask is None and arrays.label is not None:
+        arrays = replace(arrays, mask=np.ones(arrays.shape, bool))
     margins = [(gap // 2, gap - gap // 2) for gap in gaps]
     return arrays.map(lambda v: np.pad(v, [(0, 0)] * (v.ndim - len(gaps)) + margins))
 
@@ -112,9 +166,17 @@ def _draw(count: int, rng: torch.Generator) -> int:
     return int(torch.randint(count, (), generator=rng))
 
 
-def _batch(arrays: Arrays) -> Batch:
+def _uniform(rng: torch.Generator) -> float:
+    return float(torch.rand((), generator=rng))
+
+
+def _batch(arrays: Arrays, target: int | None) -> Batch:
     """Copy views of mapped files into tensors."""
-    batch = {"image": _tensor(arrays.image, np.float32), "label": _tensor(arrays.label, np.int64)}
+    batch = {"image": _tensor(arrays.image, np.float32)}
+    if arrays.label is not None:
+        batch["label"] = _tensor(arrays.label, np.int64)
+    if target is not None:
+        batch["label"] = torch.full((len(batch["image"]),), target)
     if arrays.mask is not None:
         batch["mask"] = _tensor(arrays.mask, np.bool_)
     return batch

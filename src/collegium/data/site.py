@@ -14,10 +14,14 @@ class Case:
         site: The site's name.
         case: The site's own id of the case, unique at the site.
         patient: The site's own id of the patient; by default the case's.
-        images: The image's files, one per channel group (usually one).
-        label: The label's file; None for a case that is only predicted.
+        images: The image's files, one per channel group (usually one); a DICOM series is a folder.
+        label: The label's file; None for a case that is only predicted or has a class.
         fov: The file of the field of view, where there is one.
         split: The split that the manifest names: "train", "val", "test" or None.
+        target: The class of a case that is classified, as it is written.
+        series: Which DICOM series of the image's folder, by its UID or number; None: the only one.
+        channels: Which of the network's input channels the files hold, counted from 0, where the
+            site lacks some; None: all.
     """
 
     site: str
@@ -27,6 +31,9 @@ class Case:
     label: Path | None
     fov: Path | None = None
     split: str | None = None
+    target: str | None = None
+    series: str | None = None
+    channels: tuple[int, ...] | None = None
 
     def __str__(self) -> str:
         return f"site {self.site}, case {self.case}"

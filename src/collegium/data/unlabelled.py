@@ -8,10 +8,12 @@ import io
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from collegium.data.formats import FILES, SUFFIXES
+from collegium.data.formats.dicom import find_series, is_dicom
 from collegium.data.pairing import case_id, pair_cases
-from collegium.data.reading import SUFFIXES
 from collegium.data.site import Case
 from collegium.errors import DataError
 
@@ -28,9 +30,10 @@ def list_images(place: Path, labels: Path | None = None) -> tuple[list[Case], li
 
     Args:
         place: A folder of images; or a folder with a subfolder ``images`` and, of choice, ``fov``;
-            or a CSV file with a column ``image`` and, of choice, ``case``, ``patient``, ``label``
-            and ``fov``, whose paths are relative to its own folder. Files ``x_0000``, ``x_0001``
-            are the channels of one image.
+            or a CSV file with a column ``image`` and, of choice, ``case``, ``patient``, ``label``,
+            ``fov`` and ``series``, whose paths are relative to its own folder. Files ``x_0000``,
+            ``x_0001`` are the channels of one image. A subfolder of DICOM files is one image, of
+            several series as many; so is a folder of DICOM files itself.
         labels: A folder of masks, paired with the images by their names; then every case needs one.
 
     Raises:
@@ -41,28 +44,48 @@ def list_images(place: Path, labels: Path | None = None) -> tuple[list[Case], li
     if not place.is_dir():
         raise DataError(f"{place}: there is no such folder or manifest; correct the path")
     folder = place / "images" if (place / "images").is_dir() else place
-    files, problems = _images(folder)
-    if not files:
-        raise DataError(
-            f"{folder} holds no image; add some of the kinds {', '.join(SUFFIXES)}"
-            + (f" ({problems[0]})" if problems else "")
-        )
-    groups, incomplete = _channels(files)
+    files = _images(folder)
+    scans = _scans(folder)
+    if not files and not scans:
+        raise DataError(f"{folder} holds no image; add some of the kinds {', '.join(SUFFIXES)}")
+    groups, problems = _channels(files)
+    doubles = groups.keys() & scans.keys()
+    if doubles:
+        raise DataError(f"there are several images called {min(doubles)} in {folder}; rename one")
     fovs = [place / name for name in _FOVS if (place / name).is_dir()] if folder != place else []
-    return _paired(groups, labels, fovs[0] if fovs else None, [*problems, *incomplete])
+    groups |= {case: (path,) for case, (path, _) in scans.items()}
+    found, problems = _paired(groups, labels, fovs[0] if fovs else None, problems)
+    series = {case: number for case, (_, number) in scans.items()}
+    return [replace(case, series=series.get(case.case)) for case in found], problems
 
 
-def _images(folder: Path) -> tuple[list[Path], list[str]]:
-    """The files that are read, and a sentence for each that looks like an image and is not."""
+def _images(folder: Path) -> list[Path]:
+    """The files that are read, DICOM files of a series left out."""
     there = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     files = [path for path in there if path.is_file()]
-    read = [path for path in files if path.name.lower().endswith(SUFFIXES)]
-    problems = [
-        f"{path}: this kind of image is not read; convert it to PNG, TIFF or NIfTI"
-        for path in files
-        if path.suffix.lower() in (".dcm", ".mha", ".mhd", ".nrrd", ".npy", ".h5", ".webp")
-    ]
-    return read, problems
+    return [path for path in files if path.name.lower().endswith(FILES)]
+
+
+def _scans(folder: Path) -> dict[str, tuple[Path, str | None]]:
+    """The DICOM series in a folder and its subfolders: by case the folder, and which of several."""
+    places = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
+    scans: dict[str, tuple[Path, str | None]] = {}
+    for place in places:
+        own = (
+            [path for path in place.rglob("*") if path.is_file()]
+            if place != folder
+            else [path for path in place.iterdir() if path.is_file()]
+        )
+        if not any(is_dicom(path) for path in own if not path.name.lower().endswith(FILES)):
+            continue
+        found, _ = find_series(place)
+        for series in found:
+            several = len(found) > 1
+            name = f"{place.name}-{series.number}" if several else place.name
+            scans[name] = (place, series.uid if several else None)
+        if place == folder:
+            break  # its subfolders were read with it
+    return scans
 
 
 def _channels(files: Sequence[Path]) -> tuple[dict[str, tuple[Path, ...]], list[str]]:
@@ -131,12 +154,15 @@ def _from_manifest(path: Path) -> tuple[list[Case], list[str]]:
     for number, row in enumerate(rows, start=2):
         image = path.parent / row["image"]
         case = row.get("case") or case_id(image)
-        if not image.is_file():
+        if not image.exists():
             problems.append(f"{path}, line {number}: there is no image {image}; correct the line")
         elif case in cases:
             problems.append(f"{path}, line {number}: case {case} is there twice; rename one")
         else:
             mask = path.parent / row["label"] if labelled else None
             fov = path.parent / row["fov"] if row.get("fov") else None
-            cases[case] = Case(SITE, case, row.get("patient") or case, (image,), mask, fov)
+            cases[case] = Case(
+                SITE, case, row.get("patient") or case, (image,), mask, fov,
+                series=row.get("series") or None,
+            )  # fmt: skip
     return sorted(cases.values(), key=lambda case: case.case), problems

@@ -1,3 +1,5 @@
+"""Masks on the grid of their images, in every format but DICOM."""
+
 from pathlib import Path
 from typing import Any
 
@@ -6,8 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from collegium.data.reading import read_image
-from collegium.data.writing import write_mask
+from collegium.data.formats import SUFFIXES, arrays, itk, nifti, pictures, write_mask
+from collegium.data.reading import read_image, read_label
+from collegium.errors import DataError, StorageError
 
 SHAPE = (6, 7, 5)
 
@@ -88,3 +91,68 @@ def test_a_picture_taken_sideways_gets_an_upright_mask(tmp_path: Path) -> None:
     assert read_image(tmp_path / "a.jpg").array.shape == (1, 4, 6)
     with Image.open(write_mask(np.eye(4, 6), tmp_path / "a.jpg", tmp_path, "a")) as mask:
         np.testing.assert_array_equal(np.asarray(mask), np.eye(4, 6))
+
+
+FORMATS = (*pictures.SUFFIXES, *nifti.SUFFIXES, *itk.SUFFIXES, *arrays.SUFFIXES)
+
+
+def image_file(path: Path) -> Path:
+    """Write an image of an uneven shape in the format of its name, stored as LPS if it can be."""
+    values = np.random.default_rng(0).integers(0, 200, SHAPE).astype(np.uint8)
+    if path.suffix in pictures.SUFFIXES:
+        Image.fromarray(values[..., 0]).save(path)
+    elif path.name.endswith(nifti.SUFFIXES):
+        nib.save(nib.Nifti1Image(values, oblique("LPS")), path)
+    elif path.suffix in itk.SUFFIXES:
+        sitk: Any = pytest.importorskip("SimpleITK")
+        sitk.WriteImage(sitk.GetImageFromArray(values), str(path))
+    elif path.suffix == ".npy":
+        np.save(path, values)
+    elif path.suffix == ".npz":
+        np.savez(path, image=values)
+    else:
+        h5py: Any = pytest.importorskip("h5py")
+        with h5py.File(path, "w") as file:
+            file["image"] = values
+    return path
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_a_mask_is_read_back_as_it_was_drawn(tmp_path: Path, suffix: str) -> None:
+    path = image_file(tmp_path / f"scan.x{suffix}")
+    image = read_image(path)
+    labels = np.random.default_rng(1).integers(0, 4, image.array.shape[1:])
+    written = write_mask(labels, path, tmp_path, "scan.x_mask")
+    assert written.name.startswith("scan.x_mask.")
+    again = read_label(written, classes=4, like=image)
+    np.testing.assert_array_equal(again.array, labels)
+    assert (again.affine is None) == (image.affine is None)
+    if image.affine is not None and again.affine is not None:
+        np.testing.assert_allclose(again.affine, image.affine, atol=1e-4)
+        assert again.spacing == pytest.approx(image.spacing)
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_a_mask_of_another_size_takes_that_of_its_image(tmp_path: Path, suffix: str) -> None:
+    path = image_file(tmp_path / f"scan{suffix}")
+    image = read_image(path)
+    written = write_mask(np.full([2] * (image.array.ndim - 1), 3), path, tmp_path, "mask")
+    again = read_label(written, classes=4, like=image)
+    assert again.array.shape == image.array.shape[1:]
+    assert (again.array == 3).all()
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_a_mask_that_cannot_be_written_is_a_storage_error(tmp_path: Path, suffix: str) -> None:
+    path = image_file(tmp_path / f"scan{suffix}")
+    labels = np.zeros(read_image(path).array.shape[1:], int)
+    with pytest.raises(StorageError, match="the mask m cannot be written") as caught:
+        write_mask(labels, path, tmp_path / "nowhere", "m")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_kind_that_is_not_read_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    (tmp_path / "x.doc").write_text("letter")
+    with pytest.raises(DataError, match=r"x\.doc: this kind of file is not read: convert it to \."):
+        read_image(tmp_path / "x.doc")
+    assert set(FORMATS) < set(SUFFIXES)

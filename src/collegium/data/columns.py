@@ -1,0 +1,95 @@
+"""The columns of a table's file as text: CSV as spreadsheets write it, and Parquet."""
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from collegium.errors import DataError
+
+SUFFIXES = (".csv", ".tsv", ".txt", ".parquet")
+"""The kinds of tables that are read."""
+
+
+def read_columns(path: Path) -> tuple[dict[str, list[str]], str]:
+    """Read every column of a table as text, and the separator of its cells ("" for Parquet).
+
+    Ids stay as they are written, so that 0007 keeps its zeros. A byte order mark, a first line
+    ``sep=;`` and cells in quotes are understood; empty lines are left out.
+
+    Raises:
+        DataError: The file cannot be read, or its rows do not fit its columns.
+    """
+    name = path.name
+    try:
+        if path.suffix.lower() == ".parquet":
+            header, rows, separator = *_read_parquet(path), ""
+        else:
+            header, rows, separator = _read_text(path)
+    except FileNotFoundError as error:
+        raise DataError(f"{name}: there is no such table; correct the path") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{name} is not UTF-8 text; save it as 'CSV UTF-8'") from error
+    except (OSError, ValueError, csv.Error) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise DataError(
+            f"{name} is no table that can be read ({reason}); export it again"
+        ) from error
+    header, rows = _without_nameless(header, rows)
+    twice = [column for column in header if header.count(column) > 1]
+    if twice:
+        raise DataError(f"{name} has two columns {twice[0]!r}; rename or remove one")
+    for number, row in enumerate(rows, 1):
+        if len(row) != len(header):
+            raise DataError(
+                f"{name}, row {number}: {len(row)} cells stand below {len(header)} columns; put "
+                f"quotes around cells that hold a {separator!r}, or export the table again"
+            )
+    cells = zip(*rows, strict=True) if rows else ([] for _ in header)
+    return {column: [*values] for column, values in zip(header, cells, strict=True)}, separator
+
+
+def _read_text(path: Path) -> tuple[list[str], list[list[str]], str]:
+    """Give the names of the columns, the rows and the separator of a CSV file."""
+    text = path.read_text("utf-8-sig")
+    said = re.match(r"sep=(.)\n", text)
+    if said:
+        text = text[said.end() :]
+    head = re.sub(r'"[^"]*"', "", text.lstrip().partition("\n")[0])
+    separator = said[1] if said else max(",;\t", key=head.count)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    rows = [[cell.strip() for cell in row] for row in reader]
+    header, *rows = [row for row in rows if any(row)] or [[]]
+    return header, rows, separator
+
+
+def _read_parquet(path: Path) -> tuple[list[str], list[list[str]]]:
+    """Give the names of the columns and the rows of a Parquet file."""
+    import pandas
+
+    frame = pandas.read_parquet(path)
+    if any(name is not None for name in frame.index.names):
+        frame = frame.reset_index()
+    known = frame.notna().to_numpy().tolist()
+    cells = frame.astype(object).to_numpy().tolist()
+    rows = [
+        [_text(cell) if there else "" for cell, there in zip(*pair, strict=True)]
+        for pair in zip(cells, known, strict=True)
+    ]
+    return [str(column).strip() for column in frame.columns], rows
+
+
+def _text(cell: object) -> str:
+    """Write a cell as text, whole numbers without a point."""
+    if isinstance(cell, float) and cell.is_integer():
+        return str(int(cell))
+    return str(cell).strip()
+
+
+def _without_nameless(
+    header: Sequence[str], rows: Sequence[list[str]]
+) -> tuple[list[str], list[list[str]]]:
+    """Leave out columns behind the last named one, where separators end every line."""
+    count = max((place for place, name in enumerate(header, 1) if name), default=0)
+    return [*header[:count]], [row if any(row[count:]) else row[:count] for row in rows]

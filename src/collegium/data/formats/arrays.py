@@ -1,0 +1,175 @@
+"""Arrays of NumPy and HDF5, as research code lays them out: slices, or stacks of slices.
+
+An array has no geometry. Its axes are told from their number and lengths:
+
+* two: (row, column);
+* three: (row, column, channel) where the last is at most 8 and shorter than the first two, or
+  (channel, row, column) where the first is; else a stack (slice, row, column);
+* four: (slice, row, column, channel), as IOP-FL and GRACE store prostates.
+
+Stacks become volumes (row, column, slice). An ``.npz`` or HDF5 file names its arrays: ``image``,
+``img``, ``data``, ``raw`` or ``x``, and ``label``, ``mask``, ``seg``, ``segmentation``, ``gt`` or
+``y``; a ``spacing`` in it counts, in the order of the axes. Where an ``.npy`` file is image and
+label at once, as in FedDG, the first three channels are the image and the others structures of
+which each lies in the one before: the label is how many of them hold a pixel.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collegium.data.decoded import Decoded, listed, nearest
+from collegium.errors import DataError
+from collegium.optional import need
+
+SUFFIXES = (".npy", ".npz", ".h5", ".hdf5")
+
+Array = NDArray[Any]
+Role = Literal["image", "label", "both: image", "both: label"]
+"""What is wanted of a file; "both" where one file holds image and label."""
+
+IMAGES = ("image", "img", "data", "raw", "x")
+LABELS = ("label", "mask", "seg", "segmentation", "gt", "y")
+
+_MOST_CHANNELS = 8
+_COLOURS = 3  # channels of the image in a file that is both
+
+
+def decode(path: Path, role: Role = "image", axes: int | None = None) -> Decoded:
+    """Decode an array, channels first.
+
+    Args:
+        path: The file.
+        role: What is wanted of it.
+        axes: How many spatial axes its image has, where it is a label; None: told by its lengths.
+
+    Raises:
+        DataError: The file holds pickled objects, no array of that role or other axes.
+        ValueError: The file is damaged.
+    """
+    wanted = IMAGES if role.endswith("image") else LABELS
+    if path.suffix.lower() == ".npy":
+        parts = {wanted[0]: _whole(path)}
+        both = role.startswith("both")
+    else:
+        parts, both = _named(path), False
+    name = next((name for name in wanted if name in parts), None)
+    if name is None:
+        raise DataError(
+            f"{path}: it holds {listed(sorted(parts)) or 'nothing'} and no {wanted[0]}; name the "
+            f"array one of {listed(wanted)}"
+        )
+    array = _channels_first(parts[name], path, axes)
+    if both:
+        array = array[:_COLOURS] if role == "both: image" else _nested(array[_COLOURS:], path)
+    spacing = _spacing(parts.get("spacing"), parts[name].ndim, array.ndim - 1, path)
+    whole = array.dtype.kind == "u" and array.dtype.itemsize < 4
+    return Decoded(array, spacing, full_scale=float(np.iinfo(array.dtype).max) if whole else None)
+
+
+def write_mask(labels: Array, image: Path, path: Path) -> None:
+    """Write a label map as ``.npy``, in the order and size of the image's axes."""
+    plain = image.suffix.lower() == ".npy"
+    stored = _whole(image) if plain else _first(_named(image), IMAGES)
+    shape = _channels_first(stored, image).shape[1:]
+    whole = nearest(labels, shape)
+    np.save(path, np.moveaxis(whole, -1, 0) if whole.ndim == 3 else whole)
+
+
+def _whole(path: Path) -> Array:
+    return _numpy(path).get("", np.empty(0))
+
+
+def _named(path: Path) -> dict[str, Array]:
+    """Read all arrays of a file by their names in lower case."""
+    if path.suffix.lower() == ".npz":
+        return _numpy(path)
+    library = need("h5py", "hdf5", path.name)
+    with library.File(path, "r") as file:
+        return {
+            name.lower(): np.asarray(value[()])
+            for name, value in file.items()
+            if isinstance(value, library.Dataset)
+        }
+
+
+def _numpy(path: Path) -> dict[str, Array]:
+    """Read what NumPy wrote, a single array by the name ""; nothing pickled is ever opened."""
+    try:
+        with path.open("rb") as stream:
+            file = np.load(stream, allow_pickle=False)
+            named = file.items() if isinstance(file, Mapping) else [("", file)]
+            return {name.lower(): np.asarray(array) for name, array in named}
+    except ValueError as error:
+        raise _explained(error, path) from error
+
+
+def _explained(error: ValueError, path: Path) -> Exception:
+    """Tell pickled objects from damage: NumPy takes all that it does not know for the former."""
+    text = str(error)
+    if "Object arrays" in text or ("allow_pickle" in text and path.read_bytes()[:1] == b"\x80"):
+        return DataError(
+            f"{path}: it holds pickled Python objects, which can run code and are not read; save a "
+            f"plain array of numbers"
+        )
+    return ValueError("no array of NumPy") if "allow_pickle" in text else error
+
+
+def _first(parts: Mapping[str, Array], names: Sequence[str]) -> Array:
+    return next(parts[name] for name in names if name in parts)
+
+
+def _channels_first(array: Array, path: Path, axes: int | None = None) -> Array:
+    """Return (channels, row, column) or (channels, row, column, slice)."""
+    if array.dtype.kind not in "biuf" or not array.size or not 2 <= array.ndim <= 4:
+        raise DataError(
+            f"{path}: an array of shape {array.shape} and type {array.dtype} is not read: save "
+            f"numbers with two to four axes"
+        )
+    if array.ndim == 4:
+        return array.transpose(3, 1, 2, 0)
+    if array.ndim == 2:
+        return array[None]
+    first, middle, last = array.shape
+    if axes == 3:
+        return np.moveaxis(array, 0, -1)[None]
+    if last <= _MOST_CHANNELS and last < min(first, middle):
+        return np.moveaxis(array, -1, 0)
+    if first <= _MOST_CHANNELS and first < min(middle, last):
+        return array
+    return np.moveaxis(array, 0, -1)[None]
+
+
+def _nested(channels: Array, path: Path) -> Array:
+    """Return how many of some structures, each in the one before, hold a pixel."""
+    if not len(channels):
+        raise DataError(
+            f"{path}: it has {_COLOURS} channels or fewer and so no label; name another file"
+        )
+    if len(channels) == 1:
+        return channels
+    inside = channels > 0
+    for outer, inner in pairwise(inside):
+        if (inner & ~outer).any():
+            raise DataError(
+                f"{path}: its structures do not lie one in the other; save one label map"
+            )
+    nested: Array = inside.sum(0, keepdims=True).astype(np.uint8)
+    return nested
+
+
+def _spacing(stored: Array | None, had: int, axes: int, path: Path) -> tuple[float, ...] | None:
+    """Return the spacing in the order of the axes as they are read."""
+    if stored is None:
+        return None
+    values = tuple(float(step) for step in np.ravel(stored))
+    if len(values) != axes or min(values) <= 0:
+        raise DataError(
+            f"{path}: its spacing {values} does not give {axes} lengths above 0 (the array has "
+            f"{had} axes); correct it or leave it out"
+        )
+    return values if axes == 2 else (*values[1:], values[0])

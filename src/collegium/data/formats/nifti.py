@@ -1,0 +1,74 @@
+"""NIfTI volumes through nibabel: where the sform is set it decides, else the qform.
+
+No other library reads geometry from these files, so that there is one rule.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collegium.data.decoded import Decoded, as_stored, upright
+from collegium.errors import DataError
+
+SUFFIXES = (".nii", ".nii.gz")
+
+_MM = {1: 1000.0, 3: 0.001}  # codes of metre and micron; all else is taken as mm
+
+
+def decode(path: Path) -> Decoded:
+    """Decode a volume in physical units, brought to RAS+.
+
+    The fourth axis is one of channels; axes of length one are dropped behind the third.
+
+    Raises:
+        DataError: The volume has another number of axes, or no real numbers.
+        ValueError: The file is damaged.
+    """
+    import nibabel as nib
+
+    try:
+        image: Any = nib.load(path)
+        shape, dtype = image.shape, image.get_data_dtype()
+        real = dtype.kind in "biuf"
+        array = image.get_fdata(dtype=np.float64, caching="unchanged") if real else None
+    except (nib.filebasedimages.ImageFileError, nib.spatialimages.HeaderDataError) as error:
+        raise ValueError(str(error).replace(str(path), path.name)) from error
+    extra = tuple(length for length in shape[3:] if length > 1)
+    if array is None or not array.size or len(extra) > 1:
+        raise DataError(
+            f"{path}: a volume of shape {shape} and type {dtype} is not read: save it with up to 3 "
+            "spatial axes, one axis of channels and real numbers"
+        )
+    array = array.reshape(*_spatial(shape), *extra)
+    channels = np.moveaxis(array, -1, 0) if extra else array[None]
+    return upright(channels, _affine(image), path.name)
+
+
+def write_mask(labels: NDArray[Any], image: Path, path: Path) -> None:
+    """Write a label map (x, y, z) in RAS+ with the shape, axes and affine of an image.
+
+    Sform and qform of the mask are those of the image, with their codes.
+    """
+    import nibabel
+
+    library: Any = nibabel  # it is not typed throughout
+    source = library.load(image)
+    stored = as_stored(labels, source.affine, _spatial(source.shape))
+    mask = library.Nifti1Image(stored, source.affine)
+    sform, qform = (int(source.header[key]) for key in ("sform_code", "qform_code"))
+    mask.set_sform(source.affine, sform or int(not qform))
+    mask.set_qform(source.get_qform() if qform else source.affine, qform)
+    mask.header.set_xyzt_units(*source.header.get_xyzt_units())
+    library.save(mask, path)
+
+
+def _spatial(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (*shape[:3], 1, 1)[:3]
+
+
+def _affine(image: Any) -> NDArray[np.float64]:
+    affine: NDArray[np.float64] = image.affine.astype(np.float64)
+    affine[:3] *= _MM.get(int(image.header["xyzt_units"]) & 7, 1.0)
+    return affine

@@ -1,0 +1,195 @@
+"""BIDS: `sub-*/[ses-*/]anat/*` with the labels in `derivatives/*/sub-*/...`.
+
+Labels are files named `*_dseg` or `*_mask`, in the derivatives or beside the images. The patient is
+the subject, so that the sessions of a subject are never in different splits.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from collegium.data.discovery import complete_channels
+from collegium.data.importers.files import Found, visible
+from collegium.data.site import Case
+
+_ENDINGS = (".nii.gz", ".nii")
+_LABELS = ("dseg", "mask")
+
+Session = tuple[str, str]
+"""A subject and, where there are any, a session: ("sub-01", "ses-1")."""
+
+
+@dataclass(frozen=True)
+class BidsFile:
+    """A file whose name follows BIDS.
+
+    Attributes:
+        path: The file.
+        session: Its subject and session; "" where there are no sessions.
+        rest: The name behind these: "acq-ax_T1w".
+        source: The folder below derivatives; "" for an image, "anat" for a label beside it.
+    """
+
+    path: Path
+    session: Session
+    rest: str
+    source: str = ""
+
+    @property
+    def suffix(self) -> str:
+        """The last part of the name: "T1w"."""
+        return self.rest.rpartition("_")[2]
+
+    @property
+    def entities(self) -> dict[str, str]:
+        """What the name says of the file: {"acq": "ax"}."""
+        pairs = (part.partition("-") for part in self.rest.split("_")[:-1])
+        return {key: value for key, _, value in pairs}
+
+    def names(self) -> set[str]:
+        """Give all that `modality` or `derivative` may call it."""
+        own = {self.rest, self.suffix}
+        return own | {self.source, *(f"{self.source}/{name}" for name in own)} - {""}
+
+
+def looks_like(folder: Path) -> bool:
+    """Whether a folder has this layout."""
+    return any(path.name.startswith("sub-") and path.is_dir() for path in visible(folder))
+
+
+def from_bids(
+    site: str, folder: Path, *, modality: str | None = None, derivative: str | None = None
+) -> Found:
+    """Give the usable cases of a BIDS data set and one sentence for each problem.
+
+    Args:
+        site: The site's name.
+        folder: The data set.
+        modality: Which image of a session: its suffix (`T1w`) or all of its name behind subject
+            and session (`acq-ax_T1w`); several, with commas between, are channels in this order.
+        derivative: Which labels: the folder below `derivatives`, the name behind subject and
+            session (`desc-lesion_mask`), or both with a slash between.
+    """
+    raw = [file for file in _files(folder) if file.path.parent.name == "anat"]
+    images = [file for file in raw if file.suffix not in _LABELS]
+    if not images:
+        return [], [
+            f"site {site}: {folder} holds no sub-*/anat/*.nii.gz or sub-*/ses-*/anat/*.nii.gz: "
+            "correct the path, or name another layout"
+        ]
+    beside = [replace(file, source="anat") for file in raw if file.suffix in _LABELS]
+    labels = [*beside, *(file for file in _derived(folder) if file.suffix in _LABELS)]
+    if derivative is not None:
+        labels = [file for file in labels if derivative in file.names()]
+    suffixes = sorted({file.suffix for file in images})
+    wanted = [name.strip() for name in modality.split(",")] if modality else suffixes
+    if len(suffixes) > 1 and modality is None:
+        return [], [
+            f"site {site}: {folder} holds images of the kinds {', '.join(suffixes)}: "
+            f"choose one by modality: {suffixes[0]}, or several as channels by "
+            f"modality: '{', '.join(suffixes[:2])}'"
+        ]
+    groups, problems = _channels(site, folder, images, wanted)
+    if problems:
+        return [], problems
+
+    def place(case: str, channel: str) -> Path:
+        there = next((f.path.parent for f in images if _case(f.session) == case), folder)
+        return there / f"{case}_{channel}.nii.gz"
+
+    complete, problems = complete_channels(
+        site, {_case(session): group for session, group in groups.items()}, wanted, place=place
+    )
+    cases = []
+    for session in groups:
+        if _case(session) in complete:
+            found = _labels_of(session, groups[session], images, labels)
+            if len(found) == 1:
+                files = complete[_case(session)]
+                cases.append(Case(site, _case(session), session[0], files, found[0].path))
+            else:
+                problems.append(_wrong_labels(site, folder, session, found, derivative))
+    return cases, problems
+
+
+def _files(folder: Path, source: str = "") -> Iterable[BidsFile]:
+    """Give the images below the subjects of a folder."""
+    for subject in visible(folder):
+        if not (subject.is_dir() and subject.name.startswith("sub-")):
+            continue
+        for path in sorted(subject.rglob("*")):
+            ending = next((end for end in _ENDINGS if path.name.endswith(end)), None)
+            if ending is None or path.name.startswith(".") or not path.is_file():
+                continue
+            parts = path.name.removesuffix(ending).split("_")
+            inside = [part for part in parts if part.startswith("ses-")]
+            inside = inside or [p for p in path.relative_to(subject).parts if p[:4] == "ses-"]
+            rest = "_".join(part for part in parts if not part.startswith(("sub-", "ses-")))
+            yield BidsFile(path, (subject.name, inside[0] if inside else ""), rest, source)
+
+
+def _derived(folder: Path) -> list[BidsFile]:
+    derivatives = folder / "derivatives"
+    pipelines = [path for path in visible(derivatives) if not path.name.startswith("sub-")]
+    found = [file for path in pipelines for file in _files(path, path.name)]
+    return [*found, *_files(derivatives, derivatives.name)]
+
+
+def _case(session: Session) -> str:
+    return "_".join(part for part in session if part)
+
+
+def _channels(
+    site: str, folder: Path, images: Sequence[BidsFile], wanted: Sequence[str]
+) -> tuple[dict[Session, dict[str, Path]], list[str]]:
+    """Give the files of each session by channel, and a sentence where the choice is not one."""
+    groups: dict[Session, dict[str, Path]] = {file.session: {} for file in images}
+    for channel in wanted:
+        fitting = [file for file in images if channel in file.names()]
+        if not fitting:
+            known = ", ".join(sorted({file.rest for file in images}))
+            return {}, [
+                f"site {site}: {folder} holds no image {channel}: set modality to one of {known}"
+            ]
+        for file in fitting:
+            if channel in groups[file.session]:
+                same = [f.rest for f in fitting if f.session == file.session]
+                return {}, [
+                    f"site {site}: {_case(file.session)} in {folder} has {len(same)} images "
+                    f"{channel}: {', '.join(same)}: choose one by modality: {same[0]}"
+                ]
+            groups[file.session][channel] = file.path
+    return groups, []
+
+
+def _labels_of(
+    session: Session,
+    channels: dict[str, Path],
+    images: Sequence[BidsFile],
+    labels: Sequence[BidsFile],
+) -> list[BidsFile]:
+    """Give the labels of a session that do not speak of another image than the ones chosen."""
+    chosen = [file.entities for file in images if file.path in channels.values()]
+    return [
+        label
+        for label in labels
+        if label.session == session
+        and any(
+            all(image.get(key, value) == value for key, value in label.entities.items())
+            for image in chosen
+        )
+    ]
+
+
+def _wrong_labels(
+    site: str, folder: Path, session: Session, found: Sequence[BidsFile], derivative: str | None
+) -> str:
+    where = f"site {site}, case {_case(session)}"
+    if not found:
+        named = f" that is called {derivative}" if derivative else ""
+        return (
+            f"{where}: it has no label *_dseg or *_mask in {folder / 'derivatives'}{named}: "
+            "add it, take the subject out, or correct derivative"
+        )
+    names = sorted(f"{file.source}/{file.rest}" for file in found)
+    return f"{where}: it has the labels {', '.join(names)}: choose one by derivative: {names[0]}"

@@ -1,0 +1,162 @@
+"""A datalist as MONAI and the Decathlon write it: JSON with lists of images and labels.
+
+`{"training": [{"image": "a.nii.gz", "label": "b.nii.gz"}], "validation": [..], "test": [..]}`;
+paths are relative to the file. An image may be a list of files, its channels; a label that is a
+number or a word is a class. `patient` or `subject` name the patient.
+"""
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from collegium.data.discovery import SPLIT_NAMES
+from collegium.data.importers.files import Found, read_json, unique_ids, visible
+from collegium.data.pairing import case_id
+from collegium.data.site import Case
+from collegium.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+_PATIENT = ("patient", "patient_id", "subject", "subject_id")
+_CASE = ("case", "case_id", "id")
+
+
+def looks_like(place: Path) -> bool:
+    """Whether a place is a datalist, or a folder with one."""
+    return bool(_candidates(place))
+
+
+def from_datalist(site: str, place: Path) -> Found:
+    """Give the usable cases of a datalist and one sentence for each problem.
+
+    Args:
+        site: The site's name.
+        place: The JSON file, or a folder that holds one.
+
+    Raises:
+        DataError: If there is no datalist, or several.
+    """
+    file = _only(site, place)
+    content = read_json(site, file)
+    entries = [
+        (SPLIT_NAMES[key.lower()], f"{key}[{index}]", entry)
+        for key, values in content.items()
+        if key.lower() in SPLIT_NAMES and isinstance(values, list)
+        for index, entry in enumerate(values)
+    ]
+    if any(isinstance(entry, dict) and "fold" in entry for _, _, entry in entries):
+        logger.info("site %s: the folds of %s are not used: splits are drawn by patient",
+                    site, file)  # fmt: skip
+    named = any(split != "train" for split, _, _ in _labelled(entries))
+    cases, problems = [], []
+    for split, where, entry in entries:
+        try:
+            case = _case(site, file, entry, where, split if named else None)
+            cases += [case] if case is not None else []
+        except DataError as error:
+            problems.append(str(error))
+    unlabelled = len(entries) - len(cases) - len(problems)
+    if unlabelled:
+        logger.info("site %s: %d images of %s have no label and are left out",
+                    site, unlabelled, file)  # fmt: skip
+    return _named(cases), problems
+
+
+def _candidates(place: Path) -> list[Path]:
+    """Give the JSON files that hold a list of training images."""
+    there = [place] if place.is_file() else visible(place)
+    found = []
+    for path in there:
+        if path.suffix.lower() == ".json" and path.is_file():
+            try:
+                content = json.loads(path.read_text("utf-8-sig"))
+            except (OSError, ValueError):
+                continue
+            keys = content if isinstance(content, dict) else {}
+            if any(isinstance(keys.get(key), list) for key in ("training", "train")):
+                found.append(path)
+    return found
+
+
+def _only(site: str, place: Path) -> Path:
+    if place.is_file():
+        return place
+    found = _candidates(place)
+    if len(found) != 1:
+        names = ", ".join(path.name for path in found) or "none"
+        raise DataError(
+            f"site {site}: {place} should hold one JSON file with a list training, and holds "
+            f"{names}: name the file as the site's folder"
+        )
+    return found[0]
+
+
+def _labelled(entries: list[tuple[str, str, Any]]) -> Iterator[tuple[str, str, Any]]:
+    return (entry for entry in entries if isinstance(entry[2], dict) and _has_label(entry[2]))
+
+
+def _has_label(entry: Mapping[str, Any]) -> bool:
+    return entry.get("label") not in (None, "", [])
+
+
+def _case(site: str, file: Path, entry: Any, where: str, split: str | None) -> Case | None:
+    """Give one case; None for an image without a label that is there to be predicted."""
+    place = f"site {site}, {where} of {file}"
+    if isinstance(entry, str) or (isinstance(entry, dict) and not _has_label(entry)):
+        if where.startswith("train"):
+            raise DataError(f"{place} has no label: add it or take the entry out")
+        return None
+    if not isinstance(entry, dict) or not entry.get("image"):
+        raise DataError(f"{place} names no image: write {{image: .., label: ..}}")
+    image, label = entry["image"], entry["label"]
+    names = image if isinstance(image, list) else [image]
+    images = tuple(_file(file, name, "image", place) for name in names)
+    if isinstance(label, list) and len(label) == 1:
+        label = label[0]
+    if isinstance(label, list | dict):
+        raise DataError(f"{place} names {len(label)} labels: give one label map or one class")
+    is_file = isinstance(label, str) and bool(Path(label).suffix or (file.parent / label).exists())
+    case = next((str(entry[key]) for key in _CASE if entry.get(key) is not None), "")
+    patient = next((str(entry[key]) for key in _PATIENT if entry.get(key) is not None), "")
+    return Case(
+        site,
+        case,
+        patient,
+        images,
+        _file(file, label, "label", place) if is_file else None,
+        split=split,
+        target=None if is_file else str(label),
+    )
+
+
+def _file(file: Path, name: Any, what: str, place: str) -> Path:
+    path = file.parent / str(name)
+    if not path.exists():
+        raise DataError(
+            f"{place}: there is no {what} {path}: correct the datalist (paths are relative to its "
+            "folder) or restore the file"
+        )
+    return path
+
+
+def _named(cases: list[Case]) -> list[Case]:
+    """Name cases that carry no id by their files; a case is its own patient unless named."""
+    bare = [case for case in cases if not case.case]
+    names = dict(zip(map(id, bare), unique_ids([_common(case) for case in bare]), strict=True))
+    named = [replace(case, case=names.get(id(case), case.case)) for case in cases]
+    return [replace(case, patient=case.patient or case.case) for case in named]
+
+
+def _common(case: Case) -> Path:
+    """Give what the names of the channels have in common: x of x_t1 and x_flair."""
+    words = [case_id(path).split("_") for path in case.images]
+    shared = []
+    for same in zip(*words, strict=False):
+        if len(set(same)) > 1:
+            break
+        shared.append(same[0])
+    first = case.images[0]
+    return first.with_name("_".join(shared)) if shared and len(words) > 1 else first

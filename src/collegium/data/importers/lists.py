@@ -1,0 +1,148 @@
+"""The folders of arrays that the released code of federated prostate and fundus papers reads.
+
+- IOP-FL: `<SITE>/Case00.npy` and `Case00_segmentation.npy`, with the cases of each split in
+  `<SITE>_train.txt`, `<SITE>_val.txt` and `<SITE>_test.txt` beside the folder;
+- HarmoFL and GRACE: the same folder, of `.nii.gz`, without lists;
+- FedDG: `client1/data_npy/*.npy`, slices whose array holds the image (three channels) and after it
+  the label, so that image and label are one file.
+"""
+
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from collegium.data.importers.files import Found, visible
+from collegium.data.pairing import case_id
+from collegium.data.site import Case
+
+logger = logging.getLogger(__name__)
+
+_SPLITS = ("train", "val", "test")
+_BOTH = ("data_npy", "npy")
+_ARRAYS = (".npy", ".npz", ".h5", ".hdf5")
+_VOLUMES = (".nii", ".nii.gz", ".nrrd", ".mha")
+_LABEL = re.compile(r"[ _-]*segmentation.*", re.IGNORECASE)
+_SLICE = re.compile(r"(.*\d.*?)[ _-]+(?:slice|sl|s|z)?[ _-]*\d+", re.IGNORECASE)
+
+
+def looks_like(folder: Path) -> bool:
+    """Whether a folder has one of these layouts."""
+    if any((folder / name).is_dir() for name in _BOTH) or _lists_of(folder):
+        return True
+    return any(_LABEL.search(path.name) and _is_array(path) for path in visible(folder))
+
+
+def from_lists(site: str, folder: Path) -> Found:
+    """Give the usable cases of a folder of arrays and one sentence for each problem.
+
+    Args:
+        site: The site's name.
+        folder: The site's folder; or the one above it, if it is called as the site is.
+    """
+    both = next((folder / name for name in _BOTH if (folder / name).is_dir()), None)
+    if both is not None:
+        return _slices(site, both)
+    if (folder / site).is_dir() and _lists_of(folder / site):
+        folder = folder / site
+    lists = _lists_of(folder)
+    images, labels = _sides(folder)
+    if not images:
+        return [], [
+            f"site {site}: {folder} holds no image beside files *_segmentation: correct the path, "
+            "or name another layout"
+        ]
+    splits, problems = _read_lists(site, lists, images)
+    cases = []
+    for case, image in images.items():
+        if lists and case not in splits:
+            continue
+        label = labels.get(case.lower())
+        if label is None:
+            wanted = image.with_name(image.name.replace(case, f"{case}_segmentation", 1))
+            problems.append(
+                f"site {site}, case {case}: there is no label {wanted}: add it or take the image "
+                + ("off the list" if lists else "out")
+            )
+        else:
+            cases.append(Case(site, case, case, (image,), label, split=splits.get(case)))
+    if lists and len(splits) < len(images):
+        logger.info("site %s: %d images of %s are on no list and are left out",
+                    site, len(images.keys() - splits.keys()), folder)  # fmt: skip
+    return cases, problems
+
+
+def _lists_of(folder: Path) -> dict[str, Path]:
+    """Give the lists of a site's folder, which stand beside it, by split."""
+    files = {split: folder.parent / f"{folder.name}_{split}.txt" for split in _SPLITS}
+    return {split: path for split, path in files.items() if path.is_file()}
+
+
+def _is_array(path: Path) -> bool:
+    return path.name.lower().endswith((*_ARRAYS, *_VOLUMES))
+
+
+def _sides(folder: Path) -> tuple[dict[str, Path], dict[str, Path]]:
+    """Give the images by case, and the labels by case in lower case."""
+    files = [path for path in visible(folder) if _is_array(path)]
+    labels = [path for path in files if _LABEL.search(path.name)]
+    images = [path for path in files if path not in set(labels)]
+    return (
+        {case_id(path): path for path in images},
+        {_LABEL.sub("", case_id(path)).lower(): path for path in labels},
+    )
+
+
+def _read_lists(
+    site: str, lists: dict[str, Path], images: dict[str, Path]
+) -> tuple[dict[str, str], list[str]]:
+    """Give the split of each case on a list, and a sentence for each line that is wrong."""
+    splits: dict[str, str] = {}
+    problems = []
+    for split, path in lists.items():
+        for line in path.read_text("utf-8-sig", errors="replace").splitlines():
+            name = line.strip()
+            case = case_id(Path(name))
+            if not name or _LABEL.search(case):
+                continue
+            if case not in images:
+                problems.append(
+                    f"site {site}, case {case}: {path} lists {name}, which is not there: restore "
+                    "the file or take it off the list"
+                )
+            elif splits.get(case, split) != split:
+                problems.append(
+                    f"site {site}, case {case}: it is on the lists {splits[case]} and {split}: "
+                    "take it off one of them"
+                )
+            else:
+                splits[case] = split
+    return splits, problems
+
+
+def _slices(site: str, folder: Path) -> Found:
+    """Give the slices of a folder of arrays that hold image and label."""
+    files = [path for path in visible(folder) if path.suffix.lower() in _ARRAYS]
+    if not files:
+        return [], [f"site {site}: {folder} holds no arrays: add some or correct the path"]
+    cases = [Case(site, case_id(path), case_id(path), (path,), path) for path in files]
+    patients = _patients([case.case for case in cases])
+    if len(set(patients)) == len(cases) > 1:
+        logger.warning(
+            "site %s: the names in %s do not say which slices are of one patient, so that each is "
+            "taken for a patient of its own: if that is wrong, use a manifest with the column "
+            "patient", site, folder,
+        )  # fmt: skip
+    return [replace(case, patient=who) for case, who in zip(cases, patients, strict=True)], []
+
+
+def _patients(names: Sequence[str]) -> list[str]:
+    """Give the patient of each slice: what stands before its number, where that has a number too.
+
+    `Case03_slice_12` is of Case03; `sample_12` and `12` name no patient. Nor do names that would
+    make one patient of all.
+    """
+    found = [_SLICE.fullmatch(name) for name in names]
+    patients = [match[1] if match else name for match, name in zip(found, names, strict=True)]
+    return list(names) if len(set(patients)) == 1 else patients

@@ -1,0 +1,255 @@
+"""Non-IID federations out of pooled data: which case belongs to which site.
+
+Every function takes what is known of the cases and gives the site of each; patients are never cut.
+They are pure: equal arguments give equal sites. `write_manifest` keeps the result as a manifest,
+which is then a federation like any other.
+"""
+
+import csv
+import io
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collegium.data.decoded import listed
+from collegium.data.site import Case
+from collegium.errors import ConfigError, DataError, StorageError
+
+COLUMNS = ("site", "case", "patient", "image", "label", "fov", "class", "series", "split")
+"""Of a manifest."""
+
+Sites = dict[str, str]
+"""The site of every case."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """What a partition knows of a case.
+
+    Attributes:
+        case: Its id.
+        patient: The id of its patient.
+        value: What it is sorted by: a label's volume, or the number of its class.
+    """
+
+    case: str
+    patient: str
+    value: float
+
+
+def by_value(members: Sequence[Member], sizes: Sequence[int] | int) -> Sites:
+    """Sort patients from small to large and hand out contiguous blocks.
+
+    Distance-aware averaging (appendix D) does so with the volumes of the labels.
+
+    Args:
+        members: The cases; a patient counts by the mean over cases.
+        sizes: How many sites of equal size, or the number of patients of each site.
+
+    Raises:
+        ConfigError: There are fewer patients than sites, or the sizes do not add up.
+    """
+    groups = _patients(members)
+    means = {patient: fmean(m.value for m in group) for patient, group in groups.items()}
+    ordered = sorted(means, key=lambda patient: (means[patient], patient))
+    counts = _sizes(len(ordered), sizes)
+    starts = np.cumsum([0, *counts])
+    site_of = {
+        patient: f"site_{number + 1}"
+        for number in range(len(counts))
+        for patient in ordered[starts[number] : starts[number + 1]]
+    }
+    return {member.case: site_of[member.patient] for member in members}
+
+
+def by_ratio(members: Sequence[Member], ratios: Sequence[float], seed: int = 0) -> Sites:
+    """Give each site as many negative cases for a positive one as its ratio says (pFedNet, delta).
+
+    Positive patients are shared out evenly, then each site gets ratio times as many negative ones.
+    If there are too few of a kind, all sites get fewer in proportion; who is left over belongs to
+    no site.
+
+    Args:
+        members: The cases; a patient is positive where any case has a value above 0.
+        ratios: Negatives for one positive, by site.
+        seed: Shuffles the patients.
+
+    Raises:
+        ConfigError: A ratio is not above 0, or a site would get no patient of a kind.
+    """
+    if not ratios or min(ratios) <= 0:
+        raise ConfigError(f"the ratios are {listed(ratios)}; give a number above 0 for each site")
+    groups = _patients(members)
+    positive = {p: any(m.value > 0 for m in group) for p, group in groups.items()}
+    rng = np.random.default_rng(seed)
+    pools = {
+        kind: list(rng.permutation(sorted(p for p in groups if positive[p] == kind)))
+        for kind in (True, False)
+    }
+    needs = {n: [round(n * r) for r in ratios] for n in range(len(pools[True]) // len(ratios) + 1)}
+    each = max(n for n, counts in needs.items() if sum(counts) <= len(pools[False]))
+    if each < 1 or min(needs[each]) < 1:
+        raise ConfigError(
+            f"{len(pools[True])} positive and {len(pools[False])} negative patients are too few "
+            f"for the ratios {listed(ratios)}; use fewer sites or smaller ratios"
+        )
+    site_of: dict[str, str] = {}
+    for number, negatives in enumerate(needs[each], 1):
+        for kind, count in ((True, each), (False, negatives)):
+            chosen, pools[kind] = pools[kind][:count], pools[kind][count:]
+            site_of |= dict.fromkeys(map(str, chosen), f"site_{number}")
+    return {m.case: site_of[m.patient] for m in members if m.patient in site_of}
+
+
+def by_dirichlet(
+    members: Sequence[Member], sites: int, alpha: float, seed: int = 0, least: int = 1
+) -> Sites:
+    """Share the patients of each class out by proportions drawn from a Dirichlet distribution.
+
+    After Hsu et al. 2019 (https://arxiv.org/abs/1909.06335): a small alpha gives sites with few
+    classes, a large one equal sites. Drawn anew until each site has enough patients.
+
+    Args:
+        members: The cases; a patient belongs to the class most of the cases are of, of equally
+            many the lower.
+        sites: How many sites.
+        alpha: The concentration.
+        seed: Of the draws.
+        least: Patients that a site has at least.
+
+    Raises:
+        ConfigError: It cannot be done.
+    """
+    groups = _patients(members)
+    if sites < 1 or alpha <= 0 or len(groups) < sites * least:
+        raise ConfigError(
+            f"{len(groups)} patients, {sites} sites of {least} at least and alpha {alpha}: give a "
+            f"positive alpha and fewer sites"
+        )
+    classes: dict[float, list[str]] = defaultdict(list)
+    for patient, group in sorted(groups.items()):
+        counts = Counter(m.value for m in group)
+        classes[min(counts, key=lambda value: (-counts[value], value))].append(patient)
+    rng = np.random.default_rng(seed)
+    for _ in range(1000):
+        site_of: dict[str, str] = {}
+        for _, patients in sorted(classes.items()):
+            site_of |= _drawn(patients, rng.dirichlet([alpha] * sites), rng)
+        sizes = Counter(site_of.values())
+        if len(sizes) == sites and min(sizes.values()) >= least:
+            return {member.case: site_of[member.patient] for member in members}
+    raise ConfigError(f"alpha {alpha} leaves a site with fewer than {least} patients; raise alpha")
+
+
+def by_column(cases: Mapping[str, str]) -> Sites:
+    """Make a site of each word in a column, such as the scanner or the hospital.
+
+    Args:
+        cases: By case the word.
+
+    Raises:
+        DataError: A case has none.
+    """
+    empty = [case for case, word in cases.items() if not word.strip()]
+    if empty:
+        raise DataError(f"{len(empty)} cases have no word in this column; fill it in or leave them")
+    return {case: word.strip() for case, word in cases.items()}
+
+
+def lack_channels(sites: Sequence[str], channels: int) -> dict[str, tuple[int, ...]]:
+    """Let each site lack one channel in turn ("lack #k" of pFedNet).
+
+    Args:
+        sites: The sites.
+        channels: How many channels there are.
+
+    Returns:
+        By site the channels that it has, for the key ``channels`` of a site.
+
+    Raises:
+        ConfigError: There is only one channel.
+    """
+    if channels < 2:
+        raise ConfigError(f"a site with {channels} channel can lack none; use images with several")
+    return {
+        site: tuple(k for k in range(channels) if k != number % channels)
+        for number, site in enumerate(sites)
+    }
+
+
+def write_manifest(path: Path, cases: Sequence[Case], sites: Sites, root: Path) -> None:
+    """Write cases with their sites as a manifest; those without a site are left out.
+
+    Args:
+        path: The file.
+        cases: The cases.
+        sites: The site of each.
+        root: The folder that the manifest's paths are relative to.
+
+    Raises:
+        ConfigError: A case has several files, which a manifest cannot name.
+        StorageError: It cannot be written.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for case in cases:
+        if case.case not in sites:
+            continue
+        if len(case.images) != 1:
+            raise ConfigError(
+                f"case {case.case} has {len(case.images)} image files, and a manifest names one; "
+                f"save the channels of an image as one file"
+            )
+        files = [
+            "" if file is None else _relative(file, root)
+            for file in (case.images[0], case.label, case.fov)
+        ]
+        about = (case.target or "", case.series or "", case.split or "")
+        writer.writerow((sites[case.case], case.case, case.patient, *files, *about))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.getvalue(), "utf-8")
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written ({error.strerror})") from error
+
+
+def _relative(file: Path, root: Path) -> str:
+    return str(file.relative_to(root) if file.is_relative_to(root) else file.resolve())
+
+
+def _patients(members: Sequence[Member]) -> dict[str, list[Member]]:
+    groups: dict[str, list[Member]] = defaultdict(list)
+    for member in members:
+        groups[member.patient].append(member)
+    return groups
+
+
+def _sizes(patients: int, sizes: Sequence[int] | int) -> list[int]:
+    """Return the number of patients of each site; the first sites get what is left over."""
+    if isinstance(sizes, int):
+        if not 1 <= sizes <= patients:
+            raise ConfigError(f"{patients} patients do not make {sizes} sites; use fewer sites")
+        return [patients // sizes + (number < patients % sizes) for number in range(sizes)]
+    if min(sizes, default=0) < 1 or sum(sizes) != patients:
+        raise ConfigError(
+            f"the sites' sizes {listed(sizes)} do not add up to {patients} patients; correct them"
+        )
+    return list(sizes)
+
+
+def _drawn(patients: Sequence[str], shares: NDArray[np.float64], rng: np.random.Generator) -> Sites:
+    """Cut shuffled patients at the drawn shares."""
+    order = [patients[index] for index in rng.permutation(len(patients))]
+    cuts = np.round(np.cumsum(shares) * len(order)).astype(int)
+    starts = [0, *cuts[:-1]]
+    return {
+        patient: f"site_{number}"
+        for number, (start, end) in enumerate(zip(starts, cuts, strict=True), 1)
+        for patient in order[start:end]
+    }

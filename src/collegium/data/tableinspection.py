@@ -1,0 +1,170 @@
+"""Looks at all the tables of a federation before anybody trains, and lists all that is wrong."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from collegium.data.decoded import listed
+from collegium.data.federation import FederationConfig, list_cases, sites_of, table_of
+from collegium.data.site import Case
+from collegium.data.splits import SPLITS, Finding, check_across_sites, draw_splits
+from collegium.errors import CollegiumError, DataError
+
+
+@dataclass(frozen=True)
+class TableSite:
+    """What the table of one site holds.
+
+    Attributes:
+        name: The site's name.
+        inside: Whether it takes part in training.
+        cases: Number of rows.
+        patients: Number of patients.
+        splits: Number of cases per split.
+        patients_per_split: Number of patients per split.
+        targets: Number of cases of each class, by its name.
+        missing: By column, in how many rows a value is missing.
+        unknown: By column, the words that are not in the vocabulary, and how often they stand.
+        notes: What was noticed while reading.
+        problems: One sentence for each problem, with its remedy.
+    """
+
+    name: str
+    inside: bool
+    cases: int
+    patients: int
+    splits: dict[str, int]
+    patients_per_split: dict[str, int]
+    targets: dict[str, int]
+    missing: dict[str, int]
+    unknown: dict[str, dict[str, int]]
+    notes: tuple[str, ...]
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TableInspection:
+    """What a federation of tables holds.
+
+    Attributes:
+        name: The federation's name.
+        classes: Names of the classes by value.
+        columns: The columns that are learnt from, in order.
+        sites: One entry per site, inside and outside, sorted by name.
+        shared_patients: Number of patients who are at several sites, by their ids; None where
+            tables hold no ids.
+        findings: Shared patients.
+        problems: Problems of the federation as a whole.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    columns: tuple[str, ...]
+    sites: tuple[TableSite, ...]
+    shared_patients: int | None
+    findings: tuple[Finding, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def good(self) -> bool:
+        """Whether nothing stands in the way of training; findings are for a person to judge."""
+        return not (self.problems or any(site.problems for site in self.sites))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give it all as what JSON can hold."""
+        findings = [{**asdict(finding), "files": []} for finding in self.findings]
+        return {**asdict(self), "findings": findings, "good": self.good}
+
+
+def inspect_tables(config: FederationConfig, seed: int = 0) -> TableInspection:
+    """Read the table of every site and say what is there and what is wrong.
+
+    Args:
+        config: The federation; its sites have tables.
+        seed: Draws the splits that are counted.
+
+    Raises:
+        ConfigError: If the root names an unset variable; all else is listed in the answer.
+    """
+    assert config.table is not None, "the federation has no tables"
+    found = {name: list_cases(config, name) for name in sorted(config.sites)}
+    sites = tuple(_inspect(config, name, *found[name], seed=seed) for name in found)
+    named = config.table.case is not None or config.table.patient is not None
+    cases = {name: cases for name, (cases, _) in found.items()}
+    findings = tuple(check_across_sites(cases)) if named else ()
+    return TableInspection(
+        config.name,
+        config.task.classes,
+        config.table.columns,
+        sites,
+        len(findings) if named else None,
+        findings,
+        tuple(_problems(config, sites)),
+    )
+
+
+def _inspect(
+    config: FederationConfig,
+    name: str,
+    cases: Sequence[Case],
+    problems: Sequence[str],
+    *,
+    seed: int,
+) -> TableSite:
+    problems, targets = list(problems), Counter[str]()
+    for place, case in enumerate(_in_order(config, name, cases), 1):
+        try:
+            found = config.task.class_of(str(case.target), f"site {name}, row {place}")
+            targets[config.task.classes[found]] += 1
+        except DataError as error:
+            problems.append(str(error))
+    splits: Mapping[str, str] = {}
+    try:
+        splits = draw_splits(cases, config.splits, seed)
+    except CollegiumError as error:
+        problems.append(str(error))
+    per_split = {case.patient: splits[case.case] for case in cases if splits}
+    table = table_of(config, name) if cases else None
+    return TableSite(
+        name=name,
+        inside=name not in config.outside,
+        cases=len(cases),
+        patients=len({case.patient for case in cases}),
+        splits={split: [*splits.values()].count(split) for split in SPLITS},
+        patients_per_split={split: [*per_split.values()].count(split) for split in SPLITS},
+        targets={word: targets[word] for word in config.task.classes},
+        missing=dict(table.missing) if table else {},
+        unknown={column: dict(words) for column, words in table.unknown.items()} if table else {},
+        notes=table.notes if table else (),
+        problems=tuple(problems),
+    )
+
+
+def _in_order(config: FederationConfig, name: str, cases: Sequence[Case]) -> list[Case]:
+    """Give the cases in the order of their rows."""
+    if not cases:
+        return []
+    by_id = {case.case: case for case in cases}
+    return [by_id[case] for case in table_of(config, name).cases if case in by_id]
+
+
+def _problems(config: FederationConfig, sites: Sequence[TableSite]) -> list[str]:
+    """Say which classes nobody has, and which columns nobody has filled in."""
+    inside = [site for site in sites if site.name in sites_of(config) and site.cases]
+    problems = []
+    if inside:
+        empty = [word for word in config.task.classes if not any(s.targets[word] for s in inside)]
+        if empty:
+            problems.append(
+                f"no site that trains has a case of the class {listed(empty)}: take it out of "
+                f"task.classes, or correct task.coding"
+            )
+        columns = {column for site in inside for column in site.missing}
+        void = [c for c in columns if all(s.missing.get(c) == s.cases for s in inside)]
+        if void:
+            problems.append(
+                f"no site that trains has a value in the column {listed(sorted(void))}: take it "
+                f"out of federation.table, or correct its name"
+            )
+    return problems

@@ -1,0 +1,103 @@
+"""From the rows of a site's table to a `Site`."""
+
+import logging
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from collegium.data.dataset import TensorDataset
+from collegium.data.discovery import SPLIT_NAMES
+from collegium.data.recipe import TaskConfig
+from collegium.data.site import Case, EgressPolicy, Site
+from collegium.data.splits import SPLITS
+from collegium.data.tables import Moments, Scaling, Table, TableConfig, encode
+from collegium.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+
+def cases_of(site: str, table: Table) -> list[Case]:
+    """Give the rows as cases.
+
+    Raises:
+        DataError: The split of a row is none.
+    """
+    splits: Sequence[str | None] = [None] * len(table.cases)
+    if table.splits is not None:
+        splits = [SPLIT_NAMES.get(word.lower()) for word in table.splits]
+        if any(split is None for split in splits) and any(table.splits):
+            row = splits.index(None) + 1
+            raise DataError(
+                f"site {site}, row {row}: the split is unknown: write train, val or test"
+            )
+    return [
+        Case(site, case, patient, (), None, split=split, target=target)
+        for case, patient, split, target in zip(
+            table.cases, table.patients, splits, table.targets, strict=True
+        )
+    ]
+
+
+def open_table(
+    name: str,
+    table: Table,
+    splits: Mapping[str, str],
+    what: tuple[TableConfig, TaskConfig],
+    policy: EgressPolicy,
+) -> Site:
+    """Make a site of its table.
+
+    Args:
+        name: The site.
+        table: Its rows.
+        splits: The split of every case.
+        what: What the columns and the classes are.
+        policy: What may leave the site.
+
+    Raises:
+        DataError: A row has no class, or an unknown one; or no row is there to scale by.
+    """
+    config, task = what
+    where = [f"site {name}, row {row}" for row in range(1, len(table.cases) + 1)]
+    targets = np.array([task.class_of(*pair) for pair in zip(table.targets, where, strict=True)])
+    of_split = np.array([splits[case] for case in table.cases])
+    if config.scale == "site" and "train" not in of_split:
+        raise DataError(
+            f"site {name} has no training cases to scale its numbers by; add some, or set "
+            f"table.scale to federation"
+        )
+    rows = encode(table, config, _scaling(table, config, of_split == "train"))
+    for note in table.notes:
+        logger.info("site %s: %s", name, note)
+    datasets = []
+    for split in SPLITS:
+        chosen = np.flatnonzero(of_split == split)
+        inputs = {
+            "image": torch.from_numpy(rows[chosen]),
+            "label": torch.from_numpy(targets[chosen]),
+        }
+        ids = [[names[index] for index in chosen] for names in (table.patients, table.cases)]
+        datasets.append(TensorDataset(inputs, *ids))
+    train_set, val_set, test_set = datasets
+    return Site(name, train_set, val_set, test_set, policy)
+
+
+def unlabelled_rows(table: Table, config: TableConfig) -> TensorDataset:
+    """Give the rows of a table that is only predicted.
+
+    Where a site scales by itself, these rows are scaled by their own mean and standard deviation.
+    """
+    rows = encode(table, config, _scaling(table, config, np.ones(len(table.cases), bool)))
+    return TensorDataset({"image": torch.from_numpy(rows)}, table.patients, table.cases)
+
+
+def _scaling(table: Table, config: TableConfig, train: NDArray[np.bool_]) -> Scaling | None:
+    """Return how a site scales its numbers; None where all sites together do."""
+    if config.scale == "federation":
+        return None
+    if config.scale == "none":
+        width = len(config.numeric)
+        return Scaling(np.zeros(width), np.ones(width))
+    return Moments.of(table.numbers[train]).scaling()

@@ -1,0 +1,154 @@
+"""The field cases of DICOM."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pydicom
+import pytest
+
+from collegium.data.formats.dicom import decode, find_series
+from collegium.data.reading import normalise, read_image
+from collegium.errors import DataError
+
+WITHOUT_DECODERS = """
+    import sys
+
+    class Absent:
+        def find_spec(self, name, path=None, target=None):
+            if name.partition(".")[0] in {blocked}:
+                raise ModuleNotFoundError(f"no module named {{name}}", name=name)
+
+    sys.meta_path.insert(0, Absent())
+
+    from pathlib import Path
+    from collegium.data.formats.dicom import decode
+    from collegium.errors import DataError
+
+    for name in ("plain", "rle", "jpeg2000"):
+        try:
+            print(int(decode(Path(sys.argv[1]) / f"{{name}}.dcm").array.sum()))
+        except DataError as error:
+            print(error)
+"""
+BLOCKED = {"pylibjpeg", "openjpeg", "libjpeg", "PIL", "gdcm", "_gdcm"}
+
+
+def stated(shared: Path, case: str) -> tuple[Path, dict[str, Any]]:
+    """The folder of a case and the values that its description states."""
+    folder = shared / "cases" / case
+    return folder, json.loads((folder / "case.json").read_text())["right_outcome"]["values"]
+
+
+def test_dcm01_unsorted_same_instance_number(shared: Path) -> None:
+    folder, values = stated(shared, "dcm01_unsorted_same_instance_number")
+    decoded = decode(folder / "series")
+    rows, columns, slices = values["shape_rows_cols_slices"]
+    assert decoded.array.shape == (1, columns, rows, slices)
+    # the background is what most pixels of a slice hold
+    background = [np.unique(z, return_counts=True) for z in np.moveaxis(decoded.array[0], -1, 0)]
+    most = [float(found[counts.argmax()]) for found, counts in background]
+    assert most == values["background_per_slice"]
+    assert decoded.spacing is not None
+    assert decoded.affine is not None
+    assert decoded.spacing[2] == values["spacing_z"]
+    assert decoded.affine[2, 3] == values["first_z"]
+
+
+def test_dcm02_missing_slice(shared: Path) -> None:
+    folder, values = stated(shared, "dcm02_missing_slice")
+    with pytest.raises(DataError) as caught:
+        decode(folder / "series")
+    text = str(caught.value)
+    below, above = values["gap_between"]
+    assert f"from {below:g} to {above:g} mm" in text
+    assert f"gap of {values['gap_step']:g} mm where {values['usual_step']:g} mm is usual" in text
+    extent, step = values["true_extent_mm"], values["usual_step"]
+    expected = round(extent / step) + 1
+    assert f"{values['n_slices']} slices found, {expected} expected" in text
+    assert pydicom.dcmread(folder / "series" / "s00.dcm").SeriesInstanceUID in text
+
+
+def test_dcm03_mixed_series_and_stray_files(shared: Path) -> None:
+    folder, values = stated(shared, "dcm03_mixed_series_and_stray_files")
+    with pytest.raises(DataError) as caught:
+        decode(folder / "exam")
+    text = str(caught.value)
+    assert "number 1: 3 images 20x14 sagittal" in text
+    assert "number 3: 6 images 12x12 axial" in text
+    assert all(uid in text for uid in values["series"])
+    series, notes = find_series(folder / "exam")
+    assert {found.uid: len(found.files) for found in series} == values["series"]
+    assert all(any(name in note for note in notes) for name in values["stray"])
+    decoded = decode(folder / "exam", "3")
+    assert decoded.array.shape == (1, 12, 12, 6)
+    assert decoded.array.mean(axis=(0, 1, 2)).tolist() == values["chosen_means"]
+    assert any("Thumbs.db, notes.xml" in note for note in decoded.notes)
+
+
+def test_dcm04_rescale_and_unsigned(shared: Path) -> None:
+    folder, values = stated(shared, "dcm04_rescale_and_unsigned")
+    ct = decode(folder / "ct").array[0]
+    assert ct[::-1, 0, 0].tolist() == values["ct_columns"]  # x is counted from the other end
+    assert (ct == ct[:, :1, :1]).all()
+    pet = decode(folder / "pet").array[0]
+    assert pet[0, 0].tolist() == values["pet_slices"]
+    assert (pet == pet[:1, :1]).all()
+
+
+def test_dcm05_monochrome1(shared: Path) -> None:
+    folder, values = stated(shared, "dcm05_monochrome1")
+    one, other = (
+        normalise(read_image(folder / name).array, "minmax")[0]
+        for name in ("site_a_mono2.dcm", "site_b_mono1.dcm")
+    )
+    assert np.abs(one - other).max() == values["max_abs_difference"]
+    assert (other[5:10, 5:10] == values["block_value"]).all()
+    assert other[0, 0] == values["corner_0_0"]
+
+
+def test_dcm07_compressed_transfer_syntax(shared: Path) -> None:
+    folder, values = stated(shared, "dcm07_compressed_transfer_syntax")
+    plain = decode(folder / "plain.dcm").array
+    assert plain.shape == (1, *values["shape"])
+    for name in ("plain", "rle", "jpeg2000"):
+        array = decode(folder / f"{name}.dcm").array
+        assert array.sum(dtype=np.float64) == values["sum"]
+        assert (array == plain).all()
+    for name, uid in values["transfer_syntaxes"].items():
+        assert pydicom.dcmread(folder / f"{name}.dcm").file_meta.TransferSyntaxUID == uid
+
+
+def test_dcm07_without_plugin(shared: Path) -> None:
+    folder, values = stated(shared, "dcm07_compressed_transfer_syntax")
+    program = textwrap.dedent(WITHOUT_DECODERS.format(blocked=BLOCKED))
+    run = subprocess.run(
+        [sys.executable, "-c", program, str(folder)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    plain, rle, jpeg2000 = run.stdout.splitlines()
+    assert int(plain) == int(rle) == values["sum"]
+    assert "jpeg2000.dcm" in jpeg2000
+    assert "'JPEG 2000 Image Compression (Lossless Only)'" in jpeg2000
+    assert "pip install pylibjpeg pylibjpeg-openjpeg" in jpeg2000
+
+
+def test_dcm08_pixel_padding(shared: Path) -> None:
+    folder, values = stated(shared, "dcm08_pixel_padding")
+    decoded = decode(folder / "series")
+    assert decoded.measured is not None
+    inside = decoded.measured[0]
+    assert np.count_nonzero(inside, axis=(0, 1)).tolist() == [values["valid_pixels_per_slice"]] * 2
+    assert decoded.array[0][inside].mean(dtype=np.float64) == values["mean_valid"]
+    image = read_image(folder / "series")
+    result = normalise(image.array, "zscore", None, image.measured)
+    assert result[decoded.measured].mean(dtype=np.float64) == pytest.approx(0, abs=1e-6)
+    assert result[~decoded.measured].max() == result.min()

@@ -1,0 +1,104 @@
+"""Which layout a folder has, and the one way to all of them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from collegium.data.importers import detect, find
+from collegium.errors import ConfigError
+
+LAYOUTS = {
+    "nnunet": ("dataset.json", "imagesTr/a_0000.nii.gz", "labelsTr/a.nii.gz"),
+    "datalist": ("list.json", "x/a.nii.gz", "y/a.nii.gz"),
+    "bids": ("sub-1/anat/sub-1_T1w.nii.gz", "derivatives/m/sub-1/anat/sub-1_dseg.nii.gz"),
+    "lists": ("Case00.npy", "Case00_segmentation.npy"),
+    "images-labels": ("images/a.png", "masks/a.png"),
+    "classes": ("ill/a.png", "well/b.png"),
+}
+CONTENT = {
+    "dataset.json": {"channel_names": {"0": "T1"}, "labels": {"background": 0}},
+    "list.json": {"training": [{"image": "x/a.nii.gz", "label": "y/a.nii.gz"}]},
+}
+
+
+def example(folder: Path, layout: str) -> Path:
+    for file in LAYOUTS[layout]:
+        path = folder / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(CONTENT[file]) if file in CONTENT else "x", "utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_is_detected_and_found(tmp_path: Path, layout: str) -> None:
+    folder = example(tmp_path / "Größe #1", layout)
+    assert detect(folder) == layout
+    by_itself, problems = find("A", folder)
+    assert problems == []
+    assert find("A", folder, layout=layout) == (by_itself, [])
+    assert len(by_itself) == (2 if layout == "classes" else 1)
+    assert all(case.site == "A" and case.images[0].exists() for case in by_itself)
+
+
+def test_an_unknown_folder_has_no_layout_and_says_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    assert detect(tmp_path) is None
+    assert "has no subfolder images: add it, name the layout" in find("A", tmp_path)[1][0]
+    assert "there is no folder" in find("A", tmp_path / "no", layout="bids")[1][0]
+    assert detect(tmp_path / "no") is None
+
+
+def test_images_without_labels_are_never_taken_for_classes(tmp_path: Path) -> None:
+    for folder in ("images", "fov"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.png").touch()
+    assert "has no subfolder labels" in find("A", tmp_path)[1][0]
+
+
+def test_another_layout_can_be_named(tmp_path: Path) -> None:
+    folder = example(tmp_path, "nnunet")
+    cases, problems = find("A", folder, layout="images-labels")
+    assert ([case.case for case in cases], problems) == (["a_0000"], [])
+    with pytest.raises(ConfigError, match="the layout 'bid' is unknown: choose one of auto"):
+        find("A", folder, layout="bid")
+
+
+def test_options_reach_bids_and_are_refused_elsewhere(tmp_path: Path) -> None:
+    folder = example(tmp_path / "b", "bids")
+    _, problems = find("A", folder, options={"modality": "T2w"})
+    assert "holds no image T2w" in problems[0]
+    _, problems = find("A", folder, options={"derivative": "n"})
+    assert "that is called n" in problems[0]
+    with pytest.raises(ConfigError, match="the option 'mode' is unknown: choose among modality"):
+        find("A", folder, options={"mode": "T1w"})
+    with pytest.raises(ConfigError, match="has the layout lists: leave them out"):
+        find("A", example(tmp_path / "l", "lists"), options={"modality": "T1w"})
+
+
+def test_two_cases_of_one_name_are_a_problem(tmp_path: Path) -> None:
+    entries = [{"image": f"{n}.png", "label": "l.png", "id": "same"} for n in "ab"]
+    for name in ("a.png", "b.png", "l.png"):
+        (tmp_path / name).touch()
+    (tmp_path / "d.json").write_text(json.dumps({"training": entries}), "utf-8")
+    _, problems = find("A", tmp_path)
+    assert problems == [
+        f"site A: 2 images of {tmp_path} are called case same: rename them, or list them in a "
+        "manifest"
+    ]
+
+
+def test_geo11_names_the_missing_channel_in_both_layouts(tmp_path: Path, shared: Path) -> None:
+    source = shared / "cases" / "geo11_missing_channel_one_case"
+    values = json.loads((source / "case.json").read_text())["right_outcome"]["values"]
+    about = {"channel_names": {"0": "A", "1": "B"}, "labels": {"background": 0, "x": 1}}
+    (tmp_path / "imagesTr").symlink_to(source / "images")
+    (tmp_path / "labelsTr").symlink_to(source / "labels")
+    (tmp_path / "dataset.json").write_text(json.dumps(about), "utf-8")
+    for folder, layout in ((source, "images-labels"), (tmp_path, "nnunet")):
+        assert detect(folder) == layout
+        cases, (problem,) = find("A", folder)
+        assert [case.case for case in cases] == values["complete"]
+        assert f"case {values['incomplete_case']}: channel 0001 is missing" in problem
+        assert values["missing"] in problem
+        assert "2 of 3 cases are complete" in problem
