@@ -266,7 +266,7 @@ def test_a_wrong_value_is_one_sentence(folder: Path, override: str, expected: st
         ("algorithm.tau=2", "algorithm: tau must be at most 1"),
         ("federation.outside=[a, b]", "federation.sites: no site is left to train on; add one"),
         ("federation.outside=[c]", "is not among the sites a, b"),
-        ("federation.sites.a.manifest=x", "federation.sites.a: a site has folder 'a' and manifest"),
+        ("federation.sites.a.table=x", "federation.sites.a: a site has folder 'a', manifest"),
         ("federation.splits.test=0.9", "splits.validation 0.2 and splits.test 0.9 leave nobody"),
     ],
 )

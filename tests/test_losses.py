@@ -7,9 +7,13 @@ import torch
 
 from collegium.losses import (
     LOSSES,
+    REGION_LOSSES,
     Loss,
     cross_entropy_loss,
     dice_ce_loss,
+    region_cross_entropy_loss,
+    region_dice_ce_loss,
+    region_dice_loss,
     soft_dice_loss,
     weighted_focal_loss,
 )
@@ -143,3 +147,96 @@ def test_weighted_focal_loss_without_focus_is_weighted_cross_entropy() -> None:
     alpha = torch.tensor([1.0, 0.5, 3.0])
     expected = torch.nn.functional.cross_entropy(logits, label, alpha, reduction="sum") / 7
     assert torch.isclose(weighted_focal_loss(logits, label, alpha, gamma=0.0), expected)
+
+
+# --- regions that may overlap
+
+
+@pytest.fixture(params=sorted(REGION_LOSSES))
+def region_loss(request: pytest.FixtureRequest) -> Loss:
+    return REGION_LOSSES[request.param]
+
+
+def regions_sample(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    rng = torch.Generator().manual_seed(seed)
+    logits = torch.randn(2, 3, 5, 4, generator=rng)
+    regions = torch.rand(2, 3, 5, 4, generator=rng) < 0.4
+    return logits, regions, torch.rand(2, 5, 4, generator=rng) < 0.6
+
+
+def test_region_losses_have_the_names_of_the_others() -> None:
+    assert REGION_LOSSES.keys() == LOSSES.keys()
+
+
+def test_region_dice_agrees_with_monai_where_nothing_is_masked() -> None:
+    monai = pytest.importorskip("monai.losses")
+    logits, regions, _ = regions_sample()
+    for smooth in (1e-5, 0.5):
+        theirs = monai.DiceLoss(sigmoid=True, batch=True, smooth_nr=smooth, smooth_dr=smooth)
+        mine = region_dice_loss(logits, regions, smooth=smooth)
+        torch.testing.assert_close(mine, theirs(logits, regions.float()))
+
+
+def test_region_dice_inside_a_mask_agrees_with_monai_on_the_pixels_cut_out() -> None:
+    monai = pytest.importorskip("monai.losses")
+    logits, regions, mask = regions_sample(1)
+    cut = [values.movedim(1, -1)[mask].T[None] for values in (logits, regions.float())]
+    theirs = monai.DiceLoss(sigmoid=True, batch=True, smooth_nr=1e-5, smooth_dr=1e-5)(*cut)
+    torch.testing.assert_close(region_dice_loss(logits, regions, mask), theirs)
+
+
+def test_region_cross_entropy_is_torch_s_binary_one() -> None:
+    logits, regions, mask = regions_sample()
+    bce = torch.nn.functional.binary_cross_entropy
+    everywhere = bce(torch.sigmoid(logits), regions.float())
+    torch.testing.assert_close(region_cross_entropy_loss(logits, regions), everywhere)
+    inside = [values.movedim(1, -1)[mask] for values in (torch.sigmoid(logits), regions.float())]
+    torch.testing.assert_close(
+        region_cross_entropy_loss(logits, regions, mask), bce(inside[0], inside[1])
+    )
+
+
+def test_region_cross_entropy_of_extreme_logits_is_finite() -> None:
+    logits = torch.tensor([[[200.0, -300.0]]])
+    regions = torch.tensor([[[False, True]]])
+    assert float(region_cross_entropy_loss(logits, regions)) == pytest.approx(250)
+
+
+def test_region_dice_ce_is_the_sum_of_both() -> None:
+    logits = torch.zeros(1, 2, 4, dtype=torch.float64)
+    regions = torch.tensor([[[True, True, False, False], [True, True, True, True]]])
+    # p = .5: dice 2*1 / (2 + 2) and 2*2 / (2 + 4)
+    expected = 1 - (1 / 2 + 2 / 3) / 2 + TWO
+    assert float(region_dice_ce_loss(logits, regions)) == pytest.approx(expected, abs=1e-5)
+
+
+def test_pixels_outside_the_mask_get_no_gradient_from_regions(region_loss: Loss) -> None:
+    logits, regions, mask = regions_sample()
+    logits.requires_grad_()
+    region_loss(logits, regions, mask).backward()
+    assert logits.grad is not None
+    assert torch.equal(logits.grad.abs().sum(dim=1) > 0, mask)
+
+
+def test_an_empty_mask_gives_zero_and_a_gradient_of_zeros_for_regions(region_loss: Loss) -> None:
+    logits, regions, mask = regions_sample()
+    logits.requires_grad_()
+    value = region_loss(logits, regions, torch.zeros_like(mask))
+    value.backward()
+    assert value.detach() == 0.0
+    assert logits.grad is not None
+    assert torch.equal(logits.grad, torch.zeros_like(logits))
+
+
+def test_half_precision_regions_are_computed_in_single_precision(region_loss: Loss) -> None:
+    logits, regions, mask = regions_sample()
+    half = logits.to(torch.bfloat16)
+    value = region_loss(half, regions, mask)
+    assert value.dtype == torch.float32
+    torch.testing.assert_close(value, region_loss(half.float(), regions, mask))
+
+
+def test_region_losses_work_on_volumes(region_loss: Loss) -> None:
+    logits, regions, mask = regions_sample()
+    cubes = [values.reshape(*values.shape[:-2], 5, 2, 2) for values in (logits, regions, mask)]
+    torch.testing.assert_close(region_loss(*cubes), region_loss(logits, regions, mask))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from collegium.adaptation.base import Account, Adapted, Adapter, Deliver, Images, Sources
+from collegium.adaptation.base import Account, Adapted, Adapter, Deliver, Images, Sources, Spread
 from collegium.data.dataset import TensorDataset
 from collegium.errors import DataError
 from collegium.models.files import export_model
@@ -87,3 +87,15 @@ def test_an_account_is_written_as_plain_numbers() -> None:
     }  # fmt: skip
     assert (told["steps"], told["chosen"], told["notes"]) == (4, 0, ["a note"])
     assert describe(Account(["global"]))["coefficients"] is None
+
+
+def test_how_the_cases_differ_is_written_where_it_is_known() -> None:
+    account = Account(
+        ["global", "north"], coefficients={"last": {"north": 0.2, "global": 0.7}},
+        spreads={"last": Spread({"north": 0.02, "global": 0.07}, 0.3, 0.03)},
+    )  # fmt: skip
+    told = json.loads(json.dumps(describe(account)))["coefficients"]
+    assert told == {
+        "layers": ["last"], "sources": ["global", "north"], "values": [[0.7, 0.2]],
+        "deviations": [[0.07, 0.02]], "variation": [0.3], "variation_deviation": [0.03],
+    }  # fmt: skip

@@ -1,16 +1,49 @@
 """Makes what a configuration names: algorithms, adapters and codecs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from collegium.adaptation.base import Adapter
 from collegium.algorithm import Algorithm
 from collegium.config import SCHEMA, AdapterConfig, AlgorithmConfig, ExperimentConfig, default_label
 from collegium.errors import ConfigError
+from collegium.models.factory import build_model, parameters_of
+from collegium.models.standardised import Standardised
 from collegium.registry import load_adapter, load_algorithm, load_codec
 from collegium.wire import Coding
 from collegium.yamlfile import Place, Source, read_yaml
+
+
+def network_of(config: ExperimentConfig) -> Callable[[], nn.Module]:
+    """Give what makes an experiment's network.
+
+    What the data decide and the configuration leaves open is filled in: the channels or features
+    that go in, and the classes that come out.
+
+    Raises:
+        ConfigError: There is no such model.
+    """
+    model, federation = config.model, config.federation
+    outputs = federation.task.channels
+    known: dict[str, Any] = {"out_channels": outputs, "out_features": outputs}
+    if federation.table is not None:
+        known |= {"in_features": federation.table.features, "groups": federation.table.groups}
+    elif federation.image.inputs is not None:
+        known["in_channels"] = federation.image.inputs
+    taken = parameters_of(model.name)
+    filled = {key: value for key, value in known.items() if key in taken}
+    build = partial(build_model, model.name, **{**filled, **model.params})
+    if federation.table is None or federation.table.scale != "federation":
+        return build
+    return partial(_standardised, build, federation.table.features)
+
+
+def _standardised(build: Callable[[], nn.Module], features: int) -> nn.Module:
+    return Standardised(build(), features)
 
 
 def build_algorithm(config: AlgorithmConfig) -> Algorithm:

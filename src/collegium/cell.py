@@ -15,7 +15,13 @@ from torch import nn
 from collegium import outside, process
 from collegium.adaptation.base import Sources
 from collegium.algorithm import Extended
-from collegium.building import adapters_of, build_adapter, build_algorithm, build_coding
+from collegium.building import (
+    adapters_of,
+    build_adapter,
+    build_algorithm,
+    build_coding,
+    network_of,
+)
 from collegium.client import ClientRuntime
 from collegium.config import AdapterConfig, ExperimentConfig, parse_config
 from collegium.data.dataset import ConcatDataset, Dataset
@@ -23,7 +29,6 @@ from collegium.data.federation import open_federation, open_site, sites_of
 from collegium.data.site import Site
 from collegium.engines.inprocess import InProcess
 from collegium.grid import Cell, CellKey, cells_of, holders
-from collegium.models.factory import build_model
 from collegium.outcome import (
     ACCOUNT_FILE,
     DEPLOYED,
@@ -36,6 +41,7 @@ from collegium.outcome import (
 )
 from collegium.results import ROWS_FILE, Row
 from collegium.run import RoundRecord, Run
+from collegium.scaling import Scaled, scale_together
 from collegium.simulation import build_clients, build_run
 from collegium.state import write_atomically
 
@@ -102,7 +108,7 @@ def cell_clients(data: Mapping[str, Any], key: CellKey) -> dict[str, ClientRunti
     return build_clients(
         build_algorithm(holder.algorithm),
         open_sites(config, holder.base),
-        network_of(config),
+        trained_network(holder),
         task_of(config),
         config.training,
         seed=holder.seed,
@@ -112,9 +118,18 @@ def cell_clients(data: Mapping[str, Any], key: CellKey) -> dict[str, ClientRunti
     )
 
 
-def network_of(config: ExperimentConfig) -> Callable[[], nn.Module]:
-    """Return what makes the experiment's network."""
-    return partial(build_model, config.model.name, **config.model.params)
+def trained_network(cell: Cell) -> Callable[[], nn.Module]:
+    """Return what makes the network that a cell trains, its scaling filled in where it has one.
+
+    The sites are asked for what the scaling needs where nobody has asked them yet.
+    """
+    config, network = cell.config, network_of(cell.config)
+    table = config.federation.table
+    if table is None or table.scale != "federation":
+        return network
+    sites, folder = open_sites(config, cell.base), cell.folder.parents[1]
+    scaling = scale_together(sites, table, network, task_of(config), folder=folder)
+    return Scaled(network, table, scaling)
 
 
 def run_cell(data: Mapping[str, Any], key: CellKey, observe: Observer) -> None:
@@ -156,7 +171,7 @@ def _train(
     run = build_run(
         build_algorithm(cell.algorithm),
         names,
-        network_of(config),
+        trained_network(cell),
         transport,
         rounds=config.rounds,
         metric=task_of(config).metric,

@@ -366,7 +366,7 @@ class ClientRuntime:
             )
             key.append((case, patient, example.case, example.patient))
         self._write_key(split, key)
-        return rows
+        return task.complete(rows)
 
     def _write_key(self, split: str, key: Sequence[tuple[str, str, str, str]]) -> None:
         path = self.root / f"cases-{split}.csv"

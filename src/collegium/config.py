@@ -19,6 +19,7 @@ from collegium.data.federation import FederationConfig, sites_of
 from collegium.engines import EngineConfig
 from collegium.models import MODELS
 from collegium.overrides import normalise, override, settle_federation
+from collegium.recipes import RECIPES, fill_in
 from collegium.registry import load_adapter, load_algorithm, load_codec
 from collegium.schema import BROKEN, FRACTION, POSITIVE, Schema, at_least, each, must, named
 from collegium.training import TrainingConfig
@@ -101,12 +102,17 @@ class TrackingConfig:
 class ExperimentConfig:
     """Everything that an experiment is.
 
+    A file may also name a ``recipe``, which fills in what it does not say; see
+    `collegium.recipes`.
+
     Attributes:
         protocol: "inside": all sites but `federation.outside` train, and the adapters are scored on
             those outside. "leave-one-site-out": the same with each site outside in turn.
         adapters: How the models are adapted to sites outside, each scored on all cases there.
         variations: Settings to run apart, by name: keys of this file and their values, such as
             `{2 epochs: {training.local_epochs: 2}}`. Without one: the settings as they are.
+        loss: Of a segmentation "dice_ce" (the default), "dice" or "ce"; of a classification "ce"
+            (the default) or "focal".
         output: The run's folder, relative to the current folder; by default `runs/<name>`.
     """
 
@@ -117,7 +123,7 @@ class ExperimentConfig:
     rounds: int
     training: TrainingConfig = field(default_factory=TrainingConfig)
     seeds: tuple[int, ...] = (0,)
-    loss: Literal["dice_ce", "dice"] = "dice_ce"
+    loss: Literal["dice_ce", "dice", "ce", "focal"] | None = None
     inference: InferenceConfig = InferenceConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -263,6 +269,11 @@ def decisive(config: ExperimentConfig | Mapping[str, Any]) -> dict[str, Any]:
 def _experiment(data: dict[str, Any], source: Source) -> ExperimentConfig:
     normalise(data, source)
     settle_federation(data, source)
+    recipe = data.pop("recipe", None)
+    if recipe is not None and recipe not in RECIPES:
+        source.complain(("recipe",), schema.unknown("recipe", str(recipe), list(RECIPES)))
+    elif recipe is not None:
+        fill_in(data, recipe)
     config = SCHEMA.build(ExperimentConfig, data, (), source)
     if config is not BROKEN:
         _check_names(config, source)

@@ -90,6 +90,75 @@ def dice_ce_loss(
     return soft_dice_loss(logits, label, mask) + cross_entropy_loss(logits, label, mask)
 
 
+def region_dice_loss(
+    logits: torch.Tensor,
+    regions: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    *,
+    smooth: float = 1e-5,
+) -> torch.Tensor:
+    """One minus the soft Dice of regions that may overlap, the mean over the regions.
+
+    With p the sigmoid, (2 sum pg + smooth) / (sum p + sum g + smooth) for each region, summed over
+    batch and space.
+
+    Args:
+        logits: (B, R, *spatial).
+        regions: (B, R, *spatial), bool.
+        mask: (B, *spatial), bool. None: everything counts.
+        smooth: Keeps a region that is absent from both defined.
+
+    Returns:
+        A scalar.
+    """
+    p, g = torch.sigmoid(_at_least_float32(logits)), regions
+    if mask is not None:
+        inside = mask.unsqueeze(1)
+        p, g = p.masked_fill(~inside, 0.0), g & inside
+    space = [dim for dim in range(p.ndim) if dim != 1]
+    both, either = (p * g).sum(dim=space), p.sum(dim=space) + g.sum(dim=space)
+    return 1 - ((2 * both + smooth) / (either + smooth)).mean()
+
+
+def region_cross_entropy_loss(
+    logits: torch.Tensor, regions: torch.Tensor, mask: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Binary cross-entropy: the mean over regions and over the pixels inside the mask.
+
+    Args:
+        logits: (B, R, *spatial).
+        regions: (B, R, *spatial), bool.
+        mask: (B, *spatial), bool. None: everything counts.
+
+    Returns:
+        A scalar.
+    """
+    logits = _at_least_float32(logits)
+    each = functional.binary_cross_entropy_with_logits(logits, regions.float(), reduction="none")
+    if mask is None:
+        return each.mean()
+    inside = mask.unsqueeze(1).expand_as(each)
+    return each.masked_fill(~inside, 0.0).sum() / inside.sum().clamp(min=1)
+
+
+def region_dice_ce_loss(
+    logits: torch.Tensor, regions: torch.Tensor, mask: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Soft Dice loss plus cross-entropy of regions, each with weight one.
+
+    Args:
+        logits: (B, R, *spatial).
+        regions: (B, R, *spatial), bool.
+        mask: (B, *spatial), bool. None: everything counts.
+
+    Returns:
+        A scalar.
+    """
+    return region_dice_loss(logits, regions, mask) + region_cross_entropy_loss(
+        logits, regions, mask
+    )
+
+
 def weighted_focal_loss(
     logits: torch.Tensor, label: torch.Tensor, alpha: torch.Tensor, *, gamma: float = 2.0
 ) -> torch.Tensor:
@@ -117,7 +186,14 @@ LOSSES: Mapping[str, Loss] = {
     "ce": cross_entropy_loss,
     "dice_ce": dice_ce_loss,
 }
-"""The losses by the names that a configuration uses."""
+"""The losses of a segmentation into classes, by the names that a configuration uses."""
+
+REGION_LOSSES: Mapping[str, Loss] = {
+    "dice": region_dice_loss,
+    "ce": region_cross_entropy_loss,
+    "dice_ce": region_dice_ce_loss,
+}
+"""The losses of overlapping regions, by the same names."""
 
 
 def _at_least_float32(logits: torch.Tensor) -> torch.Tensor:

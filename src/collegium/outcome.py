@@ -7,19 +7,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from collegium.client import BEST, ClientRuntime
 from collegium.config import ExperimentConfig
 from collegium.data.dataset import Example
-from collegium.errors import ConfigError
 from collegium.grid import Cell
 from collegium.models.files import export_model
 from collegium.report.overlays import choose_cases, draw_layers, draw_overlay
 from collegium.results import Row
 from collegium.run import Run
 from collegium.state import Store, write_atomically
-from collegium.tasks import SegmentationTask, Task
+from collegium.tasks import ClassificationTask, SegmentationTask, Task
+
+Array = NDArray[Any]
 
 ACCOUNT_FILE = "account.json"
 """What an adaptation did, in the adaptation's folder."""
@@ -36,12 +39,14 @@ INDEX = "index.json"
 
 def task_of(config: ExperimentConfig) -> Task:
     """Return the task that the configuration describes."""
-    kind = config.federation.task
-    if kind.name != "segmentation":
-        raise ConfigError(f"federation.task.name is {kind.name!r}; this version knows segmentation")
+    kind, loss = config.federation.task, config.loss
+    if kind.name == "classification":
+        return ClassificationTask(kind.classes, loss or "ce", metric=kind.metric or "accuracy")
+    window = config.inference.window
     return SegmentationTask(
-        kind.classes, config.loss, window=config.inference.window, overlap=config.inference.overlap
-    )
+        kind.classes, loss or "dice_ce", window=window, overlap=config.inference.overlap,
+        metric=kind.metric or "dice", regions=kind.regions,
+    )  # fmt: skip
 
 
 def _about(cell: Cell) -> dict[str, Any]:
@@ -178,11 +183,13 @@ def write_overlays(
 ) -> None:
     """Draw test cases of every site, with the model that it would use.
 
-    They are its best, median and worst case, and a few that are the same for every method.
+    They are its best, median and worst case, and a few that are the same for every method. Only
+    segmentations are drawn.
     """
     index = []
     selected = run.best()
-    for site, by_model in sorted(scores.items()):
+    drawable = any(isinstance(c.training.task, SegmentationTask) for c in clients.values())
+    for site, by_model in sorted(scores.items()) if drawable else ():
         kind = "personal" if "personal" in by_model else "global"
         model = clients[site].best() if kind == "personal" else (selected or {}).get("model")
         chosen = choose_cases(by_model.get(kind, []), metric)
@@ -203,12 +210,8 @@ def write_overlays(
 
 
 def _draw(example: Example, prediction: Tensor, folder: Path, stem: str) -> dict[str, Any]:
-    """Draw the middle slice of a case, and return the names of the files."""
-    slice_ = len(prediction) // 2
-    keys = [key for key in ("image", "label", "mask") if key in example.batch]
-    planes = {key: example.batch[key][slice_].cpu().numpy() for key in keys}
-    guess = prediction[slice_].cpu().numpy()
-    case = planes["image"], planes["label"], guess, planes.get("mask")
+    """Draw one plane of a case, and return the names of the files."""
+    case = plane_of(example, prediction)
     layers = draw_layers(*case)
     pictures = {f"{stem}.png": draw_overlay(*case)}
     pictures |= {f"{stem}-{name}.png": picture for name, picture in layers.items()}
@@ -216,3 +219,23 @@ def _draw(example: Example, prediction: Tensor, folder: Path, stem: str) -> dict
     for name, picture in pictures.items():
         picture.save(folder / name)
     return {"file": f"{stem}.png", "layers": {name: f"{stem}-{name}.png" for name in layers}}
+
+
+def plane_of(example: Example, prediction: Tensor) -> tuple[Array, Array, Array, Array | None]:
+    """Return image (C, H, W), label, prediction and, where there is one, field of view (H, W).
+
+    Of a volume, or of a stack of slices, it is the slice with most foreground; a volume is shown
+    with the patient's front up and right side on the right.
+    """
+    tensors = {**example.batch, "prediction": prediction}
+    arrays: dict[str, Array] = {key: tensor.cpu().numpy() for key, tensor in tensors.items()}
+    if arrays["image"].ndim == 5:  # a volume: its slices first, turned so that y goes up
+        arrays = {
+            key: np.rot90(np.moveaxis(values[0], -1, 0), axes=(-2, -1))
+            for key, values in arrays.items()
+        }
+    shown = np.maximum(arrays["label"] > 0, arrays["prediction"] > 0)
+    areas = shown.reshape(len(shown), -1).sum(1)
+    place = int(areas.argmax()) if areas.any() else len(areas) // 2
+    image, label, guess = (arrays[key][place] for key in ("image", "label", "prediction"))
+    return image, label, guess, arrays["mask"][place] if "mask" in arrays else None

@@ -85,7 +85,7 @@ class _Scorer:
 
     def __init__(self, task: Task, data: Dataset) -> None:
         self._task, self._data = task, data
-        self._found: dict[int, list[Mapping[str, float | None]]] = {}
+        self._found: dict[str, dict[int, Scores]] = {}
         self._patients: dict[int, str] = {}
         self.seconds = 0.0
 
@@ -95,27 +95,33 @@ class _Scorer:
         example = self._data.example(index)
         self._patients[index] = example.patient
         scores = self._task.scores(prediction.to(example.batch["image"].device), example)
-        self._found.setdefault(index, []).append(scores)
+        row = {"patient": example.patient, **scores}
+        self._found.setdefault(model, {})[index] = row
         self.seconds += time.perf_counter() - start
 
     def rows(self) -> list[Scores]:
         """Return a row for each case, in order."""
+        scores = [
+            self._task.complete([found[index] for index in sorted(found)])
+            for found in self._found.values()
+        ]
         names: dict[str, str] = {}
         rows = []
-        for index in sorted(self._found):
+        for place, index in enumerate(sorted(self._patients)):
             patient = names.setdefault(self._patients[index], f"outside-p{len(names) + 1:03d}")
             about = {"case": f"outside-c{index + 1:03d}", "patient": patient}
-            rows.append({**about, **_mean(self._found[index])})
+            rows.append(about | _mean([of_model[place] for of_model in scores]))
         return rows
 
 
-def _mean(found: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
+def _mean(found: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     """Return the mean of every metric; undefined where one of them is."""
     mean: dict[str, float | None] = {}
     for name in found[0]:
-        values = [scores[name] for scores in found]
-        defined = [value for value in values if value is not None]
-        mean[name] = sum(defined) / len(values) if len(defined) == len(values) else None
+        if name != "patient":
+            values = [scores[name] for scores in found]
+            defined = [value for value in values if value is not None]
+            mean[name] = sum(defined) / len(values) if len(defined) == len(values) else None
     return mean
 
 
@@ -123,11 +129,18 @@ def describe(account: Account) -> dict[str, Any]:
     """Return what an adaptation did, as JSON holds it."""
     layers = account.coefficients
     sources = list(account.sources)
-    coefficients = {
+    coefficients: dict[str, Any] = {
         "layers": list(layers),
         "sources": sources,
         "values": [[values[source] for source in sources] for values in layers.values()],
     }
+    if account.spreads:
+        spreads = [account.spreads[layer] for layer in layers]
+        coefficients |= {
+            "deviations": [[spread.deviations[name] for name in sources] for spread in spreads],
+            "variation": [spread.variation for spread in spreads],
+            "variation_deviation": [spread.variation_deviation for spread in spreads],
+        }
     return {
         "sources": sources,
         "steps": account.steps,

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from collegium.building import adapters_of, build_adapter, build_algorithm
-from collegium.config import ExperimentConfig, ModelConfig
+from collegium.building import adapters_of, build_adapter, build_algorithm, network_of
+from collegium.config import ExperimentConfig
 from collegium.data.federation import sites_of
 from collegium.data.site import Site
 from collegium.errors import CollegiumError, ConfigError
-from collegium.models.factory import build_model
 from collegium.outcome import task_of
 from collegium.randomness import ambient, generator
 
@@ -43,7 +42,7 @@ def check_network(config: ExperimentConfig, sites: Mapping[str, Site]) -> None:
         ConfigError: the network cannot be built, or does not suit the images or the task.
         DataError: a site's images do not fit into one batch.
     """
-    network, task = _build(config.model).eval(), task_of(config)
+    network, task = _build(config).eval(), task_of(config)
     for site in sites.values():
         rows = range(min(len(site.train), config.training.batch_size))
         if not rows:
@@ -92,15 +91,16 @@ def check_adapters(config: ExperimentConfig) -> None:
                     f"the adapter {chosen.label!r} needs personal models, and no site hands its "
                     f"own out; write share: [personal] at those that agree to it"
                 )
-            module = _build(config.model)
+            module = _build(config)
             method.extend(module)
             adapter.check(module)
 
 
-def _build(model: ModelConfig) -> nn.Module:
+def _build(config: ExperimentConfig) -> nn.Module:
+    model = config.model
     try:
         with ambient(0, "preflight"):
-            return build_model(model.name, **model.params)
+            return network_of(config)()
     except CollegiumError:
         raise
     except (RuntimeError, ValueError, TypeError) as error:

@@ -28,6 +28,13 @@ if TYPE_CHECKING:
     from collegium.config import ExperimentConfig
 
 
+Config = Annotated[
+    Path | None,
+    typer.Option(help="For files of models: the experiment that they were trained with."),
+]
+OfRun = Annotated[str | None, typer.Option(help="Which algorithm of a run.")]
+
+
 def follow(
     output: Path, cells: int | None, run: "Callable[[Callable[[Event], None]], Path]"
 ) -> Path:
@@ -198,6 +205,73 @@ def adapt(
         handed, images, chosen, output, labels=labels, device=device, seed=seed or 0
     )
     typer.echo(page)
+
+
+@app.command()
+@guarded
+def predict(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A finished run, or a .safetensors file.")
+    ],
+    cases: Annotated[
+        Path,
+        typer.Argument(metavar="CASES", help="A folder of images, a manifest (CSV), or a table."),
+    ],
+    *,
+    output: Annotated[
+        Path, typer.Option("--output", help="Where masks or probabilities go; a new folder.")
+    ] = Path("predictions"),
+    site: Annotated[
+        str | None, typer.Option(help="Whose personal model of a run; else the global one.")
+    ] = None,
+    labels: Annotated[
+        Path | None, typer.Option(help="A folder of masks that score the predictions.")
+    ] = None,
+    config: Config = None,
+    algorithm: OfRun = None,
+    seed: Annotated[int | None, typer.Option(help="Which seed of a run.")] = None,
+    fold: Annotated[str | None, typer.Option(help="Which fold of a run.")] = None,
+    variation: Annotated[str | None, typer.Option(help="Which variation of a run.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+) -> None:
+    """Apply a global or personal model to new cases: masks on their grid, or probabilities."""
+    from collegium import process
+    from collegium.application import Choice, open_model, predict_folder
+    from collegium.config import load_config
+
+    process.prepare()
+    trained = load_config(config, ["federation.root=."]) if config else None
+    choice = Choice(algorithm, seed, fold, variation)
+    handed = open_model(model, choice, trained, site=site)
+    typer.echo(predict_folder(handed, cases, output, labels=labels, device=device))
+
+
+@app.command()
+@guarded
+def export(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A finished run, or a .safetensors file.")
+    ],
+    *,
+    output: Annotated[
+        Path, typer.Option("--output", help="The bundle's folder, a new one.")
+    ] = Path("bundle"),
+    site: Annotated[
+        str | None, typer.Option(help="Whose personal model of a run; else the global one.")
+    ] = None,
+    config: Config = None,
+    algorithm: OfRun = None,
+    seed: Annotated[int | None, typer.Option(help="Which seed of a run.")] = None,
+    fold: Annotated[str | None, typer.Option(help="Which fold of a run.")] = None,
+    variation: Annotated[str | None, typer.Option(help="Which variation of a run.")] = None,
+) -> None:
+    """Write a global or personal model as a bundle that MONAI loads and runs."""
+    from collegium.application import Choice, export_bundle, open_model
+    from collegium.config import load_config
+
+    trained = load_config(config, ["federation.root=."]) if config else None
+    choice = Choice(algorithm, seed, fold, variation)
+    typer.echo(export_bundle(open_model(model, choice, trained, site=site), output))
 
 
 @app.command()

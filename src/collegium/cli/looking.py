@@ -1,6 +1,7 @@
 """Commands that look at something: what there is, data, configurations, algorithms."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +22,10 @@ from collegium.errors import CollegiumError
 
 if TYPE_CHECKING:
     from collegium.data.inspection import Inspection
+    from collegium.data.tableinspection import TableInspection
+
+MOST_PROBLEMS = 12
+"""How many problems of a site `inspect` writes."""
 
 
 @app.command()
@@ -108,13 +113,21 @@ def inspect(
 ) -> None:
     """Look at all the data of a federation; ends with 3 if something is wrong with it."""
     from collegium.config import load_federation
-    from collegium.data.inspection import inspect_federation
+    from collegium.data.inspection import Inspection, inspect_federation
+    from collegium.data.tableinspection import TableInspection, inspect_tables
 
-    inspection = inspect_federation(load_federation(config, overrides or ()))
+    federation = load_federation(config, overrides or ())
+    inspection: Inspection | TableInspection
+    if federation.table is None:
+        inspection = inspect_federation(federation)
+    else:
+        inspection = inspect_tables(federation)
     if as_json:
         typer.echo(json.dumps(inspection.to_dict(), indent=2))
-    else:
+    elif isinstance(inspection, Inspection):
         show_inspection(inspection)
+    else:
+        show_tables(inspection)
     if not inspection.good:
         raise typer.Exit(3)
 
@@ -129,25 +142,105 @@ def config_show(config: ConfigPath, overrides: Overrides = None) -> None:
 
 
 def show_inspection(inspection: "Inspection") -> None:
-    """Write a table of the sites, then notes, what a person should check, and problems."""
-    columns = ["site", "cases", "patients", "train", "val", "test", "shapes", "channels", "range"]
+    """Write tables of the sites and their labels, then notes, what to check, and problems.
+
+    Of a site with many problems the first are written; JSON has them all.
+    """
+    columns = ["site", "cases", "patients", "train", "val", "test", "shape", "spacing", "axes"]
     rows = []
     for site in inspection.sites:
-        shapes = list(site.shapes)[:3] + ["..."] * (len(site.shapes) > 3)
+        spacings = ["x".join(map(_short, spacing.split("x"))) for spacing in site.spacings]
         rows.append([
+            site.name if site.inside else f"{site.name}\n(outside)",
+            *map(str, (site.cases, site.patients)),
+            *(str(site.splits.get(split, 0)) for split in ("train", "val", "test")),
+            _lines(site.shapes),
+            _lines("" if spacing == "unknown" else spacing for spacing in spacings),
+            _lines("" if axes == "none" else axes for axes in site.orientations),
+            _lines(site.channels),
+            "" if site.intensity is None else " to ".join(map(_short, site.intensity)),
+        ])  # fmt: skip
+    table(rows, [*columns, "ch", "range"])
+    _show_labels(inspection)
+    _show_remarks(inspection)
+
+
+def show_tables(inspection: "TableInspection") -> None:
+    """Write tables of the sites, their classes and what is missing, then notes and problems."""
+    rows = [
+        [
             site.name if site.inside else f"{site.name} (outside)",
             *map(str, (site.cases, site.patients)),
             *(str(site.splits.get(split, 0)) for split in ("train", "val", "test")),
-            ", ".join(shapes),
-            ", ".join(site.channels),
-            "" if site.intensity is None else "{:g} to {:g}".format(*site.intensity),
-        ])  # fmt: skip
-    table(rows, columns)
+            *(str(site.targets.get(word, 0)) for word in inspection.classes),
+        ]
+        for site in inspection.sites
+    ]
+    table(rows, ["site", "cases", "patients", "train", "val", "test", *inspection.classes])
+    gaps = [
+        [column, *(_share(site.missing.get(column, 0), site.cases) for site in inspection.sites)]
+        for column in inspection.columns
+        if any(site.missing.get(column) for site in inspection.sites)
+    ]
+    if gaps:
+        typer.echo()
+        table(gaps, ["missing", *(site.name for site in inspection.sites)])
+    _show_remarks(inspection)
+
+
+def _show_remarks(inspection: "Inspection | TableInspection") -> None:
+    """Write notes, what to check, and problems; of a site with many problems the first."""
     for site in inspection.sites:
         for note in site.notes:
             typer.echo(f"note: site {site.name}: {note}")
     for finding in inspection.findings:
         typer.echo(f"to check: {finding.text}")
-    problems = [p for site in inspection.sites for p in site.problems]
-    for problem in [*problems, *inspection.problems]:
+    for site in inspection.sites:
+        for problem in site.problems[:MOST_PROBLEMS]:
+            typer.echo(f"problem: {problem}")
+        if len(site.problems) > MOST_PROBLEMS:
+            more = len(site.problems) - MOST_PROBLEMS
+            typer.echo(f"problem: site {site.name}: {more} more, which --json lists")
+    for problem in inspection.problems:
         typer.echo(f"problem: {problem}")
+
+
+def _show_labels(inspection: "Inspection") -> None:
+    """Write how large each structure is, or how many cases have each class, site by site."""
+    sizes = [
+        [f"{size.label} {inspection.classes[size.label]}", site.name, str(size.cases), size.unit,
+         *map(_short, (size.least, size.middle, size.greatest))]
+        for site in inspection.sites
+        for size in site.sizes
+    ]  # fmt: skip
+    if sizes:
+        typer.echo("sizes of the labels, over the cases that show them:")
+        table(sorted(sizes), ["label", "site", "cases", "unit", "least", "median", "greatest"])
+    targets = [
+        [target, site.name, str(count)]
+        for site in inspection.sites
+        for target, count in site.targets.items()
+    ]
+    if targets:
+        typer.echo("cases of each class:")
+        table(sorted(targets), ["class", "site", "cases"])
+
+
+def _lines(values: Iterable[str], most: int = 3) -> str:
+    """Write each value once, on a line of its own, the first few of many."""
+    shown = [value for value in dict.fromkeys(values) if value]
+    return "\n".join([*shown[:most], *([f"+ {len(shown) - most}"] if len(shown) > most else [])])
+
+
+def _share(count: int, of: int) -> str:
+    """Write how many and which share; nothing for none."""
+    return f"{count} ({count / of:.0%})" if count else ""
+
+
+def _short(number: str | float) -> str:
+    """Write a number with three digits that count, and a word as it is."""
+    try:
+        value = float(number)
+    except ValueError:
+        return str(number)
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"

@@ -272,3 +272,142 @@ def test_a_spacing_of_the_wrong_length_is_refused() -> None:
     case = example(torch.zeros(1, 1, 4, 4), spacing=(1.0,))
     with pytest.raises(DataError, match="'case7' has a spacing of 1 axes and an image of 2"):
         SegmentationTask().scores(torch.zeros(1, 4, 4, dtype=torch.int64), case)
+
+
+# --- regions, structures, strides
+
+NESTED = {"WT": (1, 2, 3), "TC": (1, 3), "ET": (3,)}
+CLASSES = ("background", "core", "oedema", "enhancing")
+
+
+class Fixed(nn.Module):
+    """Gives the same logits whatever the image."""
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        super().__init__()
+        self.logits = logits
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return self.logits
+
+
+def nested(label: torch.Tensor) -> torch.Tensor:
+    """Whole tumour, tumour core and enhancing tumour by hand, (B, 3, *spatial)."""
+    return torch.stack([label > 0, (label == 1) | (label == 3), label == 3], dim=1)
+
+
+def test_regions_that_fit_together_give_back_the_classes() -> None:
+    label = torch.randint(4, (1, 8, 9), generator=torch.Generator().manual_seed(0))
+    task = SegmentationTask(CLASSES, regions=NESTED)
+    logits = torch.where(nested(label), 0.1, -5.0)
+    assert task.channels == 3
+    prediction = task.predict(Fixed(logits), example(torch.zeros(1, 1, 8, 9)))
+    assert prediction.dtype == torch.int64
+    assert torch.equal(prediction, label)
+
+
+@pytest.mark.parametrize(
+    ("there", "expected"),
+    [
+        ((0, 0, 0), 0), ((1, 0, 0), 2), ((1, 1, 0), 1), ((1, 1, 1), 3),
+        ((0, 1, 0), 0),  # one channel off background (000) and off core (110): the lower
+        ((0, 0, 1), 0),  # off background by one, off enhancing (111) by two
+        ((0, 1, 1), 3),  # off enhancing by one
+        ((1, 0, 1), 2),  # off oedema (100) and enhancing (111) by one: the lower
+    ],
+)  # fmt: skip
+def test_channels_that_contradict_each_other_give_the_nearest_class(
+    there: tuple[int, int, int], expected: int
+) -> None:
+    logits = (torch.tensor(there).float() - 0.5).reshape(1, 3, 1, 1)
+    task = SegmentationTask(CLASSES, regions=NESTED)
+    prediction = task.predict(Fixed(logits), example(torch.zeros(1, 1, 1, 1)))
+    assert prediction.tolist() == [[[expected]]]
+
+
+def test_the_loss_of_regions_is_that_of_their_channels() -> None:
+    label = torch.randint(4, (2, 8, 9), generator=torch.Generator().manual_seed(1))
+    logits, mask = noise(2, 3, 8, 9), noise(2, 8, 9) > 0
+    truth = nested(label).float()
+    task = SegmentationTask(CLASSES, "ce", regions=NESTED)
+    expected = functional.binary_cross_entropy_with_logits(logits, truth)
+    torch.testing.assert_close(task.loss(logits, {"label": label}), expected)
+    inside = mask[:, None].expand(2, 3, 8, 9)
+    expected = functional.binary_cross_entropy_with_logits(logits[inside], truth[inside])
+    torch.testing.assert_close(task.loss(logits, {"label": label, "mask": mask}), expected)
+
+
+def test_a_network_with_another_number_of_regions_is_refused() -> None:
+    with pytest.raises(ConfigError, match="gives 2 channels for 3 regions: set its out_channels"):
+        SegmentationTask(CLASSES, regions=NESTED).predict(Threshold(), example(noise(1, 1, 4, 4)))
+
+
+@pytest.mark.parametrize("regions", [None, NESTED])
+def test_every_structure_is_scored_as_monai_scores_it(
+    regions: dict[str, tuple[int, ...]] | None,
+) -> None:
+    monai = pytest.importorskip("monai.metrics")
+    rng = torch.Generator().manual_seed(2)
+    label, found = torch.randint(4, (2, 1, 8, 9, 5), generator=rng)
+    task = SegmentationTask(CLASSES, metrics=("dice", "iou"), regions=regions)
+    scores = task.scores(found, example(torch.zeros(1, 1, 8, 9, 5), label))
+    if regions is None:
+        sides = [torch.stack([x == k for k in (1, 2, 3)], dim=1) for x in (found, label)]
+    else:
+        sides = [nested(x) for x in (found, label)]
+    names = CLASSES[1:] if regions is None else tuple(regions)
+    for metric, theirs in (("dice", monai.DiceMetric()), ("iou", monai.MeanIoU())):
+        (apart,) = theirs(*[side.float() for side in sides])
+        for name, value in zip(names, apart.tolist(), strict=True):
+            assert scores[f"{metric}_{name}"] == pytest.approx(value, abs=1e-6)
+        assert scores[metric] == pytest.approx(float(apart.mean()), abs=1e-6)
+    assert scores.keys() == task.units.keys()
+
+
+def test_a_structure_that_is_nowhere_is_undefined_alone() -> None:
+    label, found = torch.zeros(2, 1, 9, 9, dtype=torch.int64)
+    label[0, 0, 0], found[0, 0, 4] = 2, 2
+    task = SegmentationTask(CLASSES, regions=NESTED)
+    scores = task.scores(found, example(torch.zeros(1, 1, 9, 9), label, (1.0, 0.5)))
+    assert scores["hd95_WT"] == pytest.approx(2.0)
+    assert scores["dice_WT"] == 0.0
+    assert scores["dice_TC"] is scores["hd95_ET"] is None
+    assert scores.keys() < task.units.keys()
+    assert task.units["hd95_WT"] == "mm"
+    pixels = task.scores(found, example(torch.zeros(1, 1, 9, 9), label))
+    assert pixels["hd95_px_WT"] == pytest.approx(4.0)
+    assert task.units["hd95_px_WT"] == "px"
+
+
+@pytest.mark.parametrize(("classes", "apart"), [(2, 0), (3, 2), (9, 8), (10, 0)])
+def test_two_to_eight_structures_are_also_scored_one_by_one(classes: int, apart: int) -> None:
+    task = SegmentationTask(classes, metrics=("dice",))
+    label = torch.ones(1, 4, 4, dtype=torch.int64)
+    scores = task.scores(label, example(torch.zeros(1, 1, 4, 4), label))
+    assert len(scores) == len(task.units) == 1 + apart
+    assert len(task.scores(label, example(torch.zeros(1, 1, 4, 4), label), ["dice"])) == 1
+
+
+class Flat(Threshold):
+    """A network that halves the planes twice and the slices once."""
+
+    strides = ((2, 2, 1), (2, 2, 2))
+
+
+def test_each_axis_is_padded_to_its_own_strides() -> None:
+    network, image = Flat(), noise(1, 1, 9, 4, 3)
+    prediction = SegmentationTask().predict(network, example(image))
+    assert network.shapes == [(1, 1, 12, 4, 4)]
+    assert torch.equal(prediction, (image[:, 0] > 0).long())
+    SegmentationTask(window=(8, 8, 2)).predict(network, example(image))
+    with pytest.raises(ConfigError, match=r"each a multiple of \(4, 4, 2\)"):
+        SegmentationTask(window=(8, 8, 3)).predict(network, example(image))
+
+
+def test_a_monai_unet_with_strides_by_axis_predicts_a_flat_volume() -> None:
+    nets: Any = pytest.importorskip("monai.networks.nets")
+    network = nets.UNet(3, 1, 2, (2, 2, 4), ((2, 2, 1), (2, 2, 1))).eval()
+    with torch.no_grad():
+        prediction = SegmentationTask().predict(network, example(noise(1, 1, 6, 9, 3)))
+        padded = network(functional.pad(noise(1, 1, 6, 9, 3), (0, 0, 1, 2, 1, 1)))
+    assert torch.equal(prediction, padded.argmax(1)[:, 1:-1, 1:-2])

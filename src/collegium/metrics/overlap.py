@@ -1,10 +1,10 @@
-"""Scores of one case: hard overlap and surface distance, inside the field of view.
+"""Scores of one segmented case: hard overlap and surface distance, inside the field of view.
 
-The rules for empty structures, for each foreground class of a case:
+A structure is a class, or a region of several classes. The rules for empty ones, in a case:
 
-* absent from truth and prediction: undefined, and left out of the mean over classes;
+* absent from truth and prediction: undefined, and left out of the mean over structures;
 * absent from one of the two only (missed, or a false alarm): Dice and IoU are 0, and HD95 is
-  undefined *for the whole case*, since a mean over the other classes would hide the failure.
+  undefined *for the whole case*, since a mean over the other structures would hide the failure.
 
 An undefined score is `None`. It is never averaged and never taken as 0 or 1; whoever averages
 counts the undefined cases and says so.
@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 Score = float | None
+Regions = Sequence[Sequence[int]]
 
 
 def dice(
@@ -30,19 +31,21 @@ def dice(
     *,
     classes: int = 2,
     mask: torch.Tensor | None = None,
+    regions: Regions | None = None,
 ) -> Score:
-    """Hard Dice, the mean over the foreground classes that are defined.
+    """Hard Dice, the mean over the structures that are defined.
 
     Args:
         prediction: Classes found, of any shape.
         label: True classes, of the same shape.
         classes: Number of classes, the background included.
         mask: Where the score counts, a boolean tensor of the same shape; None: everywhere.
+        regions: The classes that each structure is made of; None: every foreground class is one.
 
     Returns:
-        A score in [0, 1], or None where no foreground class is present.
+        A score in [0, 1], or None where no structure is present.
     """
-    return _overlap(prediction, label, classes, mask, jaccard=False)
+    return _mean(_overlaps(prediction, label, classes, mask, regions, jaccard=False))
 
 
 def iou(
@@ -51,19 +54,21 @@ def iou(
     *,
     classes: int = 2,
     mask: torch.Tensor | None = None,
+    regions: Regions | None = None,
 ) -> Score:
-    """Hard intersection over union, the mean over the foreground classes that are defined.
+    """Hard intersection over union, the mean over the structures that are defined.
 
     Args:
         prediction: Classes found, of any shape.
         label: True classes, of the same shape.
         classes: Number of classes, the background included.
         mask: Where the score counts, a boolean tensor of the same shape; None: everywhere.
+        regions: As in `dice`.
 
     Returns:
-        A score in [0, 1], or None where no foreground class is present.
+        A score in [0, 1], or None where no structure is present.
     """
-    return _overlap(prediction, label, classes, mask, jaccard=True)
+    return _mean(_overlaps(prediction, label, classes, mask, regions, jaccard=True))
 
 
 def hd95(
@@ -73,8 +78,9 @@ def hd95(
     classes: int = 2,
     mask: torch.Tensor | None = None,
     spacing: Sequence[float] | None = None,
+    regions: Regions | None = None,
 ) -> Score:
-    """The 95th percentile of the Hausdorff distance, the mean over the foreground classes present.
+    """The 95th percentile of the Hausdorff distance, the mean over the structures present.
 
     For each direction the 95th percentile of the distances from the one's surface to the other's,
     and of these the larger. A structure that the mask cuts has a surface along the cut.
@@ -85,12 +91,13 @@ def hd95(
         classes: Number of classes, the background included.
         mask: Where the score counts, a boolean tensor of the same shape; None: everywhere.
         spacing: Millimetres per axis; None: 1, so that the distance is in pixels.
+        regions: As in `dice`.
 
     Returns:
-        A distance, or None where no foreground class is present or one is on one side only.
+        A distance, or None where no structure is present or one is on one side only.
     """
     distances: list[float] = []
-    for found, true in _foreground(prediction, label, classes, mask):
+    for found, true in _structures(prediction, label, classes, mask, regions):
         if found.any() != true.any():
             return None
         if true.any():
@@ -188,13 +195,26 @@ def box(values: torch.Tensor) -> dict[str, float]:
     return {**dict(zip(names, quantiles.tolist(), strict=True)), "mean": float(values.mean())}
 
 
-def _foreground(
-    prediction: torch.Tensor, label: torch.Tensor, classes: int, mask: torch.Tensor | None
+def _structures(
+    prediction: torch.Tensor,
+    label: torch.Tensor,
+    classes: int,
+    mask: torch.Tensor | None,
+    regions: Regions | None,
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Give (found, true) as boolean tensors for each foreground class."""
-    for index in range(1, classes):
-        found, true = prediction == index, label == index
+    """Give (found, true) as boolean tensors for each structure."""
+    for region in [(index,) for index in range(1, classes)] if regions is None else regions:
+        found, true = inside(prediction, region), inside(label, region)
         yield (found, true) if mask is None else (found & mask, true & mask)
+
+
+def inside(classes: torch.Tensor, region: Sequence[int]) -> torch.Tensor:
+    """Where a map of classes shows one of the classes of a region."""
+    first, *others = region
+    found = classes == first
+    for other in others:
+        found = found | (classes == other)
+    return found
 
 
 def _surface_distance(
@@ -215,20 +235,21 @@ def _surface_distance(
     return float(distance)
 
 
-def _overlap(
+def _overlaps(
     prediction: torch.Tensor,
     label: torch.Tensor,
     classes: int,
     mask: torch.Tensor | None,
+    regions: Regions | None,
     *,
     jaccard: bool,
-) -> Score:
+) -> list[float]:
     scores: list[float] = []
-    for found, true in _foreground(prediction, label, classes, mask):
+    for found, true in _structures(prediction, label, classes, mask, regions):
         both, either = int((found & true).sum()), int((found | true).sum())
         if either:
             scores.append(both / either if jaccard else 2 * both / (either + both))
-    return _mean(scores)
+    return scores
 
 
 def _mean(values: Sequence[float]) -> Score:

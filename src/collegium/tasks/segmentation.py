@@ -1,12 +1,11 @@
-"""What a network is trained for: its loss, how it predicts a whole case, and how that is scored."""
+"""Segmentation: every pixel gets a class, or a set of overlapping regions."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -14,7 +13,8 @@ from torch.nn import functional
 
 from collegium import metrics as measures
 from collegium.errors import ConfigError, DataError
-from collegium.losses import LOSSES
+from collegium.losses import LOSSES, REGION_LOSSES
+from collegium.tasks.base import Row, device_of
 
 if TYPE_CHECKING:
     from collegium.data.dataset import Batch, Example
@@ -22,87 +22,17 @@ if TYPE_CHECKING:
 METRICS = ("dice", "iou", "hd95")
 """The metrics of a segmentation by the names that a configuration uses."""
 
-
-class Task(Protocol):
-    """What is learnt.
-
-    Attributes:
-        metric: The headline metric, for which higher is better; it selects models on validation.
-        units: The unit of each metric that `scores` can give: "" for none, "mm" or "px".
-    """
-
-    @property
-    def metric(self) -> str: ...  # noqa: D102
-
-    @property
-    def units(self) -> Mapping[str, str]: ...  # noqa: D102
-
-    def loss(self, output: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Give the scalar to descend on."""
-        ...
-
-    def predict(self, module: nn.Module, example: Example) -> torch.Tensor:
-        """Predict a whole case at full size; called under `torch.no_grad()` in evaluation mode."""
-        ...
-
-    def windows(self, module: nn.Module, image: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Give what of a case's image enters the network at once, on the network's device."""
-        ...
-
-    def batched(self, size: int) -> Task:
-        """Give the same task with so many windows, slices or cases in one forward pass."""
-        ...
-
-    def scores(
-        self, prediction: torch.Tensor, example: Example, metrics: Sequence[str] | None = None
-    ) -> dict[str, float | None]:
-        """Score a whole case, by all `metrics` or some; None is undefined, and never averaged."""
-        ...
-
-
-class SupervisedTask:
-    """Any task with a loss between the network's output and `batch["label"]`.
-
-    Its one metric, "negative_loss", is minus that loss; it is undefined where that is not finite.
-
-    Args:
-        loss: Takes output and label, gives a scalar.
-    """
-
-    metric = "negative_loss"
-    units: Mapping[str, str] = MappingProxyType({"negative_loss": ""})
-
-    def __init__(self, loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
-        self._loss = loss
-
-    def loss(self, output: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Give the loss between output and label."""
-        return self._loss(output, batch["label"])
-
-    def predict(self, module: nn.Module, example: Example) -> torch.Tensor:
-        """Give the network's output, on the image's device."""
-        image = example.batch["image"]
-        output: torch.Tensor = module(image.to(_device(module, image)))
-        return output.to(image.device)
-
-    def windows(self, module: nn.Module, image: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Give the whole image."""
-        yield image.to(_device(module, image))
-
-    def batched(self, size: int) -> SupervisedTask:
-        """Give this task, which predicts whatever it gets in one forward pass."""
-        return self
-
-    def scores(
-        self, prediction: torch.Tensor, example: Example, metrics: Sequence[str] | None = None
-    ) -> dict[str, float | None]:
-        """Give minus the loss, the only metric."""
-        value = -float(self._loss(prediction, example.batch["label"]).detach())
-        return {"negative_loss": value if math.isfinite(value) else None}
+MOST_APART = 8
+"""With more structures than these only their mean is scored."""
 
 
 class SegmentationTask:
     """Every pixel gets one of several classes, of which the first is the background.
+
+    With `regions` the network has a channel for each region, a set of classes, and regions may
+    overlap, as whole tumour, tumour core and enhancing tumour do. A pixel is then given the class
+    whose regions are closest to those with a logit above 0, the lower class of equally close ones;
+    where the channels contradict each other this is a choice, and otherwise exact.
 
     Loss and scores count only what is inside `batch["mask"]`, where there is one. A batch of one is
     scored as it is; the slices of a volume, stacked along the batch axis, are predicted a few at a
@@ -110,7 +40,8 @@ class SegmentationTask:
 
     HD95 is given as "hd95", in millimetres, where `Example.spacing` has a number for every axis of
     what is scored (for stacked slices the distance between slices comes first), and otherwise as
-    "hd95_px", in pixels: two units never share a name.
+    "hd95_px", in pixels: two units never share a name. With two to eight structures every metric is
+    also given for each of them, as "dice_<structure>".
 
     Args:
         classes: Names of the classes, or how many there are.
@@ -122,6 +53,7 @@ class SegmentationTask:
         overlap: Of neighbouring windows, as a fraction of the window, in [0, 1).
         metric: The headline metric, "dice" or "iou".
         batch_size: Windows or slices in one forward pass.
+        regions: By name the classes of each region; None: every pixel has one class.
     """
 
     def __init__(
@@ -134,16 +66,20 @@ class SegmentationTask:
         overlap: float = 0.25,
         metric: str = "dice",
         batch_size: int = 4,
+        regions: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         self.classes = classes if isinstance(classes, int) else len(classes)
+        self.regions = regions
+        self.structures = _structures(classes, regions)
         self.metrics = tuple(metrics)
         self.metric = metric
         self.window = None if window is None else tuple(window)
         self.overlap = overlap
         self.batch_size = batch_size
-        if loss not in LOSSES:
-            raise ConfigError(f"loss is {loss!r}: set it to one of {', '.join(LOSSES)}.")
-        self._loss = LOSSES[loss]
+        losses = LOSSES if regions is None else REGION_LOSSES
+        if loss not in losses:
+            raise ConfigError(f"loss is {loss!r}: set it to one of {', '.join(losses)}.")
+        self._loss = losses[loss]
         self._check()
 
     def _check(self) -> None:
@@ -171,14 +107,25 @@ class SegmentationTask:
             )
 
     @property
+    def channels(self) -> int:
+        """How many channels the network gives."""
+        return len(self.regions or ()) or self.classes
+
+    @property
     def units(self) -> Mapping[str, str]:
         """The unit of each metric that `scores` can give."""
         units = {name: "" for name in self.metrics if name != "hd95"}
-        return units | ({"hd95": "mm", "hd95_px": "px"} if "hd95" in self.metrics else {})
+        units |= {"hd95": "mm", "hd95_px": "px"} if "hd95" in self.metrics else {}
+        apart = self._apart()
+        return units | {f"{m}_{name}": unit for m, unit in units.items() for name in apart}
 
     def loss(self, output: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Give the loss between logits and label, inside the mask where there is one."""
-        return self._loss(self._checked(output), batch["label"], batch.get("mask"))
+        label = batch["label"]
+        if self.regions is not None:
+            parts = [measures.inside(label, region) for region in self.regions.values()]
+            label = torch.stack(parts, dim=1)
+        return self._loss(self._checked(output), label, batch.get("mask"))
 
     def predict(self, module: nn.Module, example: Example) -> torch.Tensor:
         """Give the most probable class of every pixel.
@@ -209,10 +156,10 @@ class SegmentationTask:
             sw_batch_size=self.batch_size,
             predictor=module,
             overlap=self.overlap,
-            sw_device=_device(module, image),
+            sw_device=device_of(module, image),
             device=image.device,
         )
-        return self._checked(logits).argmax(dim=1)
+        return self._classes(self._checked(logits))
 
     def windows(self, module: nn.Module, image: torch.Tensor) -> Iterator[torch.Tensor]:
         """Give what of an image enters the network at once, cut and padded as in `predict`.
@@ -228,7 +175,7 @@ class SegmentationTask:
         Raises:
             ConfigError: The window does not suit the image or the network.
         """
-        window, device = self._window(module, tuple(image.shape[2:])), _device(module, image)
+        window, device = self._window(module, tuple(image.shape[2:])), device_of(module, image)
         if _fits(tuple(image.shape[2:]), window):
             pieces = functional.pad(image, _padding(tuple(image.shape[2:]), window)[0])
         else:
@@ -269,30 +216,62 @@ class SegmentationTask:
             prediction, label, mask = prediction[0], label[0], None if mask is None else mask[0]
             spacing = spacing if spacing is None else spacing[-label.ndim :]
         known = spacing is not None and len(spacing) == label.ndim
+        sides = (prediction, label, mask, spacing if known else None)
         result: dict[str, float | None] = {}
         for name in self.metrics if metrics is None else metrics:
-            if name == "hd95":
-                result["hd95" if known else "hd95_px"] = measures.hd95(
-                    prediction,
-                    label,
-                    classes=self.classes,
-                    mask=mask,
-                    spacing=spacing if known else None,
-                )
-            else:
-                overlap = measures.iou if name == "iou" else measures.dice
-                result[name] = overlap(prediction, label, classes=self.classes, mask=mask)
+            key = name if known or name != "hd95" else "hd95_px"
+            result[key] = self._measure(name, sides, list(self.structures.values()))
+            for structure, region in self._apart().items() if metrics is None else ():
+                result[f"{key}_{structure}"] = self._measure(name, sides, [region])
         return result
+
+    def complete(self, rows: Sequence[Row]) -> list[Row]:
+        """Give the rows as they are: every case has its own scores."""
+        return [*rows]
+
+    def _apart(self) -> Mapping[str, Sequence[int]]:
+        """The structures that are also scored one by one."""
+        return self.structures if 1 < len(self.structures) <= MOST_APART else {}
+
+    def _measure(
+        self,
+        name: str,
+        sides: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, Sequence[float] | None],
+        regions: measures.Regions,
+    ) -> float | None:
+        """Measure prediction against label, inside the mask, with a spacing where it is known."""
+        prediction, label, mask, spacing = sides
+        if name == "hd95":
+            return measures.hd95(prediction, label, mask=mask, spacing=spacing, regions=regions)
+        overlap = measures.iou if name == "iou" else measures.dice
+        return overlap(prediction, label, mask=mask, regions=regions)
+
+    def _classes(self, logits: torch.Tensor) -> torch.Tensor:
+        """Give the class of every pixel of (B, channels, *spatial)."""
+        if self.regions is None:
+            return logits.argmax(dim=1)
+        there = (logits > 0).to(torch.int16)
+        apart = [
+            sum(
+                there[:, i] != int(label in region)
+                for i, region in enumerate(self.regions.values())
+            )
+            for label in range(self.classes)
+        ]
+        return torch.stack([torch.as_tensor(count) for count in apart], dim=1).argmin(dim=1)
 
     def _window(self, module: nn.Module, size: tuple[int, ...]) -> tuple[int, ...]:
         """The configured window, or the image's size rounded up to what the network needs."""
-        divisor = _divisor(module)
+        divisors = _divisors(module, len(size))
         if self.window is None:
-            return tuple(math.ceil(axis / divisor) * divisor for axis in size)
-        if len(self.window) != len(size) or any(axis % divisor for axis in self.window):
+            pairs = zip(size, divisors, strict=True)
+            return tuple(math.ceil(axis / divisor) * divisor for axis, divisor in pairs)
+        fits = len(self.window) == len(size)
+        if not fits or any(a % d for a, d in zip(self.window, divisors, strict=True)):
+            needs = divisors[0] if len(set(divisors)) == 1 else divisors
             raise ConfigError(
                 f"inference.window is {self.window} for images of {len(size)} axes: give one size "
-                f"per axis, each a multiple of {divisor}."
+                f"per axis, each a multiple of {needs}."
             )
         return self.window
 
@@ -301,10 +280,10 @@ class SegmentationTask:
     ) -> Iterator[torch.Tensor]:
         """Predict images that fit the window, padded with zeros on all sides, a few at a time."""
         padding, inside = _padding(tuple(image.shape[2:]), window)
-        device = _device(module, image)
+        device = device_of(module, image)
         for piece in torch.split(image, self.batch_size):
             logits = self._checked(module(functional.pad(piece.to(device), padding)))
-            yield logits[:, :, *inside].argmax(dim=1).to(image.device)
+            yield self._classes(logits[:, :, *inside]).to(image.device)
 
     def _grid(self, image: torch.Tensor, window: tuple[int, ...]) -> Iterator[torch.Tensor]:
         """Cut (C, *spatial) into (1, C, *window) on the grid of `sliding_window_inference`."""
@@ -325,12 +304,23 @@ class SegmentationTask:
             raise ConfigError(
                 f"the model gives a {type(logits).__name__}: let it give one tensor, the logits."
             )
-        if logits.shape[1] != self.classes:
+        if logits.shape[1] != self.channels:
+            what = "classes" if self.regions is None else "regions"
             raise ConfigError(
-                f"the model gives {logits.shape[1]} channels for {self.classes} classes: "
-                f"set its out_channels to {self.classes}."
+                f"the model gives {logits.shape[1]} channels for {self.channels} {what}: "
+                f"set its out_channels to {self.channels}."
             )
         return logits
+
+
+def _structures(
+    classes: Sequence[str] | int, regions: Mapping[str, Sequence[int]] | None
+) -> Mapping[str, Sequence[int]]:
+    """Return what is scored, by name: the regions, or each class but the background."""
+    if regions is not None:
+        return regions
+    names = [str(k) for k in range(classes)] if isinstance(classes, int) else classes
+    return {name: (index,) for index, name in enumerate(names) if index}
 
 
 def _fits(size: tuple[int, ...], window: tuple[int, ...]) -> bool:
@@ -348,14 +338,11 @@ def _padding(size: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[list[int],
     return padding, inside
 
 
-def _divisor(module: nn.Module) -> int:
-    """What the sizes of images must be multiples of, as far as the network says so."""
+def _divisors(module: nn.Module, axes: int) -> tuple[int, ...]:
+    """What the sizes of images must be multiples of, axis by axis, as far as the network says."""
     strides = getattr(module, "strides", None)
-    if isinstance(strides, Sequence) and all(isinstance(stride, int) for stride in strides):
-        return math.prod(strides)
-    return 1
-
-
-def _device(module: nn.Module, image: torch.Tensor) -> torch.device:
-    """Where the network is; where the image is if the network has no parameters."""
-    return next((parameter.device for parameter in module.parameters()), image.device)
+    levels = strides if isinstance(strides, Sequence) else ()
+    whole = [(level,) * axes if isinstance(level, int) else tuple(level) for level in levels]
+    if any(len(level) != axes for level in whole):
+        return (1,) * axes
+    return tuple(math.prod(level[axis] for level in whole) for axis in range(axes))

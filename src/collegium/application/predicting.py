@@ -1,0 +1,150 @@
+"""One model applied to new cases: masks on the grid of their images, or probabilities."""
+
+from __future__ import annotations
+
+import csv
+import io
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from collegium.application.cases import check_channels, write_prediction
+from collegium.application.models import Handed
+from collegium.cell import cache_folder
+from collegium.data.cache import prepare
+from collegium.data.columns import SUFFIXES
+from collegium.data.dataset import Dataset
+from collegium.data.sampling import ImageDataset
+from collegium.data.tables import read_table
+from collegium.data.tabular import unlabelled_rows
+from collegium.data.unlabelled import list_images
+from collegium.errors import ConfigError, DataError
+from collegium.outcome import task_of
+from collegium.randomness import ambient
+from collegium.state import write_atomically
+from collegium.training import LocalTraining, TrainingConfig
+
+PROBABILITIES = "predictions.csv"
+"""Of a classification, a row for each case."""
+
+SCORES = "scores.csv"
+
+
+def predict_folder(
+    handed: Handed,
+    place: Path,
+    output: Path,
+    *,
+    labels: Path | None = None,
+    device: str = "cpu",
+) -> Path:
+    """Apply a model to new cases, and write what it says of them.
+
+    Of a segmentation every case gets a mask with the geometry of its image: a NIfTI for a NIfTI, a
+    DICOM segmentation for a DICOM series, a PNG for a picture. Of a classification there is one
+    table with a row for each case: its class and the probability of every class.
+
+    Args:
+        handed: The model; the first of several.
+        place: Images as `collegium.data.unlabelled.list_images` finds them, or a table.
+        output: A folder that is made; it must not hold anything.
+        labels: A folder of masks; the predictions are then scored in ``scores.csv``.
+        device: Where to compute.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ConfigError: Tables and images are mixed up, or labels are given where none can be.
+        DataError: A case cannot be used, or the output folder is not empty.
+        StorageError: Something cannot be written.
+    """
+    if output.exists() and any(output.iterdir()):
+        raise DataError(f"{output} holds something already; choose another output folder")
+    config = handed.config
+    if labels is not None and config.federation.task.name != "segmentation":
+        raise ConfigError("a folder of labels scores segmentations only; leave it out")
+    unfinished = output.with_name(f".{output.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    try:
+        if config.federation.table is not None:
+            _predict_table(handed, place, unfinished, device)
+        else:
+            _predict_images(handed, place, unfinished, (labels, device))
+        if output.exists():
+            output.rmdir()
+        unfinished.rename(output)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return output
+
+
+def _predict_images(
+    handed: Handed, place: Path, folder: Path, how: tuple[Path | None, str]
+) -> None:
+    labels, device = how
+    config, federation = handed.config, handed.config.federation
+    cases, problems = list_images(place, labels)
+    if problems:
+        more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
+        raise DataError(f"{problems[0]}{more}")
+    prepared = [prepare(case, federation.image, federation.task, cache_folder()) for case in cases]
+    check_channels(prepared, config)
+    data = ImageDataset(prepared, federation.sampling)
+    if federation.task.name == "classification":
+        _write_probabilities(handed, data, [case.case for case in cases], folder, device)
+        return
+    task, rows = task_of(config), []
+    for index, example, prediction in _training(handed, device).predictions(_model(handed), data):
+        case = cases[index]
+        write_prediction(case, prepared[index], prediction, folder, federation.task.classes)
+        if labels is not None:
+            about = {"case": case.case, "patient": case.patient}
+            rows.append(about | task.scores(prediction, example))
+    if rows:
+        _write_table(rows, folder / SCORES)
+
+
+def _predict_table(handed: Handed, place: Path, folder: Path, device: str) -> None:
+    federation = handed.config.federation
+    assert federation.table is not None
+    if place.suffix.lower() not in SUFFIXES:
+        raise ConfigError(
+            f"{place}: the model learnt from tables; name a table ({', '.join(SUFFIXES)})"
+        )
+    table = read_table(place, federation.table, labelled=False)
+    data = unlabelled_rows(table, federation.table)
+    _write_probabilities(handed, data, list(table.cases), folder, device)
+
+
+def _write_probabilities(
+    handed: Handed, data: Dataset, names: Sequence[str], folder: Path, device: str
+) -> None:
+    classes = handed.config.federation.task.classes
+    rows = []
+    for index, _, prediction in _training(handed, device).predictions(_model(handed), data):
+        chances = [float(chance) for chance in prediction.double().mean(dim=0)]
+        found = classes[chances.index(max(chances))]
+        shown = {name: f"{chance:.6f}" for name, chance in zip(classes, chances, strict=True)}
+        rows.append({"case": names[index], "class": found, **shown})
+    _write_table(rows, folder / PROBABILITIES)
+
+
+def _training(handed: Handed, device: str) -> LocalTraining:
+    with ambient(0, "predict"):
+        module = handed.network()
+    return LocalTraining(module, task_of(handed.config), TrainingConfig(), device)
+
+
+def _model(handed: Handed) -> Any:
+    return next(iter(handed.models.values()))
+
+
+def _write_table(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    text = io.StringIO()
+    table = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    write_atomically(path, text.getvalue().encode())

@@ -1,0 +1,54 @@
+"""Commands before a run: making a federation out of pooled data."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from collegium.cli.base import Overrides, app, guarded, table
+
+
+class Rule(StrEnum):
+    """How a pool is divided."""
+
+    volume = "volume"
+    ratio = "ratio"
+    dirichlet = "dirichlet"
+    column = "column"
+
+
+@app.command()
+@guarded
+def partition(
+    federation: Annotated[
+        Path, typer.Argument(metavar="FEDERATION", help="The pooled data: a federation's file.")
+    ],
+    overrides: Overrides = None,
+    *,
+    by: Annotated[
+        Rule,
+        typer.Option(
+            help="Label volumes from small to large; negatives for one positive; "
+            "Dirichlet; or a column of the manifest."
+        ),
+    ] = Rule.volume,
+    sites: Annotated[int, typer.Option(help="How many sites.")] = 4,
+    ratios: Annotated[str, typer.Option(help="For ratio: one for each site, as 1,2,4,7.")] = "",
+    alpha: Annotated[float, typer.Option(help="For dirichlet: small for unequal sites.")] = 0.5,
+    column: Annotated[str, typer.Option(help="For column: its name.")] = "",
+    seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
+    output: Annotated[Path, typer.Option("--output", help="The manifest to write.")] = Path(
+        "manifest.csv"
+    ),
+) -> None:
+    """Divide pooled cases into unequal sites, and write them as one manifest."""
+    from collegium.config import load_federation
+    from collegium.data.pooling import Division, divide
+
+    config = load_federation(federation, overrides or ())
+    asked = [float(ratio) for ratio in ratios.split(",") if ratio.strip()]
+    division = Division(by.value, sites, tuple(asked), alpha, column, seed)
+    counts = divide(config, division, output)
+    table([[site, str(count)] for site, count in counts.items()], ["site", "cases"])
+    typer.echo(output)

@@ -1,0 +1,159 @@
+"""The papers' recipes: how images are prepared, sampled, trained on and predicted, by name.
+
+``recipe: iop-fl`` in an experiment file fills in what the file does not say itself.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+_TURNED = {"flips": True, "rotations": True}
+_PATCHES = {"flips": True, "patches": 4, "scale": 0.1, "shift": 0.1}
+_ADAM = {"optimizer": "adam", "lr": 1e-3}
+_SGD = {"optimizer": "sgd", "lr": 0.01, "momentum": 0.9}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Settings of a paper.
+
+    Attributes:
+        says: What it is for, and where the numbers are from.
+        values: Keys of an experiment file and what they hold.
+    """
+
+    says: str
+    values: Mapping[str, Any]
+
+
+def _distance_aware(says: str, spacing: list[float], crop: list[int], window: list[int]) -> Recipe:
+    return Recipe(
+        f"{says} of distance-aware averaging",
+        {
+            "federation": {
+                "image": {"spacing": spacing, "normalise": "zscore_nonzero"},
+                "sampling": {"crop": crop, **_PATCHES},
+            },
+            "training": {**_SGD, "batch_size": 1, "local_epochs": 1},
+            "inference": {"window": window},
+            "loss": "dice",
+            "rounds": 25,
+        },
+    )
+
+
+RECIPES: Mapping[str, Recipe] = MappingProxyType(
+    {
+        "iop-fl": Recipe(
+            "prostate and fundus of IOP-FL: 384x384, z-score per case, quarter turns and flips; "
+            "batch 16, Adam 1e-3 (with AMSGrad, as its code), Dice loss, 100 rounds of one epoch",
+            {
+                "federation": {
+                    "image": {"size": [384, 384], "normalise": "zscore"},
+                    "sampling": {"crop": [384, 384], **_TURNED},
+                },
+                "training": {**_ADAM, "amsgrad": True, "batch_size": 16, "local_epochs": 1},
+                "loss": "dice",
+                "rounds": 100,
+            },
+        ),
+        "grace-prostate": Recipe(
+            "prostate of GRACE: as IOP-FL, with cross-entropy and Dice, 200 rounds of one epoch",
+            {
+                "federation": {
+                    "image": {"size": [384, 384], "normalise": "zscore"},
+                    "sampling": {"crop": [384, 384], **_TURNED},
+                },
+                "training": {**_ADAM, "batch_size": 16, "local_epochs": 1},
+                "loss": "dice_ce",
+                "rounds": 200,
+            },
+        ),
+        "grace-dermoscopy": Recipe(
+            "dermoscopy of GRACE (Fed-ISIC2019): focal loss, Adam 5e-4, batch 64, 5 local epochs, "
+            "40 rounds, balanced accuracy; 200x200 as FLamby",
+            {
+                "federation": {
+                    "task": {"name": "classification", "metric": "balanced_accuracy"},
+                    "image": {"channels": "rgb", "size": [200, 200], "normalise": "scale"},
+                    "sampling": {"crop": [200, 200], **_TURNED, "scale": 0.1},
+                },
+                "training": {**_ADAM, "lr": 5e-4, "batch_size": 64, "local_epochs": 5},
+                "loss": "focal",
+                "rounds": 40,
+            },
+        ),
+        "distance-fets": _distance_aware(
+            "brain tumours (FeTS)", [1.0, 1.0, 1.0], [224, 224, 144], [240, 240, 160]
+        ),
+        "distance-prostate": _distance_aware(
+            "prostate", [0.3, 0.3, 1.0], [224, 224, 32], [224, 224, 32]
+        ),
+        "distance-kits": _distance_aware(
+            "kidneys (KiTS; the paper lists the axes in the files' order)",
+            [1.45, 1.45, 2.9],
+            [256, 256, 64],
+            [256, 256, 80],
+        ),
+        "pfednet-segmentation": Recipe(
+            "brain tumours of pFedNet: slices of 64x64 in [-1, 1], missing channels zero; SGD "
+            "1e-3, batch 2, 10 local epochs, 50 rounds",
+            {
+                "federation": {
+                    "image": {"size": [64, 64], "normalise": "symmetric"},
+                    "sampling": {"crop": [64, 64]},
+                },
+                "training": {**_SGD, "lr": 1e-3, "batch_size": 2, "local_epochs": 10},
+                "loss": "ce",
+                "rounds": 50,
+            },
+        ),
+        "pfednet-classification": Recipe(
+            "images of pFedNet: 32x32 in [-1, 1]; SGD 0.01, batch 32, 10 local epochs, 100 rounds",
+            {
+                "federation": {
+                    "task": {"name": "classification"},
+                    "image": {"size": [32, 32], "normalise": "symmetric"},
+                    "sampling": {"crop": [32, 32]},
+                },
+                "training": {**_SGD, "batch_size": 32, "local_epochs": 10},
+                "loss": "ce",
+                "rounds": 100,
+            },
+        ),
+        "resfim": Recipe(
+            "prostate of pFL-ResFIM: slices of 384x384, z-score per volume; Adam 1e-4, batch 4, 4 "
+            "local epochs, 100 rounds (vessels and glands: lr 1e-3, lr_decay 0.99); the paper "
+            "leaves the loss open, here Dice with cross-entropy",
+            {
+                "federation": {
+                    "image": {"size": [384, 384], "normalise": "zscore"},
+                    "sampling": {"crop": [384, 384], **_TURNED},
+                },
+                "training": {**_ADAM, "lr": 1e-4, "batch_size": 4, "local_epochs": 4},
+                "loss": "dice_ce",
+                "rounds": 100,
+            },
+        ),
+    }
+)
+"""Recipe by name."""
+
+
+def fill_in(data: dict[str, Any], name: str) -> None:
+    """Fill a recipe into an experiment's mapping, in place; what is there already stays.
+
+    Args:
+        data: The mapping of an experiment.
+        name: One of `RECIPES`.
+    """
+    _merge(data, RECIPES[name].values)
+
+
+def _merge(data: dict[str, Any], defaults: Mapping[str, Any]) -> None:
+    for key, value in defaults.items():
+        there = data.setdefault(key, {} if isinstance(value, Mapping) else copy.copy(value))
+        if isinstance(value, Mapping) and isinstance(there, dict):
+            _merge(there, value)

@@ -1,0 +1,260 @@
+"""Predictions of new cases are those that the run itself scored, on the grid of their images."""
+
+import csv
+import math
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from collegium import cli
+from collegium.application import open_model, predict_folder
+from collegium.config import parse_config
+from collegium.errors import ConfigError, DataError
+from collegium.experiment import collect_rows, read_run_config, run_experiment
+
+UNET: dict[str, Any] = {"name": "unet", "in_channels": 1, "channels": [4, 8], "num_res_units": 1}
+TRAINING = {"batch_size": 4, "local_steps": 3, "lr": 0.02}
+SITES = ("north", "south")
+AFFINE = np.array([[0, -2.0, 0, 5], [-1.5, 0, 0, 7], [0, 0, 3, -9], [0, 0, 0, 1]])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLLEGIUM_CACHE", str(tmp_path_factory.mktemp("predict-cache")))
+        yield
+
+
+def run(folder: Path, federation: dict[str, Any], **settings: Any) -> Path:
+    whole = {"name": "f", "root": str(folder), **federation}
+    plain = {
+        "name": "tiny", "federation": whole, "training": TRAINING, "rounds": 1,
+        "algorithms": ["fedavg"], "output": str(folder / "run"), **settings,
+    }  # fmt: skip
+    return run_experiment(parse_config(plain))
+
+
+def run_scores(output: Path, site: str, metric: str) -> dict[str, float | None]:
+    """What the run's own test says of a site's cases, by their own ids."""
+    key = output / "fedavg/seed-0/clients" / site / "cases-test.csv"
+    with key.open() as file:
+        own = {row["case"]: row["own_case"] for row in csv.DictReader(file)}
+    return {
+        own[row.case]: row.value
+        for row in collect_rows(read_run_config(output))
+        if (row.site, row.split, row.metric, row.model) == (site, "test", metric, "global")
+    }
+
+
+def table(path: Path) -> dict[str, dict[str, str]]:
+    with path.open() as file:
+        return {row["case"]: row for row in csv.DictReader(file)}
+
+
+def chances(row: dict[str, str], classes: tuple[str, ...]) -> list[float]:
+    return [float(row[name]) for name in classes]
+
+
+def predict(output: Path, place: Path, to: Path, **settings: Any) -> Path:
+    return predict_folder(open_model(output), place, to, **settings)
+
+
+# --- tables
+
+
+@pytest.fixture(scope="module")
+def of_tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two sites; its numbers are scaled by both together."""
+    folder = tmp_path_factory.mktemp("tables")
+    for number, site in enumerate(SITES):
+        rng = np.random.default_rng(number)
+        lines = [
+            f"{site}{place},{rng.normal(50, 9):.2f},{'I' if place % 3 else 'II'},"
+            f"{('train', 'val', 'test')[place % 3]},{place % 2}"
+            for place in range(24)
+        ]
+        (folder / f"{site}.csv").write_text("\n".join(["id,age,stage,fold,ill", *lines]) + "\n")
+    columns = {
+        "label": "ill", "numeric": ["age"], "categorical": {"stage": ["I", "II"]}, "case": "id",
+        "split": "fold", "scale": "federation",
+    }  # fmt: skip
+    task = {"name": "classification", "classes": ["well", "ill"],
+            "coding": {"0": "well", "1": "ill"}}  # fmt: skip
+    sites = {site: {"table": f"{site}.csv"} for site in SITES}
+    federation = {"sites": sites, "task": task, "table": columns}
+    return run(folder, federation, model={"name": "mlp", "hidden": [4]})
+
+
+def test_rows_of_a_table_get_the_probabilities_that_the_run_scored(
+    of_tables: Path, tmp_path: Path
+) -> None:
+    place = of_tables.parent / "south.csv"
+    found = table(predict(of_tables, place, tmp_path / "out") / "predictions.csv")
+    assert [*found] == [f"south{number}" for number in range(24)]
+    losses = run_scores(of_tables, "south", "log_loss")
+    assert len(losses) == 8
+    for case, row in found.items():
+        both = chances(row, ("well", "ill"))
+        assert sum(both) == pytest.approx(1, abs=2e-6)
+        assert row["class"] == ("well", "ill")[int(np.argmax(both))]
+        if case in losses:
+            truth = int(case.removeprefix("south")) % 2
+            assert -math.log(both[truth]) == pytest.approx(losses[case], abs=1e-5)
+
+
+def test_new_rows_need_neither_class_nor_split_and_may_be_ordered_otherwise(
+    of_tables: Path, tmp_path: Path
+) -> None:
+    lines = (of_tables.parent / "south.csv").read_text().splitlines()
+    kept = [line.split(",")[:3] for line in lines]
+    (tmp_path / "new.csv").write_text("\n".join(";".join(row[::-1]) for row in kept) + "\n")
+    new = predict(of_tables, tmp_path / "new.csv", tmp_path / "new") / "predictions.csv"
+    old = predict(of_tables, of_tables.parent / "south.csv", tmp_path / "old") / "predictions.csv"
+    assert new.read_text() == old.read_text()
+
+
+def test_a_table_is_not_a_folder_of_images(of_tables: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the model learnt from tables; name a table"):
+        predict(of_tables, tmp_path, tmp_path / "out")
+    with pytest.raises(ConfigError, match="a folder of labels scores segmentations only"):
+        predict(of_tables, of_tables.parent / "south.csv", tmp_path / "out", labels=tmp_path)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_there_is_not_written_over_and_failures_leave_nothing(
+    of_tables: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match="holds something already"):
+        predict(of_tables, of_tables.parent / "south.csv", of_tables)
+    (tmp_path / "bad.csv").write_text("id,age,stage\nx,old,I\n")
+    with pytest.raises(DataError, match="row 1: column age holds no number"):
+        predict(of_tables, tmp_path / "bad.csv", tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.csv"]
+
+
+# --- segmentations
+
+
+def draw(folder: Path, seed: int, count: int, shape: tuple[int, ...]) -> None:
+    """Write bright boxes in noise, as pictures or as volumes whose axes are turned."""
+    rng = np.random.default_rng(seed)
+    for number in range(count):
+        label = np.zeros(shape, np.uint8)
+        label[4:11, 5:13] = 1
+        image = (rng.normal(60, 10, shape) + 120 * label).clip(0, 255).astype(np.uint8)
+        for kind, array in (("images", image), ("labels", label)):
+            (folder / kind).mkdir(parents=True, exist_ok=True)
+            if len(shape) == 3:
+                nib.save(nib.Nifti1Image(array, AFFINE), folder / kind / f"c{number}.nii.gz")
+            else:
+                Image.fromarray(array).save(folder / kind / f"c{number}.png")
+
+
+def segmentations(folder: Path, shape: tuple[int, ...], **settings: Any) -> Path:
+    for number, site in enumerate(SITES):
+        draw(folder / site, number, 5, shape)
+    sites = {site: {"folder": site} for site in SITES}
+    return run(folder, {"sites": sites, **settings}, model=UNET)
+
+
+@pytest.fixture(scope="module", params=["volumes", "pictures", "resized"])
+def of_masks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp(request.param)
+    if request.param == "volumes":
+        return segmentations(folder, (16, 18, 6), sampling={"crop": [16, 16]})
+    size = {"image": {"size": [16, 16]}} if request.param == "resized" else {}
+    return segmentations(folder, (16, 16) if not size else (20, 24), **size)
+
+
+def read(path: Path) -> np.ndarray[Any, Any]:
+    if path.name.endswith(".nii.gz"):
+        return np.asarray(nib.load(path).dataobj)  # type: ignore[attr-defined]
+    with Image.open(path) as image:
+        return np.asarray(image)
+
+
+def test_masks_lie_on_the_grid_of_their_images_and_score_as_in_the_run(
+    of_masks: Path, tmp_path: Path
+) -> None:
+    site = of_masks.parent / "south"
+    output = predict(of_masks, site / "images", tmp_path / "out", labels=site / "labels")
+    images = sorted((site / "images").iterdir())
+    masks = sorted(path for path in output.iterdir() if path.suffix != ".csv")
+    assert [path.name for path in masks] == [path.name for path in images]
+    for image, mask in zip(images, masks, strict=True):
+        found = read(mask)
+        assert found.shape == read(image).shape
+        assert set(np.unique(found)) <= {0, 1}
+        if mask.suffix == ".gz":
+            np.testing.assert_allclose(nib.load(mask).affine, AFFINE)  # type: ignore[attr-defined]
+    scores = {case: float(row["dice"]) for case, row in table(output / "scores.csv").items()}
+    own = run_scores(of_masks, "south", "dice")
+    assert {case: scores[case] for case in own} == pytest.approx(own)
+    for mask in masks if of_masks.parent.name.startswith(("volumes", "pictures")) else ():
+        found, truth = read(mask) == 1, read(site / "labels" / mask.name) == 1
+        dice = 2 * (found & truth).sum() / (found.sum() + truth.sum())
+        assert scores[mask.name.partition(".")[0]] == pytest.approx(dice)
+
+
+# --- classes of images
+
+
+@pytest.fixture(scope="module")
+def of_classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of a site with a folder for each class and one with a manifest."""
+    folder = tmp_path_factory.mktemp("classes")
+    rng = np.random.default_rng(0)
+    lines = ["image,class,split"]
+    for number in range(12):
+        name, dark = f"n{number:02}", rng.normal(60, 10, (12, 12))
+        for site in SITES:
+            ill = number % 2 == 1
+            pixels = dark.copy()
+            pixels[:, : 6 if ill else 2] += 100
+            place = f"south/{name}.png"
+            if site == "north":
+                split = ("train", "val", "test")[number // 4]
+                place = f"north/{split}/{'ill' if ill else 'well'}/{name}.png"
+            else:
+                lines.append(f"{name}.png,{int(ill)},{('train', 'val', 'test')[number // 4]}")
+            (folder / place).parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / place)
+    (folder / "south" / "m.csv").write_text("\n".join(lines) + "\n")
+    task = {"name": "classification", "classes": ["well", "ill"],
+            "coding": {"0": "well", "1": "ill"}, "metric": "auc"}  # fmt: skip
+    sites = {"north": {"folder": "north"}, "south": {"manifest": "south/m.csv"}}
+    model = {"name": "densenet", "growth": 2, "blocks": [1], "init_features": 4}
+    federation = {"sites": sites, "task": task, "image": {"inputs": 1}}
+    return run(folder, federation, model=model)
+
+
+@pytest.mark.parametrize(("site", "place"), [("south", "south/m.csv"), ("south", "south"),
+                                             ("north", "north/test/ill")])  # fmt: skip
+def test_images_get_the_probabilities_that_the_run_scored(
+    of_classes: Path, tmp_path: Path, site: str, place: str
+) -> None:
+    output = predict(of_classes, of_classes.parent / place, tmp_path / "out")
+    assert [path.name for path in output.iterdir()] == ["predictions.csv"]
+    found = table(output / "predictions.csv")
+    losses = run_scores(of_classes, site, "log_loss")
+    shared = found.keys() & losses.keys()
+    assert len(shared) == (4 if site == "south" else 2)
+    for case in shared:
+        both = chances(found[case], ("well", "ill"))
+        assert sum(both) == pytest.approx(1, abs=2e-6)
+        truth = int(case.removeprefix("n")) % 2
+        assert -math.log(both[truth]) == pytest.approx(losses[case], abs=1e-5)
+
+
+def test_the_command_writes_what_the_library_does(of_classes: Path, tmp_path: Path) -> None:
+    images = of_classes.parent / "south"
+    arguments = ["predict", str(of_classes), str(images), "--output", str(tmp_path / "cli")]
+    done = CliRunner().invoke(cli.app, arguments)
+    assert (done.exit_code, done.output.strip()) == (0, str(tmp_path / "cli"))
+    own = predict(of_classes, images, tmp_path / "own") / "predictions.csv"
+    assert (tmp_path / "cli/predictions.csv").read_text() == own.read_text()
