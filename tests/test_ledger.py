@@ -157,3 +157,8 @@ def test_summary_of_no_ledger_is_nothing(tmp_path):
     assert summarise(tmp_path / "absent") == {
         "messages": 0, "bytes": 0, "parts": {}, "intact": True,
     }  # fmt: skip
+
+
+def test_a_part_without_tensors_has_no_bytes():
+    assert describe(Tensors()) == {"tensors": [], "bytes": 0}
+    assert describe([1, 22]) == {"tensors": [], "bytes": len("[1, 22]")}

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collegium.message import Message
     from collegium.outside import adapt_and_score
     from collegium.simulation import Simulated, simulate
-    from collegium.tasks import SegmentationTask, SupervisedTask, Task
+    from collegium.tasks import ClassificationTask, SegmentationTask, SupervisedTask, Task
     from collegium.tensors import Tensors, mean
     from collegium.training import TrainingConfig
 
@@ -77,7 +77,7 @@ _HOMES = {
     "message": ("Message",),
     "outside": ("adapt_and_score",),
     "simulation": ("Simulated", "simulate"),
-    "tasks": ("SegmentationTask", "SupervisedTask", "Task"),
+    "tasks": ("ClassificationTask", "SegmentationTask", "SupervisedTask", "Task"),
     "tensors": ("Tensors", "mean"),
     "training": ("TrainingConfig",),
 }
@@ -93,6 +93,7 @@ __all__ = [
     "Adapter",
     "Algorithm",
     "Average",
+    "ClassificationTask",
     "Client",
     "CollegiumError",
     "Dataset",

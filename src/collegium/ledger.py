@@ -17,6 +17,7 @@ from typing import Any
 
 from collegium.message import tensors_in
 from collegium.state import storage_error
+from collegium.tensors import Tensors
 
 START = "0" * 64
 """The hash before the first line."""
@@ -34,6 +35,8 @@ def describe(part: Any) -> dict[str, Any]:
     Of plain values the bytes of their JSON.
     """
     tensors = [(name, t) for name, t in tensors_in(part)]
+    if isinstance(part, Tensors) and not part:
+        return {"tensors": [], "bytes": 0}
     if not tensors:
         return {"tensors": [], "bytes": len(json.dumps(part))}
     listed = [[name, list(t.shape), str(t.dtype).removeprefix("torch.")] for name, t in tensors]

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from collegium.algorithm import Client, Server, handler
 from collegium.algorithms.fedavg import FedAvg
+from collegium.errors import ConfigError
 from collegium.message import Message
 from collegium.tensors import Tensors
 
@@ -22,6 +23,19 @@ class PartialSharing(FedAvg):
     has_global: ClassVar[bool] = False
     neutral: ClassVar[Mapping[str, Any] | None] = None
     private: ClassVar[str]
+
+    def setup(self, server: Server) -> None:
+        """Refuse a network of which nothing would be shared.
+
+        Raises:
+            ConfigError: All of its tensors are private.
+        """
+        super().setup(server)
+        if server.parts.names <= getattr(server.parts, self.private):
+            raise ConfigError(
+                f"{type(self).__name__} shares nothing of a network whose tensors are all "
+                f"{self.private}; choose another network, or local or fedavg"
+            )
 
     def round(self, server: Server) -> None:
         """Average the shared part over the server's."""
