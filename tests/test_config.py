@@ -248,6 +248,10 @@ def test_a_list_of_algorithms_is_told_apart_by_number(folder: Path):
         ("algorithm={tau: 1}", "algorithm: needs a name, but is {'tau': 1}"),
         ("algorithm.label=a/b", "algorithm.label: 'a/b' cannot name a folder"),
         ("name=..", "name: '..' cannot name a folder"),
+        (
+            "federation.sites={Average: {folder: a}, b: {folder: b}}",
+            "federation.sites.Average: 'Average' is a word of the tables",
+        ),
         ("model=unett", "model.name: unknown model 'unett'; did you mean 'unet'?"),
         ("model=", "model: needs a name, but is nothing"),
         ("sedes=[1]", "sedes: unknown field; did you mean 'seeds'?"),

@@ -26,6 +26,9 @@ from collegium.training import TrainingConfig
 from collegium.wire import CodecConfig, CodingConfig
 from collegium.yamlfile import KeyPath, Place, Source
 
+RESERVED = frozenset({"average", "disparity", "global", "site sd", "worst site"})
+"""Words that stand beside sites' names in tables and folders, so that no site can have them."""
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -299,6 +302,10 @@ def _check_names(config: ExperimentConfig, source: Source) -> None:
             names[here] = label
             if label in labels[:index]:
                 source.complain(here, f"{label!r} is there twice; give each a label of its own")
+    for site in config.federation.sites:
+        if site.lower() in RESERVED:
+            here = ("federation", "sites", site)
+            source.complain(here, f"{site!r} is a word of the tables; give the site another name")
     for path, name in names.items():
         if not re.fullmatch(r"\w[\w .+-]*", name):
             source.complain(path, f"{name!r} cannot name a folder; use letters, digits, - and _")

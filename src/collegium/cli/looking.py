@@ -244,3 +244,16 @@ def _short(number: str | float) -> str:
     except ValueError:
         return str(number)
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+
+
+@app.command()
+@guarded
+def certificate(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A root certificate, as PEM.")],
+) -> None:
+    """Say whom a root certificate is for, and whether it is good today."""
+    from collegium.certificates import check_certificates
+
+    found = check_certificates(file)
+    rows = [[one.subject, f"{one.begins:%Y-%m-%d}", f"{one.ends:%Y-%m-%d}"] for one in found]
+    table(rows, ["subject", "valid from", "until"])
