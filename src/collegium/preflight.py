@@ -58,10 +58,22 @@ def check_network(config: ExperimentConfig, sites: Mapping[str, Site]) -> None:
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             reason = str(error).strip().partition("\n")[0]
             raise ConfigError(
-                f"the model {config.model.name!r} cannot take the images of site {site.name}, "
-                f"whose samples have {shape[0]} channels and {shape[1:]} pixels ({reason}); "
-                f"correct model.in_channels, sampling.crop or image.channels"
+                f"the model {config.model.name!r} cannot take the {_samples(site.name, shape)} "
+                f"({reason}); correct {_remedy(shape)}"
             ) from error
+
+
+def _samples(site: str, shape: tuple[int, ...]) -> str:
+    """Say what a site trains on: images, or rows of a table."""
+    if len(shape) == 1:
+        return f"rows of site {site}, which have {shape[0]} features"
+    return f"images of site {site}, whose samples have {shape[0]} channels and {shape[1:]} pixels"
+
+
+def _remedy(shape: tuple[int, ...]) -> str:
+    if len(shape) == 1:
+        return "model.in_features, or choose a model for tables, such as mlp"
+    return "model.in_channels, sampling.crop or image.channels"
 
 
 def check_adapters(config: ExperimentConfig) -> None:
