@@ -5,9 +5,13 @@ import math
 from pathlib import Path
 from typing import Any
 
+import highdicom
 import nibabel as nib
 import numpy as np
+import pydicom
 import pytest
+import SimpleITK
+import yaml
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -39,15 +43,17 @@ def run(folder: Path, federation: dict[str, Any], **settings: Any) -> Path:
     return run_experiment(parse_config(plain))
 
 
-def run_scores(output: Path, site: str, metric: str) -> dict[str, float | None]:
+def run_scores(
+    output: Path, site: str, metric: str, *, algorithm: str = "fedavg", model: str = "global"
+) -> dict[str, float | None]:
     """What the run's own test says of a site's cases, by their own ids."""
-    key = output / "fedavg/seed-0/clients" / site / "cases-test.csv"
+    key = output / algorithm / "seed-0/clients" / site / "cases-test.csv"
     with key.open() as file:
         own = {row["case"]: row["own_case"] for row in csv.DictReader(file)}
     return {
         own[row.case]: row.value
         for row in collect_rows(read_run_config(output))
-        if (row.site, row.split, row.metric, row.model) == (site, "test", metric, "global")
+        if (row.site, row.split, row.metric, row.model) == (site, "test", metric, model)
     }
 
 
@@ -258,3 +264,164 @@ def test_the_command_writes_what_the_library_does(of_classes: Path, tmp_path: Pa
     assert (done.exit_code, done.output.strip()) == (0, str(tmp_path / "cli"))
     own = predict(of_classes, images, tmp_path / "own") / "predictions.csv"
     assert (tmp_path / "cli/predictions.csv").read_text() == own.read_text()
+
+
+# --- personal models, files of models, other kinds of images
+
+
+@pytest.fixture(scope="module")
+def of_slices(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with personal models, on volumes that are seen slice by slice."""
+    folder, settings = tmp_path_factory.mktemp("slices"), {"sampling": {"crop": [16, 16]}}
+    for number, site in enumerate(SITES):
+        draw(folder / site, number, 5, (16, 18, 6))
+    sites = {site: {"folder": site} for site in SITES}
+    return run(folder, {"sites": sites, **settings}, model=UNET, algorithms=["ditto"])
+
+
+def test_a_site_gets_what_its_personal_model_scored(of_slices: Path, tmp_path: Path) -> None:
+    south = of_slices.parent / "south"
+    for site in (None, "south"):
+        handed = open_model(of_slices, site=site)
+        place = tmp_path / str(site)
+        predict_folder(handed, south / "images", place, labels=south / "labels")
+    own = {case: float(row["dice"]) for case, row in table(tmp_path / "south/scores.csv").items()}
+    others = {case: float(row["dice"]) for case, row in table(tmp_path / "None/scores.csv").items()}
+    kinds = {"personal": own, "global": others}
+    for model, scores in kinds.items():
+        wanted = run_scores(of_slices, "south", "dice", algorithm="ditto", model=model)
+        assert len(wanted) > 0
+        assert {case: scores[case] for case in wanted} == pytest.approx(wanted)
+    assert own != others
+    with pytest.raises(ConfigError, match="has no site 'west'; choose one of north, south"):
+        open_model(of_slices, site="west")
+
+
+def masks_of(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
+    return {path.name: read(path) for path in sorted(folder.iterdir())}
+
+
+def test_a_file_of_a_model_predicts_as_the_run_that_wrote_it(
+    of_slices: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "x.yaml"
+    sites = {site: {"folder": site} for site in SITES}
+    federation = {"name": "f", "sites": sites, "sampling": {"crop": [16, 16]}}
+    whole = {"name": "tiny", "federation": federation, "training": TRAINING, "rounds": 1,
+             "model": UNET, "algorithms": ["ditto"], "output": "run"}  # fmt: skip
+    config.write_text(yaml.safe_dump(whole))
+    model = of_slices / "ditto/seed-0/clients/south/personal.safetensors"
+    images = of_slices.parent / "north" / "images"
+    arguments = ["predict", str(model), str(images), "--output", str(tmp_path / "file")]
+    refused = CliRunner().invoke(cli.app, arguments)
+    assert (refused.exit_code, "name it with --config" in refused.stderr) == (2, True)
+    done = CliRunner().invoke(cli.app, [*arguments, "--config", str(config)])
+    assert done.exit_code == 0, done.output
+    run_, place = str(of_slices), str(tmp_path / "run")
+    words = ["predict", run_, str(images), "--output", place, "--site", "south"]
+    assert CliRunner().invoke(cli.app, words).exit_code == 0
+    ours, theirs = masks_of(tmp_path / "run"), masks_of(tmp_path / "file")
+    assert [*ours] == [*theirs] == [f"c{number}.nii.gz" for number in range(5)]
+    for name, mask in ours.items():
+        np.testing.assert_array_equal(mask, theirs[name])
+
+
+def scan(folder: Path, number: int, volume: np.ndarray[Any, Any], origin: list[float]) -> None:
+    """Write (slices, rows, columns) as an axial CT of 0.8 x 0.7 x 2.5 mm, names out of order."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for place, pixels in enumerate(volume.astype(np.uint16)):
+        file = pydicom.Dataset()
+        file.file_meta = pydicom.dataset.FileMetaDataset()
+        file.file_meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
+        file.SOPClassUID = file.file_meta.MediaStorageSOPClassUID = pydicom.uid.CTImageStorage
+        file.SOPInstanceUID = pydicom.uid.generate_uid()
+        file.file_meta.MediaStorageSOPInstanceUID = file.SOPInstanceUID
+        file.StudyInstanceUID, file.SeriesInstanceUID = "1.2.3", f"1.2.3.{number}"
+        file.FrameOfReferenceUID, file.Modality, file.SeriesNumber = "1.2.4", "CT", number
+        file.PatientID, file.PatientName, file.InstanceNumber = "7", "Doe^Jane", place + 1
+        file.ImagePositionPatient = [*origin[:2], origin[2] + 2.5 * place]
+        file.ImageOrientationPatient, file.PixelSpacing = [1, 0, 0, 0, 1, 0], [0.7, 0.8]
+        file.SliceThickness = 2.5
+        file.Rows, file.Columns = pixels.shape
+        file.SamplesPerPixel, file.PhotometricInterpretation = 1, "MONOCHROME2"
+        file.BitsAllocated, file.BitsStored, file.HighBit, file.PixelRepresentation = 16, 16, 15, 0
+        file.RescaleSlope, file.RescaleIntercept = 1, 0
+        file.PixelData = pixels.tobytes()
+        file.save_as(folder / f"{number}-{(place * 5) % 6}", enforce_file_format=True)
+
+
+@pytest.mark.parametrize("numbers", [(4,), (4, 9)])
+def test_a_dicom_series_gets_a_segmentation_on_its_points(
+    of_slices: Path, tmp_path: Path, numbers: tuple[int, ...]
+) -> None:
+    rng, origin = np.random.default_rng(5), [-30.0, 12.0, 100.0]
+    for number in numbers:
+        volume = rng.normal(60, 10, (6, 17, 18)).clip(0)
+        volume[1 : number // 2 + 1, 4:11, 5:13] += 120
+        volume = volume.astype(np.uint16)
+        scan(tmp_path / "in" / "p", number, volume, origin)
+        name = "p" if len(numbers) == 1 else f"p-{number}"
+        # the same voxels as (x, y, z), left and back being positive in DICOM
+        affine = np.diag([-0.8, -0.7, 2.5, 1]) + np.pad(
+            [[30.0], [-12.0], [100.0]], ((0, 1), (3, 0))
+        )
+        (tmp_path / "nii").mkdir(exist_ok=True)
+        nib.save(nib.Nifti1Image(volume.T, affine), tmp_path / "nii" / f"{name}.nii.gz")
+    output = predict(of_slices, tmp_path / "in", tmp_path / "out")
+    wanted = masks_of(predict(of_slices, tmp_path / "nii", tmp_path / "own"))
+    written = {path.stem: path for path in output.iterdir()}
+    assert [f"{name}.nii.gz" for name in sorted(written)] == [*wanted]
+    for name, path in written.items():
+        segmentation: Any = highdicom.seg.segread(path)
+        assert segmentation.Modality == "SEG"
+        assert {item.SeriesInstanceUID for item in segmentation.ReferencedSeriesSequence} == {
+            f"1.2.3.{4 if name == 'p' else name[2:]}"
+        }
+        found = np.zeros((6, 17, 18), np.uint8)
+        frames = segmentation.pixel_array.reshape(-1, 17, 18)
+        for frame, about in zip(frames, segmentation.PerFrameFunctionalGroupsSequence, strict=True):
+            position = about.PlanePositionSequence[0].ImagePositionPatient
+            assert list(position[:2]) == origin[:2]
+            found[round((position[2] - origin[2]) / 2.5)] = frame
+        np.testing.assert_array_equal(found.T, wanted[f"{name}.nii.gz"])
+        assert 0 < found.sum() < found.size
+
+
+def test_nrrd_and_metaimage_are_answered_in_kind_as_nifti_is(
+    of_slices: Path, tmp_path: Path
+) -> None:
+    images = of_slices.parent / "south" / "images"
+    wanted = masks_of(predict(of_slices, images, tmp_path / "nii"))
+    for suffix in (".nrrd", ".mha"):
+        (tmp_path / suffix[1:]).mkdir()
+        for path in images.iterdir():
+            there = tmp_path / suffix[1:] / path.name.replace(".nii.gz", suffix)
+            SimpleITK.WriteImage(SimpleITK.ReadImage(str(path)), str(there))
+        output = predict(of_slices, tmp_path / suffix[1:], tmp_path / f"out{suffix}")
+        for name, mask in wanted.items():
+            file = name.replace(".nii.gz", suffix)
+            found = SimpleITK.ReadImage(str(output / file))
+            source = SimpleITK.ReadImage(str(tmp_path / suffix[1:] / file))
+            np.testing.assert_array_equal(SimpleITK.GetArrayFromImage(found).T, mask)
+            np.testing.assert_allclose(found.GetDirection(), source.GetDirection())
+            np.testing.assert_allclose(found.GetOrigin(), source.GetOrigin())
+            assert found.GetSpacing() == source.GetSpacing()
+
+
+def test_images_that_cannot_be_predicted_leave_nothing(of_slices: Path, tmp_path: Path) -> None:
+    colours = tmp_path / "in" / "a.png"
+    colours.parent.mkdir()
+    Image.fromarray(np.arange(16 * 16 * 3, dtype=np.uint8).reshape(16, 16, 3)).save(colours)
+    with pytest.raises(DataError, match="case a: its image has 3 channels, and the models were"):
+        predict(of_slices, colours.parent, tmp_path / "out")
+    colours.write_bytes(b"no picture")
+    with pytest.raises(DataError, match="it is damaged, cut short or not what its name says"):
+        predict(of_slices, colours.parent, tmp_path / "out")
+    (tmp_path / "truth").mkdir()
+    Image.new("L", (4, 4)).save(tmp_path / "truth" / "b.png")
+    with pytest.raises(DataError, match=r"no mask in .* belongs to an image"):
+        predict(of_slices, colours.parent, tmp_path / "out", labels=tmp_path / "truth")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "truth"]
+    with pytest.raises(DataError, match="holds something already; choose another output folder"):
+        predict(of_slices, colours.parent, tmp_path / "in")
+    assert [path.name for path in colours.parent.iterdir()] == ["a.png"]

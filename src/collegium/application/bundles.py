@@ -1,25 +1,29 @@
 """A trained model as a MONAI bundle, which MONAI loads and runs without Collegium.
 
 The weights are safetensors, nothing is pickled. The bundle repeats the experiment's recipe with
-MONAI's own transforms: orientation, spacing or size, clipping, normalisation, sliding window. Only
-interpolation differs in the last digits where images are resampled. Networks that MONAI does not
-have are built by Collegium, which the bundle then names as a requirement.
+MONAI's own transforms: orientation, spacing or size, clipping, normalisation, padding, sliding
+window. What MONAI does otherwise (resizing, and how colours become grey) stands in the bundle as an
+expression. Fields of view and voxels that are no numbers are not heeded. Networks that MONAI does
+not have are built by Collegium, which the bundle then names as a requirement.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from collegium import __version__
 from collegium.application.models import Handed
+from collegium.building import network_of
 from collegium.config import ExperimentConfig
-from collegium.data.federation import TaskConfig
-from collegium.errors import ConfigError, DataError
+from collegium.data.federation import ImageConfig, TaskConfig, find_cases
+from collegium.errors import CollegiumError, ConfigError, DataError
+from collegium.models.factory import parameters_of
 from collegium.models.files import export_model
 from collegium.models.standardised import Standardised
 from collegium.state import write_atomically
@@ -30,9 +34,41 @@ _NORMALISE: Mapping[str, dict[str, Any]] = {
     "zscore_nonzero": {"_target_": "NormalizeIntensityd", "channel_wise": True, "nonzero": True},
     "minmax": {"_target_": "ScaleIntensityd", "minv": 0.0, "maxv": 1.0, "channel_wise": True},
     "symmetric": {"_target_": "ScaleIntensityd", "minv": -1.0, "maxv": 1.0, "channel_wise": True},
-    "scale": {"_target_": "ScaleIntensityRanged", "a_min": 0, "a_max": 255, "b_min": 0, "b_max": 1},
+    "scale": {
+        "_target_": "Lambdad",  # by the range of the file's integer type
+        "func": "$lambda x: x / (65535 if x.meta['mode'].startswith('I') else 255)",
+    },
+}
+_CHANNELS: Mapping[str, str] = {
+    "grey": "$lambda x: x if len(x) == 1 else "
+    "(0.299 * x[:1].double() + 0.587 * x[1:2].double() + 0.114 * x[2:3].double()).float()",
+    "rgb": "$lambda x: torch.cat([x, x, x]) if len(x) == 1 else x",
+    "green": "$lambda x: x if len(x) == 1 else x[1:2]",
 }
 _PICTURES = ("png", "jpg", "jpeg", "bmp", "tif", "tiff")
+_CONVERT = (
+    "$lambda image: (ImageOps.exif_transpose(image) if image.format in ('JPEG', 'MPO') "
+    "else image).convert('L' if image.mode in ('1', 'LA') else image.mode "
+    "if image.mode in ('L', 'F') or image.mode.startswith('I') else 'RGB')"
+)
+_RESIZE: Mapping[str, str] = {
+    "interpolate": "$torch.nn.functional.interpolate",
+    "resize_plane": "$lambda x, size: @interpolate(x, size, mode='bilinear', antialias=True)",
+    "resize_space": "$lambda x, size: @interpolate(x, size, mode='trilinear')",
+    "resize_slices": "$lambda x, size: "
+    "@resize_plane(x.permute(3, 0, 1, 2), size[:2]).permute(1, 2, 3, 0)",
+    "resize_image": "$lambda x, size: x if list(x.shape[1:]) == size "
+    "else @resize_plane(x[None], size)[0] if len(size) == 2 "
+    "else @resize_slices(x, size) if x.shape[3] == size[2] else @resize_space(x[None], size)[0]",
+    "resize_case": "$lambda x: "
+    "(x.meta.update(before=[*x.shape[1:]]), @resize_image(x, @target_size(x)))[1]",
+    "resize": "$lambda case: {**case, 'image': @resize_case(case['image'])}",
+    "nearest": "$lambda old, new: (2 * torch.arange(new) + 1) * old // (2 * new)",
+    "restore_case": "$lambda x: functools.reduce(lambda y, k: y.index_select(k, "
+    "@nearest(y.shape[k], int(x.meta['before'][k - 1])).to(y.device)), range(1, x.ndim), x)",
+    "restore": "$lambda case: {**case, 'image': @restore_case(case['image'])}",
+}
+"""Resizes as `collegium.data.recipe` does, and brings masks back by the nearest centre."""
 
 
 def export_bundle(handed: Handed, folder: Path, *, pictures: bool | None = None) -> Path:
@@ -44,8 +80,8 @@ def export_bundle(handed: Handed, folder: Path, *, pictures: bool | None = None)
     Args:
         handed: The model; the first of several.
         folder: The bundle's folder; it must not hold anything.
-        pictures: Whether the images are pictures (PNG) and not volumes; None: where the network
-            has two spatial dimensions.
+        pictures: Whether a network of two spatial dimensions sees pictures (PNG) and not slices of
+            volumes; None: what the federation's images are, pictures where they are not there.
 
     Returns:
         The folder.
@@ -61,23 +97,21 @@ def export_bundle(handed: Handed, folder: Path, *, pictures: bool | None = None)
     if config.federation.table is not None or isinstance(handed.network(), Standardised):
         raise ConfigError("MONAI's bundles are for images; a model for tables stays safetensors")
     flat = int(config.model.params.get("spatial_dims", 2)) == 2
-    if flat if pictures is None else pictures:
-        reading = _read_pictures(config)
-    elif flat:
+    if flat and not (_are_pictures(config) if pictures is None else pictures):
         raise ConfigError(
             "the network sees slices of volumes, which a bundle does not cut; use collegium predict"
         )
-    else:
-        reading = _read_volumes(config)
     name, model = next(iter(handed.models.items()))
     unfinished = folder.with_name(f".{folder.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
         for part in ("models", "configs", "docs"):
             (unfinished / part).mkdir(parents=True)
-        export_model(model, unfinished / "models" / "model.safetensors")
+        own = model.select(network_of(config)().state_dict())  # without a method's own parts
+        export_model(own, unfinished / "models" / "model.safetensors")
+        inference = _inference(config, _divisors(handed, 2 if flat else 3), flat=flat)
         contents = {
-            "configs/inference.json": json.dumps(_inference(config, reading, flat=flat), indent=1),
+            "configs/inference.json": json.dumps(inference, indent=1),
             "configs/metadata.json": json.dumps(_metadata(handed, name, flat=flat), indent=1),
             "docs/README.md": _readme(handed),
         }
@@ -107,79 +141,106 @@ def _network(config: ExperimentConfig) -> dict[str, Any]:
             "norm": _NORMS[params.get("norm", "batch")],
             "dropout": params.get("dropout", 0.0),
         }
-    params.setdefault("out_channels", config.federation.task.channels)
+    known = {"in_channels": config.federation.image.inputs,
+             "out_channels": config.federation.task.channels}  # fmt: skip
+    taken = parameters_of(config.model.name)
+    filled = {key: value for key, value in known.items() if key in taken and value is not None}
     target = "collegium.models.factory.build_model"
-    return {"_target_": target, "name": config.model.name, **params}
+    return {"_target_": target, "name": config.model.name, **filled, **params}
 
 
-def _read_pictures(config: ExperimentConfig) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
-    channels = {"rgb": "RGB", "grey": "L"}.get(config.federation.image.channels)
-    load = {
-        "_target_": "LoadImaged",
-        "keys": "image",
-        "reader": "PILReader",
-        "reverse_indexing": False,
-        "ensure_channel_first": True,
-    }
-    if channels is not None:
-        load["converter"] = f"$lambda image: image.convert({channels!r})"
-    return [load], _PICTURES
+def _divisors(handed: Handed, axes: int) -> list[int]:
+    """Give what sizes are padded to multiples of, axis by axis; none where nothing is padded."""
+    strides = getattr(handed.network(), "strides", None)
+    if handed.config.federation.task.name == "classification" or not isinstance(strides, Sequence):
+        return []
+    levels = [[level] * axes if isinstance(level, int) else level for level in strides]
+    return [prod(level[axis] for level in levels) for axis in range(axes)]
 
 
-def _read_volumes(config: ExperimentConfig) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+def _are_pictures(config: ExperimentConfig) -> bool:
+    """Whether the first image that is found is a picture, or none is there."""
+    for site in config.federation.sites:
+        try:
+            image = find_cases(config.federation, site)[0].images[0]
+        except (CollegiumError, OSError):
+            continue
+        return image.name.lower().endswith(_PICTURES)
+    return config.federation.image.spacing is None
+
+
+def _preprocessing(
+    config: ExperimentConfig, divisors: Sequence[int], *, flat: bool
+) -> list[dict[str, Any]]:
     image = config.federation.image
-    steps: list[dict[str, Any]] = [
-        {"_target_": "LoadImaged", "keys": "image", "ensure_channel_first": True},
-        {"_target_": "Orientationd", "keys": "image", "axcodes": "RAS"},
-    ]
-    if image.spacing is not None:
-        pixdim = [*image.spacing, -1.0][:3]
-        steps.append({"_target_": "Spacingd", "keys": "image", "pixdim": pixdim})
-    return steps, ("nii", "nii.gz")
-
-
-def _inference(
-    config: ExperimentConfig,
-    reading: tuple[list[dict[str, Any]], tuple[str, ...]],
-    *,
-    flat: bool,
-) -> dict[str, Any]:
-    steps, suffixes = reading
-    image, task = config.federation.image, config.federation.task
+    load = {"_target_": "LoadImaged", "ensure_channel_first": True, "reader": "NibabelReader"}
+    if flat:
+        load |= {"reader": "PILReader", "reverse_indexing": False, "converter": _CONVERT}
+    steps: list[dict[str, Any]] = [load]
+    if not flat:
+        steps.append({"_target_": "Orientationd", "axcodes": "RAS", "labels": ["LR", "PA", "IS"]})
+    if image.channels in _CHANNELS:
+        steps.append({"_target_": "Lambdad", "func": _CHANNELS[image.channels]})
     if image.clip is not None:
         low, high = image.clip
-        steps.append({"_target_": "ThresholdIntensityd", "keys": "image", "threshold": low,
-                      "above": True, "cval": low})  # fmt: skip
-        steps.append({"_target_": "ThresholdIntensityd", "keys": "image", "threshold": high,
-                      "above": False, "cval": high})  # fmt: skip
-    if image.size is not None:
-        size = [image.size] if isinstance(image.size, int) else [*image.size]
-        mode = {"size_mode": "longest"} if isinstance(image.size, int) else {}
-        size_ = size[0] if mode else size
-        steps.append({"_target_": "Resized", "keys": "image", "spatial_size": size_, **mode,
-                      "mode": "bilinear" if flat else "trilinear"})  # fmt: skip
+        steps += [
+            {"_target_": "ThresholdIntensityd", "threshold": end, "above": end == low, "cval": end}
+            for end in (low, high)
+        ]
+    if image.size is not None or image.spacing is not None:
+        steps.append({"_target_": "Lambda", "func": "@resize", "inv_func": "@restore"})
     if image.normalise != "none":
-        steps.append({**_NORMALISE[image.normalise], "keys": "image"})
+        steps.append({**_NORMALISE[image.normalise]})
+    if divisors and config.inference.window is None:
+        steps.append({"_target_": "DivisiblePadd", "k": divisors})
+    return [step if step["_target_"] == "Lambda" else {**step, "keys": "image"} for step in steps]
+
+
+def _resizing(image: ImageConfig) -> dict[str, str]:
+    """Give the expressions by which images are resized, where they are."""
+    if image.spacing is not None:
+        have = "numpy.linalg.norm(numpy.asarray(x.affine)[:3, :3], axis=0).tolist()"
+        zipped = f"zip(x.shape[1:], {have}, {[*image.spacing]})"
+        rest = f"*x.shape[{1 + len(image.spacing)}:]"
+        size = f"[*(max(1, round(n * old / new)) for n, old, new in {zipped}), {rest}]"
+    elif isinstance(image.size, int):
+        size = f"[max(1, round(n * {image.size} / max(x.shape[1:]))) for n in x.shape[1:]]"
+    elif image.size is not None:
+        size = f"[{', '.join(map(str, image.size))}, *x.shape[{1 + len(image.size)}:]]"
+    else:
+        return {}
+    return {**_RESIZE, "target_size": f"$lambda x: {size}"}
+
+
+def _inference(config: ExperimentConfig, divisors: Sequence[int], *, flat: bool) -> dict[str, Any]:
+    suffixes = _PICTURES if flat else ("nii", "nii.gz")
     found = " + ".join(f"glob.glob(os.path.join(@dataset_dir, '*.{end}'))" for end in suffixes)
     return {
-        "imports": ["$import glob", "$import os", "$import torch", "$import safetensors.torch"],
+        "imports": [
+            "$import functools", "$import glob", "$import numpy", "$import os", "$import torch",
+            "$from PIL import ImageOps", "$from safetensors.torch import load_file",
+        ],
         "bundle_root": ".",
         "dataset_dir": "$@bundle_root + '/images'",
         "output_dir": "$@bundle_root + '/predictions'",
         "device": "$torch.device('cuda' if torch.cuda.is_available() else 'cpu')",
-        "weights": "$safetensors.torch.load_file(@bundle_root + '/models/model.safetensors')",
+        "weights": "$load_file(@bundle_root + '/models/model.safetensors')",
         "datalist": f"$[{{'image': path}} for path in sorted({found})]",
         "network_def": _network(config),
         "network": "$@network_def.to(@device)",
-        "preprocessing": {"_target_": "Compose", "transforms": steps},
+        **_resizing(config.federation.image),
+        "preprocessing": {
+            "_target_": "Compose", "transforms": _preprocessing(config, divisors, flat=flat)
+        },
         "dataset": {
             "_target_": "Dataset", "data": "@datalist", "transform": "@preprocessing"
         },
         "dataloader": {"_target_": "DataLoader", "dataset": "@dataset", "batch_size": 1},
         "inferer": _inferer(config),
         "postprocessing": {
-            "_target_": "Compose", "transforms": _postprocessing(task, flat=flat)
+            "_target_": "Compose", "transforms": _postprocessing(config.federation.task, flat=flat)
         },
+        "handlers": _handlers(config.federation.task),
         "evaluator": {
             "_target_": "SupervisedEvaluator",
             "device": "@device",
@@ -187,7 +248,7 @@ def _inference(
             "network": "@network",
             "inferer": "@inferer",
             "postprocessing": "@postprocessing",
-            "val_handlers": [],
+            "val_handlers": "@handlers",
         },
         "initialize": ["$@network.load_state_dict(@weights)", "$@network.eval()"],
         "run": ["$@evaluator.run()"],
@@ -206,11 +267,24 @@ def _inferer(config: ExperimentConfig) -> dict[str, Any]:
     }
 
 
+def _handlers(task: TaskConfig) -> list[dict[str, Any]]:
+    """Give what writes the probabilities of a classification, image by image."""
+    if task.name != "classification":
+        return []
+    return [
+        {
+            "_target_": "ClassificationSaver",
+            "output_dir": "@output_dir",
+            "batch_transform": "$lambda batch: [item['image'].meta for item in batch]",
+            "output_transform": "$lambda output: [item['pred'] for item in output]",
+        }
+    ]
+
+
 def _postprocessing(task: TaskConfig, *, flat: bool) -> list[dict[str, Any]]:
     if task.name == "classification":
         return [
             {"_target_": "Activationsd", "keys": "pred", "softmax": True},
-            {"_target_": "SaveClassificationd", "keys": "pred", "output_dir": "@output_dir"},
         ]
     choose = {"threshold": 0.0} if task.regions else {"argmax": True}  # a channel for each region
     steps: list[dict[str, Any]] = [
@@ -223,17 +297,20 @@ def _postprocessing(task: TaskConfig, *, flat: bool) -> list[dict[str, Any]]:
         "output_postfix": "", "separate_folder": False, "resample": False,
         "output_dtype": "$torch.uint8",
     }  # fmt: skip
-    return [*steps, {**save, "output_ext": ".png"} if flat else save]
+    if flat:  # MONAI writes columns before rows
+        turn = {"_target_": "Transposed", "keys": "pred", "indices": [0, 2, 1]}
+        return [*steps, turn, {**save, "output_ext": ".png"}]
+    return [*steps, save]
 
 
 def _metadata(handed: Handed, name: str, *, flat: bool) -> dict[str, Any]:
     config = handed.config
     versions = {package: metadata.version(package) for package in ("monai", "torch", "numpy")}
-    needs = {"safetensors": metadata.version("safetensors")}
+    reader = "pillow" if flat else "nibabel"
+    needs = {package: metadata.version(package) for package in ("safetensors", reader)}
+    needs["pytorch-ignite"] = "0.4.11"  # of MONAI's evaluator
     if config.model.name != "unet":
         needs["collegium"] = __version__
-    image, classes = config.federation.image, config.federation.task.classes
-    params = config.model.params
     return {
         "schema": "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/"
         "0.8.1/meta_schema_20240725.json",
@@ -249,27 +326,40 @@ def _metadata(handed: Handed, name: str, *, flat: bool) -> dict[str, Any]:
         "authors": "the federation's sites",
         "copyright": "the federation's sites",
         "intended_use": "research; not a medical device",
-        "network_data_format": {
-            "inputs": {
-                "image": {
-                    "type": "image",
-                    "format": "magnitude",
-                    "num_channels": params.get("in_channels", image.inputs or 3),
-                    "spatial_shape": ["*"] * (2 if flat else 3),
-                    "dtype": "float32",
-                    "value_range": [],
-                    "is_patch_data": config.inference.window is not None,
-                }
-            },
-            "outputs": {
-                "pred": {
-                    "type": "image" if config.federation.task.name == "segmentation" else "vector",
-                    "format": config.federation.task.name,
-                    "num_channels": config.federation.task.channels,
-                    "dtype": "float32",
-                    "channel_def": {str(index): label for index, label in enumerate(classes)},
-                }
-            },
+        "network_data_format": _data_format(config, flat=flat),
+    }
+
+
+def _data_format(config: ExperimentConfig, *, flat: bool) -> dict[str, Any]:
+    image, task = config.federation.image, config.federation.task
+    channels = config.model.params.get("in_channels", image.inputs or 3)
+    segmented = task.name == "segmentation"
+    common = {"dtype": "float32", "value_range": [], "modality": "n/a"}
+    space = ["*"] * (2 if flat else 3)
+    return {
+        "inputs": {
+            "image": {
+                **common,
+                "type": "image",
+                "format": "magnitude",
+                "num_channels": channels,
+                "spatial_shape": space,
+                "is_patch_data": config.inference.window is not None,
+                "channel_def": {str(index): f"channel {index}" for index in range(channels)},
+            }
+        },
+        "outputs": {
+            "pred": {
+                **common,
+                "type": "image" if segmented else "probabilities",
+                "format": "labels" if segmented and not task.regions else "classes",
+                "num_channels": task.channels,
+                "spatial_shape": space if segmented else [],
+                "is_patch_data": segmented and config.inference.window is not None,
+                "channel_def": {
+                    str(k): name for k, name in enumerate(task.regions or task.classes)
+                },
+            }
         },
     }
 
@@ -284,5 +374,6 @@ python -m monai.bundle run --config_file configs/inference.json --bundle_root . 
     --dataset_dir IMAGES --output_dir PREDICTIONS
 ```
 
+This needs `pip install 'monai[nibabel,pillow,ignite,fire]' safetensors`.
 The weights are `models/model.safetensors`. For research; not a medical device.
 """

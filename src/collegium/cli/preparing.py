@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from collegium.cli.base import Overrides, app, guarded, table
+from collegium.errors import ConfigError
 
 
 class Rule(StrEnum):
@@ -16,6 +17,20 @@ class Rule(StrEnum):
     ratio = "ratio"
     dirichlet = "dirichlet"
     column = "column"
+
+
+def read_ratios(text: str) -> tuple[float, ...]:
+    """Read numbers with commas between them.
+
+    Raises:
+        ConfigError: Something else stands there.
+    """
+    try:
+        return tuple(float(ratio) for ratio in text.split(",") if ratio.strip())
+    except ValueError as error:
+        raise ConfigError(
+            f"the ratios are {text!r}; write numbers with commas between them, as in 1,2,4,7"
+        ) from error
 
 
 @app.command()
@@ -47,8 +62,7 @@ def partition(
     from collegium.data.pooling import Division, divide
 
     config = load_federation(federation, overrides or ())
-    asked = [float(ratio) for ratio in ratios.split(",") if ratio.strip()]
-    division = Division(by.value, sites, tuple(asked), alpha, column, seed)
+    division = Division(by.value, sites, read_ratios(ratios), alpha, column, seed)
     counts = divide(config, division, output)
     table([[site, str(count)] for site, count in counts.items()], ["site", "cases"])
     typer.echo(output)

@@ -1,5 +1,6 @@
 """Divides the cases of a federation anew: measures them, and hands them out by a rule."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -57,11 +58,18 @@ def divide(config: FederationConfig, division: Division, manifest: Path) -> dict
         The number of cases of every new site.
 
     Raises:
-        ConfigError: The rule cannot be kept, or the federation learns from tables.
+        ConfigError: The rule cannot be kept, the federation learns from tables, or the manifest is
+            one of its own.
         DataError: A case cannot be used, or two cases of different sites have one id.
     """
     if config.table is not None:
         raise ConfigError("tables are not divided; write a column and a file for each site")
+    root = expand_root(config.root)
+    for name, site in config.sites.items():
+        if site.manifest is not None and (root / site.manifest).resolve() == manifest.resolve():
+            raise ConfigError(
+                f"{manifest} is the manifest of site {name}, which is kept; choose another --output"
+            )
     cases = [case for name in sorted(config.sites) for case in find_cases(config, name)]
     twice = [name for name, count in Counter(case.case for case in cases).items() if count > 1]
     if twice:
@@ -69,7 +77,7 @@ def divide(config: FederationConfig, division: Division, manifest: Path) -> dict
             f"case {twice[0]} is at two sites; give cases ids of their own to pool them"
         )
     sites = _sites(config, division, cases)
-    write_manifest(manifest, cases, sites, expand_root(config.root))
+    write_manifest(manifest, cases, sites, root)
     return dict(sorted(Counter(sites.values()).items()))
 
 
@@ -110,4 +118,9 @@ def _words(config: FederationConfig, column: str) -> Iterator[tuple[str, str]]:
                     f"{', '.join(row)}"
                 )
             if row.get("site", name) == name:
-                yield row.get("case") or Path(row["image"]).name.split(".")[0], row[column.lower()]
+                yield row.get("case") or _name(Path(row["image"]).name), row[column.lower()]
+
+
+def _name(file: str) -> str:
+    """Give the id of a case by its file, as in `collegium.data.discovery`: a UID is kept whole."""
+    return file if re.fullmatch(r"\d+(\.\d+){3,}", file) else file.split(".")[0]

@@ -6,7 +6,7 @@ Nothing is asked of their names but that they tell the cases apart.
 import csv
 import io
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -54,7 +54,10 @@ def list_images(place: Path, labels: Path | None = None) -> tuple[list[Case], li
         raise DataError(f"there are several images called {min(doubles)} in {folder}; rename one")
     fovs = [place / name for name in _FOVS if (place / name).is_dir()] if folder != place else []
     groups |= {case: (path,) for case, (path, _) in scans.items()}
-    found, problems = _paired(groups, labels, fovs[0] if fovs else None, problems)
+    named = {
+        path / f"{case}.dcm" if case in scans else path: case for case, (path, *_) in groups.items()
+    }
+    found, problems = _paired(groups, named, (labels, fovs[0] if fovs else None), problems)
     series = {case: number for case, (_, number) in scans.items()}
     return [replace(case, series=series.get(case.case)) for case in found], problems
 
@@ -71,21 +74,33 @@ def _scans(folder: Path) -> dict[str, tuple[Path, str | None]]:
     places = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
     scans: dict[str, tuple[Path, str | None]] = {}
     for place in places:
-        own = (
-            [path for path in place.rglob("*") if path.is_file()]
-            if place != folder
-            else [path for path in place.iterdir() if path.is_file()]
-        )
-        if not any(is_dicom(path) for path in own if not path.name.lower().endswith(FILES)):
+        if place != folder and place.name.startswith("."):
             continue
-        found, _ = find_series(place)
-        for series in found:
-            several = len(found) > 1
-            name = f"{place.name}-{series.number}" if several else place.name
-            scans[name] = (place, series.uid if several else None)
+        there = place.iterdir() if place == folder else place.rglob("*")
+        own = [path for path in there if path.is_file() and not path.name.lower().endswith(FILES)]
+        if not any(is_dicom(path) for path in own):
+            continue
+        for name, key in _series(place).items():
+            scans[name] = (place, key)
         if place == folder:
             break  # its subfolders were read with it
     return scans
+
+
+def _series(place: Path) -> dict[str, str | None]:
+    """Name the series of a folder; give how each is chosen among several."""
+    found, _ = find_series(place)
+    folder, uids = place.resolve().name, Counter(series.uid for series in found)
+    if len(found) == 1:
+        return {folder: None}
+    names: dict[str, str | None] = {}
+    for position, series in enumerate(found, 1):
+        name = f"{folder}-{position if series.number is None else series.number}"
+        for more in (f"-{series.orientation}", f"-{position}"):
+            name += more if name in names else ""
+        alone = uids[series.uid] == 1  # else it mixes orientations
+        names[name] = series.uid if alone else f"{series.uid} {series.orientation}"
+    return names
 
 
 def _channels(files: Sequence[Path]) -> tuple[dict[str, tuple[Path, ...]], list[str]]:
@@ -114,13 +129,16 @@ def _channels(files: Sequence[Path]) -> tuple[dict[str, tuple[Path, ...]], list[
 
 
 def _paired(
-    groups: dict[str, tuple[Path, ...]], labels: Path | None, fovs: Path | None, problems: list[str]
+    groups: dict[str, tuple[Path, ...]],
+    named: dict[Path, str],
+    beside: tuple[Path | None, Path | None],
+    problems: list[str],
 ) -> tuple[list[Case], list[str]]:
     """Give the cases with the labels and fields of view that belong to them by name."""
+    labels, fovs = beside
     if labels is not None and not labels.is_dir():
         raise DataError(f"{labels}: there is no such folder of labels; correct the path")
-    case_of = {images[0]: case for case, images in groups.items()}
-    pairing = pair_cases(list(case_of), _files(labels), _files(fovs))
+    pairing = pair_cases(list(named), _files(labels), _files(fovs))
     problems += [
         f"case {case}: it has no mask in {labels}; add it, or adapt without labels"
         for case in pairing.unpaired_images
@@ -131,7 +149,7 @@ def _paired(
     ]
     found = []
     for pair in pairing.cases:
-        case = case_of[pair.image]
+        case = named[pair.image]
         found.append(Case(SITE, case, case, groups[case], pair.mask, pair.fov))
     return sorted(found, key=lambda case: case.case), problems
 
