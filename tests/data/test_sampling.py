@@ -1,5 +1,6 @@
 """Training samples and whole cases drawn from prepared cases."""
 
+import json
 import time
 from pathlib import Path
 
@@ -30,6 +31,8 @@ def prepared(
     np.save(entry / "label.npy", (count % 3).astype(np.uint8))
     if masked:
         np.save(entry / "mask.npy", (count % 2).astype(np.uint8))
+    sizes = {path.name: path.stat().st_size for path in entry.iterdir()}
+    (entry / "case.json").write_text(json.dumps({"sizes": sizes}))
     spacing = tuple(float(axis + 1) for axis in range(len(shape)))
     return PreparedCase("A", name, "p", entry, (channels, *shape), spacing)
 

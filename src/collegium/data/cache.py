@@ -8,6 +8,7 @@ whole entry or none. Nothing is ever written beside the data.
 import errno
 import hashlib
 import json
+import mmap
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -204,21 +205,42 @@ def _move(temporary: Path, entry: Path) -> dict[str, Any]:
     return meta
 
 
+@dataclass(frozen=True)
+class _Layout:
+    """Where the values of an array are in its file."""
+
+    offset: int
+    shape: tuple[int, ...]
+    kind: np.dtype[Any]
+    order: Literal["C", "F"]
+
+    @classmethod
+    def of(cls, path: Path) -> "_Layout":
+        values = np.load(path, mmap_mode="r", allow_pickle=False)
+        order: Literal["C", "F"] = "C" if values.flags.c_contiguous else "F"
+        return cls(values.offset, values.shape, values.dtype, order)
+
+
+@lru_cache(maxsize=1 << 14)  # reading a header takes longer than mapping a file
+def _layouts(folder: Path) -> dict[str, _Layout]:
+    """Read where the values of an entry's arrays are, by the names of their files."""
+    stored = json.loads((folder / "case.json").read_text("utf-8"))["sizes"]
+    return {name: _Layout.of(folder / name) for name in stored}
+
+
 @lru_cache(maxsize=256)  # bounds the open files: each mapped array holds one
 def _open(folder: Path) -> Arrays:
     try:
-        stored = json.loads((folder / "case.json").read_text("utf-8"))["sizes"]
-        image = _map(folder / "image.npy")
-        label, mask = (
-            _map(folder / name) if name in stored else None for name in ("label.npy", "mask.npy")
-        )
-    except (OSError, ValueError, KeyError) as error:
+        mapped = {name: _map(folder / name, layout) for name, layout in _layouts(folder).items()}
+        return Arrays(mapped["image.npy"], mapped.get("label.npy"), mapped.get("mask.npy"))
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise StorageError(
             f"the prepared case {folder} cannot be read: start again, and it is prepared anew"
         ) from error
-    return Arrays(image, label, mask)
 
 
-def _map(path: Path) -> Array:
+def _map(path: Path, layout: _Layout) -> Array:
     """Map a file as a plain array: slicing one is faster than slicing a memmap."""
-    return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    with path.open("rb") as file:
+        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return np.ndarray(layout.shape, layout.kind, content, layout.offset, order=layout.order)
