@@ -43,14 +43,7 @@ def soft_dice_loss(
     """
     p = functional.softmax(_at_least_float32(logits), dim=1)
     classes = torch.arange(p.shape[1], device=label.device).view(-1, *[1] * (label.ndim - 1))
-    g = label.unsqueeze(1) == classes
-    if mask is not None:
-        inside = mask.unsqueeze(1)
-        p, g = p.masked_fill(~inside, 0.0), g & inside
-    space = [dim for dim in range(p.ndim) if dim != 1]
-    both = (p * g).sum(dim=space)
-    either = p.sum(dim=space) + g.sum(dim=space)
-    return 1 - ((2 * both + smooth) / (either + smooth)).mean()
+    return _one_minus_dice(p, label.unsqueeze(1) == classes, mask, smooth)
 
 
 def cross_entropy_loss(
@@ -111,13 +104,7 @@ def region_dice_loss(
     Returns:
         A scalar.
     """
-    p, g = torch.sigmoid(_at_least_float32(logits)), regions
-    if mask is not None:
-        inside = mask.unsqueeze(1)
-        p, g = p.masked_fill(~inside, 0.0), g & inside
-    space = [dim for dim in range(p.ndim) if dim != 1]
-    both, either = (p * g).sum(dim=space), p.sum(dim=space) + g.sum(dim=space)
-    return 1 - ((2 * both + smooth) / (either + smooth)).mean()
+    return _one_minus_dice(torch.sigmoid(_at_least_float32(logits)), regions, mask, smooth)
 
 
 def region_cross_entropy_loss(
@@ -194,6 +181,19 @@ REGION_LOSSES: Mapping[str, Loss] = {
     "dice_ce": region_dice_ce_loss,
 }
 """The losses of overlapping regions, by the same names."""
+
+
+def _one_minus_dice(
+    p: torch.Tensor, g: torch.Tensor, mask: torch.Tensor | None, smooth: float
+) -> torch.Tensor:
+    """One minus the mean over channels of the soft Dice of p and g, both (B, C, *spatial)."""
+    if mask is not None:
+        inside = mask.unsqueeze(1)
+        p, g = p.masked_fill(~inside, 0.0), g & inside
+    space = [dim for dim in range(p.ndim) if dim != 1]
+    both = (p * g).sum(dim=space)
+    either = p.sum(dim=space) + g.sum(dim=space)
+    return 1 - ((2 * both + smooth) / (either + smooth)).mean()
 
 
 def _at_least_float32(logits: torch.Tensor) -> torch.Tensor:
