@@ -33,6 +33,23 @@ Config = Annotated[
     typer.Option(help="For files of models: the experiment that they were trained with."),
 ]
 OfRun = Annotated[str | None, typer.Option(help="Which algorithm of a run.")]
+Seed = Annotated[int | None, typer.Option(help="Which seed of a run.")]
+Fold = Annotated[str | None, typer.Option(help="Which fold of a run: the site that was left out.")]
+Variation = Annotated[str | None, typer.Option(help="Which variation of a run.")]
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Model = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="A finished run, or a .safetensors file.")
+]
+OfSite = Annotated[
+    str | None, typer.Option(help="Whose personal model of a run; else the global one.")
+]
+
+
+def trained_with(config: Path | None) -> "ExperimentConfig | None":
+    """Read the experiment that files of models were trained with; its data need not be here."""
+    from collegium.config import load_config
+
+    return load_config(config, ["federation.root=."]) if config else None
 
 
 def follow(
@@ -178,28 +195,23 @@ def adapt(
     labels: Annotated[
         Path | None, typer.Option(help="A folder of masks, which only score the predictions.")
     ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(help="For a folder of models: the experiment they were trained with."),
-    ] = None,
-    algorithm: Annotated[str | None, typer.Option(help="Which algorithm of a run.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Which seed of a run.")] = None,
-    fold: Annotated[
-        str | None, typer.Option(help="Which fold of a run: the site that was left out.")
-    ] = None,
-    variation: Annotated[str | None, typer.Option(help="Which variation of a run.")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    config: Config = None,
+    algorithm: OfRun = None,
+    seed: Seed = None,
+    fold: Fold = None,
+    variation: Variation = None,
+    device: Device = "cpu",
 ) -> None:
     """Adapt trained models to a folder of unlabelled images, and write masks and an account."""
     from collegium import process
     from collegium.application import Choice, adapt_folder, open_models
     from collegium.building import build_adapter, read_settings
-    from collegium.config import AdapterConfig, load_config
+    from collegium.config import AdapterConfig
 
     process.prepare()
     asked = AdapterConfig(adapter, read_settings(settings or ()))
     chosen = replace(asked, params=build_adapter(asked).hyperparameters())
-    trained = load_config(config, ["federation.root=."]) if config else None
+    trained = trained_with(config)
     handed = open_models(models, Choice(algorithm, seed, fold, variation), trained)
     page = adapt_folder(
         handed, images, chosen, output, labels=labels, device=device, seed=seed or 0
@@ -210,9 +222,7 @@ def adapt(
 @app.command()
 @guarded
 def predict(
-    model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="A finished run, or a .safetensors file.")
-    ],
+    model: Model,
     cases: Annotated[
         Path,
         typer.Argument(metavar="CASES", help="A folder of images, a manifest (CSV), or a table."),
@@ -221,26 +231,23 @@ def predict(
     output: Annotated[
         Path, typer.Option("--output", help="Where masks or probabilities go; a new folder.")
     ] = Path("predictions"),
-    site: Annotated[
-        str | None, typer.Option(help="Whose personal model of a run; else the global one.")
-    ] = None,
+    site: OfSite = None,
     labels: Annotated[
         Path | None, typer.Option(help="A folder of masks that score the predictions.")
     ] = None,
     config: Config = None,
     algorithm: OfRun = None,
-    seed: Annotated[int | None, typer.Option(help="Which seed of a run.")] = None,
-    fold: Annotated[str | None, typer.Option(help="Which fold of a run.")] = None,
-    variation: Annotated[str | None, typer.Option(help="Which variation of a run.")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    seed: Seed = None,
+    fold: Fold = None,
+    variation: Variation = None,
+    device: Device = "cpu",
 ) -> None:
     """Apply a global or personal model to new cases: masks on their grid, or probabilities."""
     from collegium import process
     from collegium.application import Choice, open_model, predict_folder
-    from collegium.config import load_config
 
     process.prepare()
-    trained = load_config(config, ["federation.root=."]) if config else None
+    trained = trained_with(config)
     choice = Choice(algorithm, seed, fold, variation)
     handed = open_model(model, choice, trained, site=site)
     typer.echo(predict_folder(handed, cases, output, labels=labels, device=device))
@@ -249,27 +256,22 @@ def predict(
 @app.command()
 @guarded
 def export(
-    model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="A finished run, or a .safetensors file.")
-    ],
+    model: Model,
     *,
     output: Annotated[
         Path, typer.Option("--output", help="The bundle's folder, a new one.")
     ] = Path("bundle"),
-    site: Annotated[
-        str | None, typer.Option(help="Whose personal model of a run; else the global one.")
-    ] = None,
+    site: OfSite = None,
     config: Config = None,
     algorithm: OfRun = None,
-    seed: Annotated[int | None, typer.Option(help="Which seed of a run.")] = None,
-    fold: Annotated[str | None, typer.Option(help="Which fold of a run.")] = None,
-    variation: Annotated[str | None, typer.Option(help="Which variation of a run.")] = None,
+    seed: Seed = None,
+    fold: Fold = None,
+    variation: Variation = None,
 ) -> None:
     """Write a global or personal model as a bundle that MONAI loads and runs."""
     from collegium.application import Choice, export_bundle, open_model
-    from collegium.config import load_config
 
-    trained = load_config(config, ["federation.root=."]) if config else None
+    trained = trained_with(config)
     choice = Choice(algorithm, seed, fold, variation)
     typer.echo(export_bundle(open_model(model, choice, trained, site=site), output))
 
