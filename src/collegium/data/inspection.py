@@ -89,23 +89,22 @@ class SiteInspection:
 
 
 @dataclass(frozen=True)
-class Inspection:
-    """What a federation holds.
+class Inspected:
+    """What a federation holds, whatever its data are.
 
     Attributes:
         name: The federation's name.
         classes: Names of the classes by value.
-        sites: One entry per site, inside and outside, sorted by name.
-        shared_patients: Number of patients who are at several sites.
-        findings: Shared patients, and images that are byte by byte or pixel by pixel the same,
-            across and within sites.
+        sites: One entry per site, inside and outside, sorted by name; each has its `problems`.
+        shared_patients: Number of patients who are at several sites; None where there are no ids.
+        findings: Shared patients and, of images, copies across and within sites.
         problems: Problems of the federation as a whole.
     """
 
     name: str
     classes: tuple[str, ...]
-    sites: tuple[SiteInspection, ...]
-    shared_patients: int
+    sites: tuple[Any, ...]
+    shared_patients: int | None
     findings: tuple[Finding, ...]
     problems: tuple[str, ...]
 
@@ -121,6 +120,36 @@ class Inspection:
             for finding in self.findings
         ]
         return {**asdict(self), "findings": findings, "good": self.good}
+
+
+@dataclass(frozen=True)
+class Inspection(Inspected):
+    """What a federation of images holds; copies are told byte by byte and pixel by pixel."""
+
+    sites: tuple[SiteInspection, ...]
+    shared_patients: int
+
+
+def counted_splits(
+    config: FederationConfig, cases: Sequence[Case], seed: int, problems: list[str]
+) -> tuple[dict[str, str], dict[str, dict[str, int]]]:
+    """Draw the splits of a site's cases; what keeps it from being done is added to the problems.
+
+    Returns:
+        The split of every case; and, as fields of a site's entry, how many cases and how many
+        patients each split has.
+    """
+    splits: dict[str, str] = {}
+    try:
+        splits = draw_splits(cases, config.splits, seed)
+    except CollegiumError as error:
+        problems.append(str(error))
+    per_split = {case.patient: splits[case.case] for case in cases if splits}
+    counts = {
+        field: {split: [*found.values()].count(split) for split in SPLITS}
+        for field, found in {"splits": splits, "patients_per_split": per_split}.items()
+    }
+    return splits, counts
 
 
 def inspect_federation(config: FederationConfig, seed: int = 0) -> Inspection:
@@ -197,20 +226,14 @@ def _inspect_site(
                 tally.add_row(case)
         except CollegiumError as error:
             problems.append(str(error))
-    splits: dict[str, str] = {}
-    try:
-        splits = draw_splits(cases, config.splits, seed)
-    except CollegiumError as error:
-        problems.append(str(error))
-    per_split = {case.patient: splits[case.case] for case in cases if splits}
+    splits, counts = counted_splits(config, cases, seed, problems)
     site = SiteInspection(
         name=name,
         inside=name not in config.outside,
         cases=len(cases),
         readable=tally.count,
         patients=len({case.patient for case in cases}),
-        splits={split: list(splits.values()).count(split) for split in SPLITS},
-        patients_per_split={split: list(per_split.values()).count(split) for split in SPLITS},
+        **counts,
         shapes=dict(tally.shapes),
         spacings=dict(tally.spacings),
         orientations=dict(tally.orientations),

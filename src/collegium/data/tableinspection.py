@@ -1,15 +1,15 @@
 """Looks at all the tables of a federation before anybody trains, and lists all that is wrong."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from collegium.data.decoded import listed
 from collegium.data.federation import FederationConfig, list_cases, sites_of, table_of
+from collegium.data.inspection import Inspected, counted_splits
 from collegium.data.site import Case
-from collegium.data.splits import SPLITS, Finding, check_across_sites, draw_splits
-from collegium.errors import CollegiumError, DataError
+from collegium.data.splits import check_across_sites
+from collegium.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -44,37 +44,15 @@ class TableSite:
 
 
 @dataclass(frozen=True)
-class TableInspection:
+class TableInspection(Inspected):
     """What a federation of tables holds.
 
     Attributes:
-        name: The federation's name.
-        classes: Names of the classes by value.
         columns: The columns that are learnt from, in order.
-        sites: One entry per site, inside and outside, sorted by name.
-        shared_patients: Number of patients who are at several sites, by their ids; None where
-            tables hold no ids.
-        findings: Shared patients.
-        problems: Problems of the federation as a whole.
     """
 
-    name: str
-    classes: tuple[str, ...]
-    columns: tuple[str, ...]
     sites: tuple[TableSite, ...]
-    shared_patients: int | None
-    findings: tuple[Finding, ...]
-    problems: tuple[str, ...]
-
-    @property
-    def good(self) -> bool:
-        """Whether nothing stands in the way of training; findings are for a person to judge."""
-        return not (self.problems or any(site.problems for site in self.sites))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Give it all as what JSON can hold."""
-        findings = [{**asdict(finding), "files": []} for finding in self.findings]
-        return {**asdict(self), "findings": findings, "good": self.good}
+    columns: tuple[str, ...]
 
 
 def inspect_tables(config: FederationConfig, seed: int = 0) -> TableInspection:
@@ -96,11 +74,11 @@ def inspect_tables(config: FederationConfig, seed: int = 0) -> TableInspection:
     return TableInspection(
         config.name,
         config.task.classes,
-        config.table.columns,
         sites,
         len(findings) if named else None,
         findings,
         tuple(_problems(config, sites)),
+        config.table.columns,
     )
 
 
@@ -119,20 +97,14 @@ def _inspect(
             targets[config.task.classes[found]] += 1
         except DataError as error:
             problems.append(str(error))
-    splits: Mapping[str, str] = {}
-    try:
-        splits = draw_splits(cases, config.splits, seed)
-    except CollegiumError as error:
-        problems.append(str(error))
-    per_split = {case.patient: splits[case.case] for case in cases if splits}
+    _, counts = counted_splits(config, cases, seed, problems)
     table = table_of(config, name) if cases else None
     return TableSite(
         name=name,
         inside=name not in config.outside,
         cases=len(cases),
         patients=len({case.patient for case in cases}),
-        splits={split: [*splits.values()].count(split) for split in SPLITS},
-        patients_per_split={split: [*per_split.values()].count(split) for split in SPLITS},
+        **counts,
         targets={word: targets[word] for word in config.task.classes},
         missing=dict(table.missing) if table else {},
         unknown={column: dict(words) for column, words in table.unknown.items()} if table else {},
