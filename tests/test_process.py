@@ -1,7 +1,9 @@
 import os
+import platform
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from collegium.process import ALLOCATOR, environment_of_workers, prepare
@@ -38,3 +40,25 @@ def test_environment_of_workers_ends_with_the_block(monkeypatch):
         assert {name: os.environ[name] for name in ALLOCATOR} == ALLOCATOR
     assert os.environ["OMP_NUM_THREADS"] == "7"
     assert not set(ALLOCATOR) & set(os.environ)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these settings")
+def test_freed_memory_is_kept_unless_the_allocator_was_set_by_whoever_started_the_process():
+    code = (
+        "import torch; from collegium.process import prepare; prepare()\n"
+        "resident = lambda: int(open('/proc/self/statm').read().split()[1]) * 4096\n"
+        "tensor = torch.ones(50_000_000)\n"
+        "full = resident(); del tensor\n"
+        "print(full - resident())"
+    )
+
+    def returned(**settings: str) -> int:
+        environment = {k: v for k, v in os.environ.items() if k not in ALLOCATOR} | settings
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True, text=True, check=True, timeout=60, env=environment,
+        )  # fmt: skip
+        return int(done.stdout)
+
+    assert returned() < 1e6
+    assert returned(MALLOC_MMAP_THRESHOLD_="65536") > 199e6

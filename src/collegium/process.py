@@ -42,10 +42,11 @@ def prepare(threads: int = 1) -> None:
 def _keep_freed_memory() -> None:
     """Let the C library reuse large blocks of memory instead of mapping them afresh each time.
 
-    What `ALLOCATOR` does for workers, for a process that runs already; only glibc has it.
+    What `ALLOCATOR` does for workers, for a process that runs already; only glibc has it. A process
+    that was started with a setting of its own keeps that.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
+    if mallopt is not None and not ALLOCATOR.keys() & os.environ:
         mmap_threshold, trim_threshold = -3, -1  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD
         mallopt(mmap_threshold, 1 << 30)
         mallopt(trim_threshold, (1 << 31) - 1)
