@@ -1,5 +1,3 @@
-import time
-
 import numpy as np
 import pytest
 from scipy import stats
@@ -287,25 +285,3 @@ def test_joining_answers_yes_no_or_cannot_tell(joined_rows):
         "Ditto personal": "no",
         "Ditto global": "cannot tell",
     }
-
-
-def test_two_hundred_thousand_rows_take_less_than_two_seconds(scores):
-    rng = np.random.default_rng(0)
-    patients = [f"p{place // 4}" for place in range(1010)]
-    rows = [
-        row
-        for seed in range(3)
-        for algorithm in ("local", *(f"method {place}" for place in range(10)))
-        for site in "ABCDEF"
-        for row in scores(
-            algorithm, "personal", site, rng.random(1010), seed=seed, patients=patients
-        )
-    ]
-    assert len(rows) == 199_980
-    start = time.process_time()
-    table = method_table(rows, "dice")
-    middle = time.process_time()
-    joining = joining_table(rows, "dice")
-    assert middle - start < 2
-    assert time.process_time() - middle < 2
-    assert (len(table.methods), len(joining.comparisons), len(joining.pooled)) == (11, 60, 10)

@@ -1,7 +1,6 @@
 """Training samples and whole cases drawn from prepared cases."""
 
 import json
-import time
 from pathlib import Path
 
 import numpy as np
@@ -163,17 +162,6 @@ def test_a_crop_of_three_numbers_does_not_fit_pictures(tmp_path):
 def test_an_impossible_crop_is_refused(crop):
     with pytest.raises(ConfigError, match=r"sampling\.crop is"):
         SamplingConfig(crop)
-
-
-def test_a_sample_takes_far_less_time_than_decoding_a_file(tmp_path):
-    case = prepared(tmp_path, (512, 512), channels=3, masked=True)
-    data = ImageDataset([case], SamplingConfig((128, 128), True, True))
-    times = []
-    for attempt in range(10):
-        start = time.perf_counter()
-        data.batch([0] * 8, rngs(*range(attempt, attempt + 8)))
-        times.append((time.perf_counter() - start) / 8)
-    assert min(times) < 0.003
 
 
 def test_a_sample_is_drawn_by_slice_place_flips_and_turn_in_this_order(tmp_path: Path) -> None:

@@ -1,0 +1,137 @@
+"""Tables and comparisons of two hundred thousand scores against the same work in pandas and SciPy.
+
+Eleven methods, six sites, three seeds, and 1010 cases of 253 patients at each site.
+
+- The table of methods by sites, mean and standard deviation over seeds, against pandas' grouping of
+  the same rows; the means are the same.
+- "Does joining help this site?" (differences by patient, bootstrap intervals, signed-rank tests)
+  at each site and over all, against pandas and `scipy.stats.bootstrap` and `wilcoxon`, with as many
+  resamples; the differences and the p-values are the same.
+
+One thread, processor seconds in turns, the least of each.
+
+    python benchmarks/tables.py [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import scipy.stats
+from common.measuring import in_turns, verdict
+
+from collegium.benchmark.tables import JoiningTable, MethodTable, joining_table, method_table
+from collegium.results import Row
+
+TABLE, JOINING = 1.5, 1.0
+"""Most time by the twin's."""
+
+RESAMPLES, ALL = 2000, "average"
+
+
+def make_rows(cases: int) -> list[Row]:
+    """Return scores of a large experiment, four cases of a patient."""
+    rng = np.random.default_rng(0)
+    return [
+        Row(
+            experiment="e", algorithm=algorithm, seed=seed, fold=0, variation="", round=5,
+            site=site, case=f"c{case}", patient=f"p{case // 4}", split="test", model="personal",
+            metric="dice", value=float(value), unit="",
+        )
+        for seed in range(3)
+        for algorithm in ("local", *(f"method {number}" for number in range(10)))
+        for site in "ABCDEF"
+        for case, value in enumerate(rng.random(cases))
+    ]  # fmt: skip
+
+
+def frame_of(rows: list[Row]) -> pd.DataFrame:
+    """Return the columns that are grouped by, and the scores."""
+    columns = ("algorithm", "seed", "site", "patient", "value")
+    return pd.DataFrame({name: [getattr(row, name) for row in rows] for name in columns})
+
+
+def pandas_table(rows: list[Row]) -> pd.DataFrame:
+    """Return mean and standard deviation over seeds of the mean over patients."""
+    patients = frame_of(rows).groupby(["algorithm", "site", "seed", "patient"])["value"].mean()
+    seeds = patients.groupby(["algorithm", "site", "seed"]).mean()
+    return seeds.groupby(["algorithm", "site"]).agg(["mean", "std"])
+
+
+def mean_of_means(*sites: np.ndarray, axis: int) -> Any:
+    """Return the mean over sites of the mean over patients."""
+    return np.mean([site.mean(axis) for site in sites], axis=0)
+
+
+def scipy_joining(rows: list[Row]) -> dict[tuple[str, str], tuple[float, float]]:
+    """Return difference from training alone and p-value, by method and site and over all sites."""
+    keys = ["algorithm", "site", "patient"]
+    patients = frame_of(rows).groupby([*keys, "seed"])["value"].mean().groupby(keys).mean()
+    differences: dict[str, dict[str, np.ndarray]] = {}
+    for (algorithm, site), values in patients.groupby(["algorithm", "site"]):
+        if algorithm != "local":
+            found = values[algorithm, site] - patients["local", site]
+            differences.setdefault(str(algorithm), {})[str(site)] = found.to_numpy()
+    pairs = {}
+    for algorithm, by_site in differences.items():
+        for site, sites in {**{s: [d] for s, d in by_site.items()}, ALL: by_site.values()}.items():
+            scipy.stats.bootstrap(
+                tuple(sites), mean_of_means, n_resamples=RESAMPLES, method="percentile",
+                batch=500, rng=0,
+            )  # fmt: skip
+            p = scipy.stats.wilcoxon(np.concatenate(list(sites)), method="approx").pvalue
+            pairs[algorithm, site] = (float(mean_of_means(*sites, axis=0)), float(p))
+    return pairs
+
+
+def same_table(table: MethodTable, twin: pd.DataFrame) -> bool:
+    """Tell whether a table holds the means and deviations of its twin."""
+    cells = {(m.algorithm, s): m.cells[s] for m in table.methods for s in table.sites}
+    ours = np.array([[cells[key].mean, cells[key].sd] for key in twin.index])
+    return bool(np.allclose(ours, twin.to_numpy(), rtol=1e-12))
+
+
+def same_joining(table: JoiningTable, twin: dict[Any, tuple[float, float]]) -> bool:
+    """Tell whether differences and p-values are those of the twin."""
+    every = (*table.comparisons, *table.pooled)
+    ours = {(c.algorithm, c.site): (c.difference.mean, c.p) for c in every}
+    return ours.keys() == twin.keys() and all(
+        np.allclose(np.array(ours[key], float), twin[key], rtol=1e-9) for key in twin
+    )
+
+
+def main() -> int:
+    """Measure, print and judge."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions")
+    options = parser.parse_args()
+    rows = make_rows(1010)
+    works = {
+        "table": partial(method_table, rows, "dice"),
+        "table by pandas": partial(pandas_table, rows),
+        "joining": partial(joining_table, rows, "dice"),
+        "joining by SciPy": partial(scipy_joining, rows),
+    }
+    assert same_table(works["table"](), works["table by pandas"]()), "other numbers"
+    assert same_joining(works["joining"](), works["joining by SciPy"]()), "other numbers"
+    times = in_turns(works, 2 if options.quick else 7, time.process_time)
+    least = {name: min(found) for name, found in times.items()}
+    shown = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in least.items())
+    print(f"{len(rows)} scores: {shown}")
+    table = least["table"] / least["table by pandas"]
+    joining = least["joining"] / least["joining by SciPy"]
+    good = [
+        verdict("tables, methods by sites", table, TABLE, "times pandas"),
+        verdict("tables, joining", joining, JOINING, "times pandas and SciPy"),
+    ]
+    return 0 if all(good) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
