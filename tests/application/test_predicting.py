@@ -73,10 +73,7 @@ def predict(output: Path, place: Path, to: Path, **settings: Any) -> Path:
 # --- tables
 
 
-@pytest.fixture(scope="module")
-def of_tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two sites; its numbers are scaled by both together."""
-    folder = tmp_path_factory.mktemp("tables")
+def run_of_tables(folder: Path, ill: str) -> Path:
     for number, site in enumerate(SITES):
         rng = np.random.default_rng(number)
         lines = [
@@ -89,11 +86,17 @@ def of_tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "label": "ill", "numeric": ["age"], "categorical": {"stage": ["I", "II"]}, "case": "id",
         "split": "fold", "scale": "federation",
     }  # fmt: skip
-    task = {"name": "classification", "classes": ["well", "ill"],
-            "coding": {"0": "well", "1": "ill"}}  # fmt: skip
+    task = {"name": "classification", "classes": ["well", ill],
+            "coding": {"0": "well", "1": ill}}  # fmt: skip
     sites = {site: {"table": f"{site}.csv"} for site in SITES}
     federation = {"sites": sites, "task": task, "table": columns}
     return run(folder, federation, model={"name": "mlp", "hidden": [4]})
+
+
+@pytest.fixture(scope="module")
+def of_tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two sites; its numbers are scaled by both together."""
+    return run_of_tables(tmp_path_factory.mktemp("tables"), "ill")
 
 
 def test_rows_of_a_table_get_the_probabilities_that_the_run_scored(
@@ -122,6 +125,17 @@ def test_new_rows_need_neither_class_nor_split_and_may_be_ordered_otherwise(
     new = predict(of_tables, tmp_path / "new.csv", tmp_path / "new") / "predictions.csv"
     old = predict(of_tables, of_tables.parent / "south.csv", tmp_path / "old") / "predictions.csv"
     assert new.read_text() == old.read_text()
+
+
+def test_a_class_that_is_called_like_a_column_overwrites_none(tmp_path: Path) -> None:
+    output = run_of_tables(tmp_path, "case")
+    found = table(predict(output, tmp_path / "south.csv", tmp_path / "out") / "predictions.csv")
+    assert [*found] == [f"south{number}" for number in range(24)]
+    for row in found.values():
+        assert list(row) == ["case", "class", "well", "probability of case"]
+        both = chances(row, ("well", "probability of case"))
+        assert sum(both) == pytest.approx(1, abs=2e-6)
+        assert row["class"] == ("well", "case")[int(np.argmax(both))]
 
 
 def test_a_table_is_not_a_folder_of_images(of_tables: Path, tmp_path: Path) -> None:

@@ -120,6 +120,7 @@ def test_ticks_are_round_and_lie_between():
     assert ticks(0.12, 0.87) == pytest.approx([0.2, 0.4, 0.6, 0.8])
     assert ticks(1, 12) == [5, 10]
     assert ticks(3, 3) == [3]
+    assert [str(tick) for tick in ticks(-0.1, 0.5)] == ["0.0", "0.2", "0.4"]
 
 
 def test_sizes_are_decimal():

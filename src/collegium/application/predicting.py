@@ -127,8 +127,10 @@ def _write_probabilities(
     for index, _, prediction in _training(handed, device).predictions(_model(handed), data):
         chances = [float(chance) for chance in prediction.double().mean(dim=0)]
         found = classes[chances.index(max(chances))]
-        shown = {name: f"{chance:.6f}" for name, chance in zip(classes, chances, strict=True)}
-        rows.append({"case": names[index], "class": found, **shown})
+        row = {"case": names[index], "class": found}
+        for name, chance in zip(classes, chances, strict=True):
+            row[f"probability of {name}" if name in ("case", "class") else name] = f"{chance:.6f}"
+        rows.append(row)
     _write_table(rows, folder / PROBABILITIES)
 
 

@@ -252,7 +252,7 @@ def ticks(low: float, high: float) -> list[float]:
     step = 10.0 ** np.floor(np.log10(rough))
     step *= next(factor for factor in (1, 2, 5, 10) if factor * step >= rough)
     first = np.ceil(low / step)
-    return [float(step * k) for k in np.arange(first, np.floor(high / step) + 1)]
+    return [float(step * k + 0.0) for k in np.arange(first, np.floor(high / step) + 1)]  # no -0.0
 
 
 def reach(intervals: Iterable[Interval]) -> float:
