@@ -293,6 +293,29 @@ def of_slices(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(folder, {"sites": sites, **settings}, model=UNET, algorithms=["ditto"])
 
 
+def test_images_for_a_site_s_own_model_lack_the_channels_that_the_site_lacks(
+    tmp_path: Path,
+) -> None:
+    for number, site in enumerate(SITES):
+        draw(tmp_path / site, number, 5, (16, 16))
+    for path in (tmp_path / "south" / "images").iterdir():
+        red = np.asarray(Image.open(path))
+        Image.fromarray(np.stack([red, 255 - red, red], -1)).save(path)  # green has its own
+    for path in (tmp_path / "north" / "images").iterdir():
+        Image.open(path).convert("RGB").save(path)
+    sites = {"north": {"folder": "north"}, "south": {"folder": "south", "channels": [0, 2]}}
+    output = run(
+        tmp_path, {"sites": sites, "image": {"inputs": 3}}, model=UNET | {"in_channels": 3},
+        algorithms=["ditto"],
+    )  # fmt: skip
+    own = tmp_path / "south"
+    handed = open_model(output, site="south")
+    predict_folder(handed, own / "images", tmp_path / "out", labels=own / "labels")
+    scores = table(tmp_path / "out" / "scores.csv")
+    ran = run_scores(output, "south", "dice", algorithm="ditto", model="personal")
+    assert {case: float(scores[case]["dice"]) for case in ran} == pytest.approx(ran)
+
+
 def test_a_site_gets_what_its_personal_model_scored(of_slices: Path, tmp_path: Path) -> None:
     south = of_slices.parent / "south"
     for site in (None, "south"):

@@ -50,6 +50,32 @@ def test_a_series_of_a_folder_is_kept_and_uids_name_cases_whole(tmp_path: Path) 
     ]  # fmt: skip
 
 
+def test_an_image_may_be_several_files_and_lack_channels(tmp_path: Path) -> None:
+    files = [f"{case}_000{channel}.nii.gz" for case in "ab" for channel in (0, 1)]
+    text = (
+        "image,class,channels\n"
+        "a_0000.nii.gz|a_0001.nii.gz,x,\nb_0000.nii.gz | b_0001.nii.gz,y,2 0\n"
+    )
+    cases, problems = from_manifest("A", tmp_path, manifest(tmp_path, text, *files))
+    assert problems == []
+    assert [(case.case, case.channels) for case in cases] == [("a", None), ("b", (2, 0))]
+    assert [case.images for case in cases] == [
+        tuple(tmp_path / name for name in files[:2]), tuple(tmp_path / name for name in files[2:]),
+    ]  # fmt: skip
+    (tmp_path / files[3]).unlink()
+    (case,), (problem,) = from_manifest("A", tmp_path, tmp_path / "m.csv")
+    assert case.case == "a"
+    assert problem.startswith(f"site A, case b: there is no image {tmp_path / files[3]}: correct")
+
+
+@pytest.mark.parametrize("channels", ["one", "0;2", "1 1", "-1"])
+def test_channels_that_are_no_numbers_are_told(tmp_path: Path, channels: str) -> None:
+    text = f"image,class,channels\na.png,x,{channels}\n"
+    cases, (problem,) = from_manifest("A", tmp_path, manifest(tmp_path, text, "a.png"))
+    assert cases == []
+    assert f"case a: the channels '{channels}' are not different whole numbers" in problem
+
+
 def test_the_voxels_beside_a_header_are_no_images(tmp_path: Path) -> None:
     for folder in ("images", "labels"):
         (tmp_path / folder).mkdir()

@@ -256,8 +256,12 @@ def test_a_manifest_is_read_back_as_it_was_written(tmp_path: Path) -> None:
         replace(case(tmp_path / "data", "b"), series="1.2.3"),
         case(tmp_path / "data", "c", target='ill, "very"'),
         case(tmp_path / "data", "d"),
-    ]
-    sites = {"a": "north", "b": "süd", "c": "north"}
+        replace(
+            case(tmp_path / "data", "e"), channels=(2, 0),
+            images=(tmp_path / "data/e image, 1.nii", tmp_path / "data/a image, 1.nii"),
+        ),
+    ]  # fmt: skip
+    sites = {"e": "süd", "a": "north", "b": "süd", "c": "north"}
     path = tmp_path / "new" / "folder" / "m.csv"
     write_manifest(path, cases, sites, tmp_path / "data")
     assert path.read_text("utf-8").splitlines()[0] == ",".join(COLUMNS)
@@ -267,7 +271,8 @@ def test_a_manifest_is_read_back_as_it_was_written(tmp_path: Path) -> None:
         assert problems == []
         expected = [c for c in cases if sites.get(c.case) == site]
         assert [c.site for c in found] == [site] * len(expected)
-        about = ("case", "patient", "images", "label", "fov", "split", "target", "series")
+        about = ("case", "patient", "images", "label", "fov", "split", "target", "series",
+                 "channels")  # fmt: skip
         for mine, theirs in zip(found, expected, strict=True):
             assert {k: getattr(mine, k) for k in about} == {k: getattr(theirs, k) for k in about}
 
@@ -283,10 +288,10 @@ def test_files_outside_the_root_are_found_again(tmp_path: Path) -> None:
 
 
 def test_what_a_manifest_cannot_hold_is_refused(tmp_path: Path) -> None:
-    two = Case("pool", "a", "a", (tmp_path / "0.nii", tmp_path / "1.nii"), tmp_path / "l.nii")
-    with pytest.raises(ConfigError, match="case a has 2 image files, and a manifest names one"):
-        write_manifest(tmp_path / "m.csv", [two], {"a": "A"}, tmp_path)
-    write_manifest(tmp_path / "m.csv", [two], {}, tmp_path)  # it has no site
+    barred = Case("pool", "a", "a", (tmp_path / "0|1.nii",), tmp_path / "l.nii")
+    with pytest.raises(ConfigError, match=r"case a: 0\|1\.nii has a '\|' in its name"):
+        write_manifest(tmp_path / "m.csv", [barred], {"a": "A"}, tmp_path)
+    write_manifest(tmp_path / "m.csv", [barred], {}, tmp_path)  # it has no site
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match=r"m\.csv cannot be written \("):
         write_manifest(tmp_path / "file" / "m.csv", [], {}, tmp_path)

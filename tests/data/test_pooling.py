@@ -2,6 +2,7 @@
 
 import csv
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import nibabel as nib
@@ -18,6 +19,7 @@ from collegium.data.federation import (
     find_cases,
 )
 from collegium.data.pooling import Division, divide
+from collegium.data.recipe import make
 from collegium.errors import ConfigError, DataError
 
 SIZES = (1, 9, 2, 8, 3, 7, 4, 6)
@@ -168,3 +170,31 @@ def test_channels_are_kept_as_they_are_measured(tmp_path: Path) -> None:
     )  # fmt: skip
     with pytest.raises(DataError, match=r"the image has 1 channels .* image.inputs says 3"):
         divide(config, Division("volume"), tmp_path / "n.csv")
+
+
+def test_each_site_lacks_a_channel_of_images_in_several_files(tmp_path: Path) -> None:
+    volumes = {}
+    for place, name in enumerate(("a", "b", "c", "d")):
+        volumes[name] = np.random.default_rng(place).normal(size=(2, 3, 4, 2)).astype(np.float32)
+        label = np.zeros((3, 4, 2), np.uint8)
+        label.flat[: 2 + place] = 1
+        files = {f"images/{name}_000{k}": volumes[name][k] for k in (0, 1)}
+        for file, array in (files | {f"labels/{name}": label}).items():
+            path = tmp_path / "old" / f"{file}.nii.gz"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            nib.save(nib.Nifti1Image(array, np.eye(4)), path)
+    image = ImageConfig(inputs=2, normalise="none")
+    old = FederationConfig("pool", {"old": SiteConfig(folder="old")}, str(tmp_path), image=image)
+    divide(old, Division("volume", 2, lack=True), tmp_path / "n.csv")
+    sites = {name: SiteConfig(manifest="n.csv") for name in ("site_1", "site_2")}
+    new = FederationConfig("new", sites, str(tmp_path), image=image)
+    for site, names, kept in (("site_1", "ab", 1), ("site_2", "cd", 0)):
+        cases = find_cases(new, site)
+        assert [case.case for case in cases] == [*names]
+        for case in cases:
+            expected = np.zeros_like(volumes[case.case])
+            expected[kept] = volumes[case.case][kept]
+            arrays, _, _ = make(case, image, TaskConfig())
+            np.testing.assert_array_equal(arrays.image, expected)
+    with pytest.raises(ConfigError, match=r"set image\.inputs to the number of channels"):
+        divide(replace(old, image=ImageConfig()), Division("volume", 2, lack=True), tmp_path / "x")

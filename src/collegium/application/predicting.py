@@ -6,6 +6,7 @@ import csv
 import io
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,9 @@ def _predict_images(
     if problems:
         more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
         raise DataError(f"{problems[0]}{more}")
+    site = federation.sites.get(next(iter(handed.models)))
+    if site is not None and site.channels is not None:  # its own model expects what it has
+        cases = [replace(case, channels=case.channels or site.channels) for case in cases]
     prepared = [prepare(case, federation.image, federation.task, cache_folder()) for case in cases]
     check_channels(prepared, config)
     data = ImageDataset(prepared, federation.sampling)

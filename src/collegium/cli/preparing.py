@@ -52,6 +52,9 @@ def partition(
     ratios: Annotated[str, typer.Option(help="For ratio: one for each site, as 1,2,4,7.")] = "",
     alpha: Annotated[float, typer.Option(help="For dirichlet: small for unequal sites.")] = 0.5,
     column: Annotated[str, typer.Option(help="For column: its name.")] = "",
+    lack: Annotated[
+        bool, typer.Option("--lack-channel", help="Let each site lack one channel, in turn.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
     output: Annotated[Path, typer.Option("--output", help="The manifest to write.")] = Path(
         "manifest.csv"
@@ -62,7 +65,7 @@ def partition(
     from collegium.data.pooling import Division, divide
 
     config = load_federation(federation, overrides or ())
-    division = Division(by.value, sites, read_ratios(ratios), alpha, column, seed)
+    division = Division(by.value, sites, read_ratios(ratios), alpha, column, seed, lack)
     counts = divide(config, division, output)
     table([[site, str(count)] for site, count in counts.items()], ["site", "cases"])
     typer.echo(output)

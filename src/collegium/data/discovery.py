@@ -22,6 +22,9 @@ SPLIT_NAMES = {
 }  # fmt: skip
 """How people call the three splits, in lower case."""
 
+BAR = "|"
+"""Stands between the files of one image in a manifest."""
+
 _ALIASES = {"patient_id": "patient", "case_id": "case", "mask": "label"}
 
 
@@ -32,7 +35,8 @@ def from_manifest(site: str, root: Path, manifest: Path) -> tuple[list[Case], li
         site: The site's name; where the manifest has a column site, only its rows count.
         root: The folder that the manifest's paths are relative to; else its own folder.
         manifest: The CSV file, with the columns image and label (or, where cases are classified,
-            class), and of choice case, patient, fov, split, series and site.
+            class), and of choice case, patient, fov, split, series, channels and site. An image
+            may be several files with a bar between them, each with some of its channels.
 
     Raises:
         DataError: If the manifest as a whole is unusable.
@@ -122,27 +126,60 @@ def _read_text(site: str, manifest: Path) -> str:
 
 
 def _case_of_row(site: str, row: Mapping[str, str], bases: Sequence[Path], where: str) -> Case:
-    image, target = row.get("image", ""), row.get("class") or None
-    case = row.get("case") or _name(image)
+    names, target = files_of_row(row), row.get("class") or None
+    case = case_of_row(row)
     if not case:
         raise DataError(f"{where} names no case and no image: fill in the line or remove it")
     split = split_of(row, f"{where}, case {case}")
+    channels = channels_of_row(row, f"{where}, case {case}")
     files = {
         column: _find_file(row.get(column, ""), bases, column, f"site {site}, case {case}")
-        for column in ("image", "label", "fov")
-        if row.get(column) or column == "image" or (column == "label" and target is None)
+        for column in ("label", "fov")
+        if row.get(column) or (column == "label" and target is None)
     }
     return Case(
         site=site,
         case=case,
         patient=row.get("patient") or case,
-        images=(files["image"],),
+        images=tuple(
+            _find_file(name, bases, "image", f"site {site}, case {case}") for name in names
+        ),
         label=files.get("label"),
         fov=files.get("fov"),
         split=split,
         target=target,
         series=row.get("series") or None,
+        channels=channels,
     )
+
+
+def case_of_row(row: Mapping[str, str]) -> str:
+    """Give the id of a row's case: as written, or by the name of its first image; else empty."""
+    names = files_of_row(row)
+    name = _name(names[0])
+    return row.get("case") or (name.removesuffix("_0000") if len(names) > 1 else name)
+
+
+def files_of_row(row: Mapping[str, str]) -> list[str]:
+    """Give what a row names as the files of its image; an empty name where it names none."""
+    return [name.strip() for name in row.get("image", "").split(BAR)]
+
+
+def channels_of_row(row: Mapping[str, str], where: str) -> tuple[int, ...] | None:
+    """Give the channels that a row says the image has.
+
+    Raises:
+        DataError: They are not different whole numbers.
+    """
+    written = row.get("channels", "").split()
+    if not written:
+        return None
+    if not all(number.isdecimal() for number in written) or len(set(written)) < len(written):
+        raise DataError(
+            f"{where}: the channels {row['channels']!r} are not different whole numbers with "
+            f"spaces between them, counted from 0"
+        )
+    return tuple(map(int, written))
 
 
 def split_of(row: Mapping[str, str], where: str) -> str | None:

@@ -50,8 +50,9 @@ class SiteConfig:
         table: A CSV or Parquet file with one row per case, where the federation learns from tables.
         layout: How the folder is laid out, see `collegium.data.importers`; "auto" finds out.
         options: Settings of the layout, such as {modality: T1w} for BIDS.
-        channels: Which of the network's input channels the site's images have, counted from 0,
-            where it lacks some; the others are 0. None: all.
+        channels: Which of the network's input channels the site has, counted from 0, where it
+            lacks some; the others are 0. Its images hold these, or all, of which only these count.
+            None: all, or what a manifest says of each case.
         allow: Names of the parts that may leave; None allows all that an algorithm declares.
         share: Names of opt-in parts that may leave beside those, such as `personal`: the site's
             personal model, for sites outside the federation.
@@ -216,7 +217,8 @@ def list_cases(config: FederationConfig, name: str) -> tuple[list[Case], list[st
             cases, problems = find(name, folder, layout=site.layout, options=site.options)
     except DataError as error:
         cases, problems = [], [str(error)]
-    cases = [replace(case, channels=site.channels) for case in cases]
+    if site.channels is not None:
+        cases = [replace(case, channels=site.channels) for case in cases]
     missing, remedy = "label", "add a mask"
     if config.task.name == "classification":
         missing, remedy = "target", "name its class"

@@ -17,10 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collegium.data.decoded import listed
+from collegium.data.discovery import BAR
 from collegium.data.site import Case
 from collegium.errors import ConfigError, DataError, StorageError
 
-COLUMNS = ("site", "case", "patient", "image", "label", "fov", "class", "series", "split")
+COLUMNS = (
+    "site", "case", "patient", "image", "label", "fov", "class", "series", "split", "channels",
+)  # fmt: skip
 """Of a manifest."""
 
 Sites = dict[str, str]
@@ -169,7 +172,8 @@ def lack_channels(sites: Sequence[str], channels: int) -> dict[str, tuple[int, .
         channels: How many channels there are.
 
     Returns:
-        By site the channels that it has, for the key ``channels`` of a site.
+        By site the channels that it has, for the key ``channels`` of a site or the column of a
+        manifest.
 
     Raises:
         ConfigError: There is only one channel.
@@ -192,7 +196,7 @@ def write_manifest(path: Path, cases: Sequence[Case], sites: Sites, root: Path) 
         root: The folder that the manifest's paths are relative to.
 
     Raises:
-        ConfigError: A case has several files, which a manifest cannot name.
+        ConfigError: The name of a file has a bar in it, which a manifest cannot hold.
         StorageError: It cannot be written.
     """
     text = io.StringIO()
@@ -201,17 +205,19 @@ def write_manifest(path: Path, cases: Sequence[Case], sites: Sites, root: Path) 
     for case in cases:
         if case.case not in sites:
             continue
-        if len(case.images) != 1:
+        images = [_relative(file, root) for file in case.images]
+        barred = next((name for name in images if BAR in name), None)
+        if barred is not None:
             raise ConfigError(
-                f"case {case.case} has {len(case.images)} image files, and a manifest names one; "
-                f"save the channels of an image as one file"
+                f"case {case.case}: {barred} has a {BAR!r} in its name, which separates files in a "
+                f"manifest; rename it"
             )
-        files = [
-            "" if file is None else _relative(file, root)
-            for file in (case.images[0], case.label, case.fov)
-        ]
+        masks = ["" if file is None else _relative(file, root) for file in (case.label, case.fov)]
         about = (case.target or "", case.series or "", case.split or "")
-        writer.writerow((sites[case.case], case.case, case.patient, *files, *about))
+        channels = " ".join(map(str, case.channels or ()))
+        writer.writerow(
+            (sites[case.case], case.case, case.patient, BAR.join(images), *masks, *about, channels)
+        )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text.getvalue(), "utf-8")

@@ -1,15 +1,14 @@
 """Divides the cases of a federation anew: measures them, and hands them out by a rule."""
 
-import re
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
 import numpy as np
 
-from collegium.data.discovery import read_manifest
+from collegium.data.discovery import case_of_row, read_manifest
 from collegium.data.federation import FederationConfig, expand_root, find_cases
 from collegium.data.partition import (
     Member,
@@ -18,6 +17,7 @@ from collegium.data.partition import (
     by_dirichlet,
     by_ratio,
     by_value,
+    lack_channels,
     write_manifest,
 )
 from collegium.data.recipe import decode
@@ -36,6 +36,7 @@ class Division:
         alpha: For "dirichlet", the concentration.
         column: For "column", the manifest's column.
         seed: Of what is drawn.
+        lack: Whether each site is to lack one channel of the images, in turn.
     """
 
     by: str
@@ -44,6 +45,7 @@ class Division:
     alpha: float = 0.5
     column: str = ""
     seed: int = 0
+    lack: bool = False
 
 
 def divide(config: FederationConfig, division: Division, manifest: Path) -> dict[str, int]:
@@ -58,8 +60,8 @@ def divide(config: FederationConfig, division: Division, manifest: Path) -> dict
         The number of cases of every new site.
 
     Raises:
-        ConfigError: The rule cannot be kept, the federation learns from tables, or the manifest is
-            one of its own.
+        ConfigError: The rule cannot be kept, the federation learns from tables, the manifest is
+            one of its own, or sites are to lack a channel and ``image.inputs`` is not said.
         DataError: A case cannot be used, or two cases of different sites have one id.
     """
     if config.table is not None:
@@ -77,6 +79,8 @@ def divide(config: FederationConfig, division: Division, manifest: Path) -> dict
             f"case {twice[0]} is at two sites; give cases ids of their own to pool them"
         )
     sites = _sites(config, division, cases)
+    if division.lack:
+        cases = _lacking(cases, sites, config.image.inputs)
     write_manifest(manifest, cases, sites, root)
     return dict(sorted(Counter(sites.values()).items()))
 
@@ -90,6 +94,14 @@ def _sites(config: FederationConfig, division: Division, cases: list[Case]) -> S
     if division.by == "ratio":
         return by_ratio(members, division.ratios, division.seed)
     return by_dirichlet(members, division.sites, division.alpha, division.seed)
+
+
+def _lacking(cases: Sequence[Case], sites: Sites, channels: int | None) -> list[Case]:
+    """Take one channel from the cases of every site, another at each."""
+    if channels is None:
+        raise ConfigError("set image.inputs to the number of channels, of which sites lack one")
+    kept = lack_channels(sorted(set(sites.values())), channels)
+    return [replace(case, channels=kept[sites[case.case]]) for case in cases if case.case in sites]
 
 
 def _value(config: FederationConfig, division: Division, case: Case) -> float:
@@ -118,9 +130,4 @@ def _words(config: FederationConfig, column: str) -> Iterator[tuple[str, str]]:
                     f"{', '.join(row)}"
                 )
             if row.get("site", name) == name:
-                yield row.get("case") or _name(Path(row["image"]).name), row[column.lower()]
-
-
-def _name(file: str) -> str:
-    """Give the id of a case by its file, as in `collegium.data.discovery`: a UID is kept whole."""
-    return file if re.fullmatch(r"\d+(\.\d+){3,}", file) else file.split(".")[0]
+                yield case_of_row(row), row[column.lower()]

@@ -240,6 +240,9 @@ def decode(case: Case, image: ImageConfig, task: TaskConfig) -> RawCase:
     if fov is not None and case.fov is not None:
         _check_fit(case, first, fov, case.fov, "field of view")
     array = np.concatenate([part.array for part in parts.values()])
+    measured = np.concatenate([_measured(part) for part in parts.values()])
+    if case.channels is not None and len(array) == image.inputs:  # the file has what it shall lack
+        array, measured = (values[_listed(case, image)] for values in (array, measured))
     _check_channels(case, image, array)
     zeros = np.zeros(array.shape[1:], np.uint8) if task.name == "segmentation" else None
     return RawCase(
@@ -251,7 +254,7 @@ def decode(case: Case, image: ImageConfig, task: TaskConfig) -> RawCase:
         spacing=first.spacing,
         notes=tuple(note for part in _read(parts.values(), label, fov) for note in part.notes),
         full_scale=first.full_scale,
-        measured=np.concatenate([_measured(part) for part in parts.values()]),
+        measured=measured,
         stored=first.stored,
     )
 
@@ -287,14 +290,25 @@ def _placed(image: Array, case: Case, config: ImageConfig) -> Array:
     """Put the channels that a site has where the network expects them, the others being 0."""
     if case.channels is None:
         return image
-    if config.inputs is None or max(case.channels) >= config.inputs:
+    places = _listed(case, config)
+    whole = np.zeros((config.inputs or 0, *image.shape[1:]), image.dtype)
+    whole[places] = image
+    return whole
+
+
+def _listed(case: Case, config: ImageConfig) -> list[int]:
+    """Return the channels that a case has.
+
+    Raises:
+        ConfigError: The network has no such channel.
+    """
+    channels = list(case.channels or ())
+    if config.inputs is None or max(channels) >= config.inputs:
         raise ConfigError(
-            f"site {case.site} has the channels {listed(case.channels)}, and image.inputs is "
+            f"site {case.site} has the channels {listed(channels)}, and image.inputs is "
             f"{config.inputs}: say there how many channels there are, counted from 0"
         )
-    whole = np.zeros((config.inputs, *image.shape[1:]), image.dtype)
-    whole[list(case.channels)] = image
-    return whole
+    return channels
 
 
 def resize(arrays: Arrays, shape: tuple[int, ...]) -> Arrays:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from collegium.data.discovery import channels_of_row, files_of_row
 from collegium.data.formats import FILES, SUFFIXES
 from collegium.data.formats.dicom import find_series, is_dicom
 from collegium.data.pairing import case_id, pair_cases
@@ -31,9 +32,9 @@ def list_images(place: Path, labels: Path | None = None) -> tuple[list[Case], li
     Args:
         place: A folder of images; or a folder with a subfolder ``images`` and, of choice, ``fov``;
             or a CSV file with a column ``image`` and, of choice, ``case``, ``patient``, ``label``,
-            ``fov`` and ``series``, whose paths are relative to its own folder. Files ``x_0000``,
-            ``x_0001`` are the channels of one image. A subfolder of DICOM files is one image, of
-            several series as many; so is a folder of DICOM files itself.
+            ``fov``, ``series`` and ``channels``, whose paths are relative to its own folder. Files
+            ``x_0000``, ``x_0001`` are the channels of one image. A subfolder of DICOM files is one
+            image, of several series as many; so is a folder of DICOM files itself.
         labels: A folder of masks, paired with the images by their names; then every case needs one.
 
     Raises:
@@ -170,17 +171,19 @@ def _from_manifest(path: Path) -> tuple[list[Case], list[str]]:
     cases: dict[str, Case] = {}
     problems = []
     for number, row in enumerate(rows, start=2):
-        image = path.parent / row["image"]
-        case = row.get("case") or case_id(image)
-        if not image.exists():
-            problems.append(f"{path}, line {number}: there is no image {image}; correct the line")
+        images = tuple(path.parent / name for name in files_of_row(row))
+        case = row.get("case") or case_id(images[0])
+        missing = next((image for image in images if not image.exists()), None)
+        if missing is not None:
+            problems.append(f"{path}, line {number}: there is no image {missing}; correct the line")
         elif case in cases:
             problems.append(f"{path}, line {number}: case {case} is there twice; rename one")
         else:
             mask = path.parent / row["label"] if labelled else None
             fov = path.parent / row["fov"] if row.get("fov") else None
             cases[case] = Case(
-                SITE, case, row.get("patient") or case, (image,), mask, fov,
+                SITE, case, row.get("patient") or case, images, mask, fov,
                 series=row.get("series") or None,
+                channels=channels_of_row(row, f"{path}, line {number}"),
             )  # fmt: skip
     return sorted(cases.values(), key=lambda case: case.case), problems
