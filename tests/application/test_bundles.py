@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +232,34 @@ def test_recipes_of_pictures_are_kept(
     sites, model = {"site": {"folder": "site"}}, {**UNET, "in_channels": inputs}
     config = experiment(tmp_path, sites, model=model, federation={"image": image})
     assert_equal_masks(random_model(config, tmp_path), images, tmp_path)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_files_of_one_image_are_its_channels_and_a_site_may_lack_some(
+    tmp_path: Path, whole: bool
+) -> None:
+    numbers = (0, 1, 2) if whole else (0, 2)
+    images = tmp_path / "images"
+    images.mkdir()
+    for case in range(2):
+        for number in numbers:
+            array, _ = draw((17 + case, 15, 9), 3 * case + number)
+            image = nib.Nifti1Image(array, OBLIQUE)
+            nib.save(image, images / f"c{case}_{numbers.index(number):04}.nii.gz")
+    sites = {"site": {"folder": "site", "channels": [2, 0]}}
+    model = {**SPACE, "in_channels": 3}
+    federation = {"image": {"inputs": 3}, "sampling": {"crop": [8, 8, 8]}}
+    config = experiment(tmp_path, sites, model=model, federation=federation)
+    handed = random_model(config, tmp_path)
+    own = replace(handed, models={"site": handed.models["random"]})
+    bundle = export_bundle(own, tmp_path / "bundle")
+    theirs = sorted(run_with_monai(bundle, images, tmp_path / "monai").iterdir())
+    ours = sorted(predict_folder(own, images, tmp_path / "own").iterdir())
+    assert [path.name for path in theirs] == ["c0.nii.gz", "c1.nii.gz"]
+    for their, mask in zip(theirs, ours, strict=True):
+        assert {*np.unique(array_of(mask)).tolist()} == {0, 1}
+        np.testing.assert_array_equal(array_of(their), array_of(mask))
+        assert their.name == mask.name
 
 
 def test_regions_are_channels_that_give_the_classes_of_predict(tmp_path: Path) -> None:

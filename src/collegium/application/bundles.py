@@ -2,9 +2,10 @@
 
 The weights are safetensors, nothing is pickled. The bundle repeats the experiment's recipe with
 MONAI's own transforms: orientation, spacing or size, clipping, normalisation, padding, sliding
-window. What MONAI does otherwise (resizing, and how colours become grey) stands in the bundle as an
-expression. Fields of view and voxels that are no numbers are not heeded. Networks that MONAI does
-not have are built by Collegium, which the bundle then names as a requirement.
+window. What MONAI does otherwise (resizing, how colours become grey, files x_0000, x_0001 of one
+image, channels that a site lacks) stands in the bundle as an expression. Fields of view and voxels
+that are no numbers are not heeded. Networks that MONAI does not have are built by Collegium, which
+the bundle then names as a requirement.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def export_bundle(handed: Handed, folder: Path, *, pictures: bool | None = None)
             (unfinished / part).mkdir(parents=True)
         own = model.select(network_of(config)().state_dict())  # without a method's own parts
         export_model(own, unfinished / "models" / "model.safetensors")
-        inference = _inference(config, _divisors(handed, 2 if flat else 3), flat=flat)
+        inference = _inference(config, _divisors(handed, 2 if flat else 3), name, flat=flat)
         contents = {
             "configs/inference.json": json.dumps(inference, indent=1),
             "configs/metadata.json": json.dumps(_metadata(handed, name, flat=flat), indent=1),
@@ -170,9 +171,10 @@ def _are_pictures(config: ExperimentConfig) -> bool:
 
 
 def _preprocessing(
-    config: ExperimentConfig, divisors: Sequence[int], *, flat: bool
+    config: ExperimentConfig, divisors: Sequence[int], name: str, *, flat: bool
 ) -> list[dict[str, Any]]:
-    image = config.federation.image
+    image, site = config.federation.image, config.federation.sites.get(name)
+    channels = site.channels if site is not None else None
     load = {"_target_": "LoadImaged", "ensure_channel_first": True, "reader": "NibabelReader"}
     if flat:
         load |= {"reader": "PILReader", "reverse_indexing": False, "converter": _CONVERT}
@@ -181,6 +183,9 @@ def _preprocessing(
         steps.append({"_target_": "Orientationd", "axcodes": "RAS", "labels": ["LR", "PA", "IS"]})
     if image.channels in _CHANNELS:
         steps.append({"_target_": "Lambdad", "func": _CHANNELS[image.channels]})
+    if channels is not None:
+        have = f"$lambda x: x[{[*channels]}] if len(x) == {image.inputs} else x"
+        steps.append({"_target_": "Lambdad", "func": have})
     if image.clip is not None:
         low, high = image.clip
         steps += [
@@ -191,6 +196,10 @@ def _preprocessing(
         steps.append({"_target_": "Lambda", "func": "@resize", "inv_func": "@restore"})
     if image.normalise != "none":
         steps.append({**_NORMALISE[image.normalise]})
+    if channels is not None:
+        places = [channels.index(k) if k in channels else None for k in range(image.inputs or 0)]
+        place = f"torch.stack([0 * x[0] if k is None else x[k] for k in {places}])"
+        steps.append({"_target_": "Lambdad", "func": f"$lambda x: {place}"})
     if divisors and config.inference.window is None:
         steps.append({"_target_": "DivisiblePadd", "k": divisors})
     return [step if step["_target_"] == "Lambda" else {**step, "keys": "image"} for step in steps]
@@ -212,12 +221,15 @@ def _resizing(image: ImageConfig) -> dict[str, str]:
     return {**_RESIZE, "target_size": f"$lambda x: {size}"}
 
 
-def _inference(config: ExperimentConfig, divisors: Sequence[int], *, flat: bool) -> dict[str, Any]:
+def _inference(
+    config: ExperimentConfig, divisors: Sequence[int], name: str, *, flat: bool
+) -> dict[str, Any]:
     suffixes = _PICTURES if flat else ("nii", "nii.gz")
     found = " + ".join(f"glob.glob(os.path.join(@dataset_dir, '*.{end}'))" for end in suffixes)
     return {
         "imports": [
-            "$import functools", "$import glob", "$import numpy", "$import os", "$import torch",
+            "$import functools", "$import glob", "$import itertools", "$import numpy",
+            "$import os", "$import re", "$import torch",
             "$from PIL import ImageOps", "$from safetensors.torch import load_file",
         ],
         "bundle_root": ".",
@@ -225,12 +237,15 @@ def _inference(config: ExperimentConfig, divisors: Sequence[int], *, flat: bool)
         "output_dir": "$@bundle_root + '/predictions'",
         "device": "$torch.device('cuda' if torch.cuda.is_available() else 'cpu')",
         "weights": "$load_file(@bundle_root + '/models/model.safetensors')",
-        "datalist": f"$[{{'image': path}} for path in sorted({found})]",
+        "case_of": "$lambda path: re.sub(r'_[0-9]{4}(?=(\\.[A-Za-z]+)+$)', '', path)",
+        "files": f"$sorted({found}, key=lambda path: (@case_of(path), path))",
+        "datalist": "$[{'image': files if len(files) > 1 else files[0]} "
+        "for files in (list(group) for _, group in itertools.groupby(@files, @case_of))]",
         "network_def": _network(config),
         "network": "$@network_def.to(@device)",
         **_resizing(config.federation.image),
         "preprocessing": {
-            "_target_": "Compose", "transforms": _preprocessing(config, divisors, flat=flat)
+            "_target_": "Compose", "transforms": _preprocessing(config, divisors, name, flat=flat)
         },
         "dataset": {
             "_target_": "Dataset", "data": "@datalist", "transform": "@preprocessing"
@@ -296,6 +311,8 @@ def _postprocessing(task: TaskConfig, *, flat: bool) -> list[dict[str, Any]]:
         "_target_": "SaveImaged", "keys": "pred", "output_dir": "@output_dir",
         "output_postfix": "", "separate_folder": False, "resample": False,
         "output_dtype": "$torch.uint8",
+        "output_name_formatter":
+            "$lambda meta, saver: {'subject': @case_of(meta['filename_or_obj']), 'idx': None}",
     }  # fmt: skip
     if flat:  # MONAI writes columns before rows
         turn = {"_target_": "Transposed", "keys": "pred", "indices": [0, 2, 1]}
