@@ -10,7 +10,8 @@ import pytest
 
 from collegium.data.decoded import Array
 from collegium.data.federation import FederationConfig, SiteConfig, list_cases, open_federation
-from collegium.data.recipe import ImageConfig, RawCase, TaskConfig, decode, make
+from collegium.data.recipe import RawCase, decode, make
+from collegium.data.settings import ImageConfig, TaskConfig
 from collegium.data.site import Case
 from collegium.errors import DataError
 

@@ -13,7 +13,8 @@ from PIL import Image
 
 from collegium.data import cache as cache_module
 from collegium.data.cache import entry_name, prepare
-from collegium.data.recipe import ImageConfig, TaskConfig, make
+from collegium.data.recipe import make
+from collegium.data.settings import ImageConfig, TaskConfig
 from collegium.data.site import Case
 from collegium.errors import DataError, StorageError
 

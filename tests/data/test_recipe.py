@@ -10,7 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from collegium.data.recipe import Arrays, ImageConfig, TaskConfig, decode, make, resize
+from collegium.data.recipe import Arrays, decode, make, resize
+from collegium.data.settings import ImageConfig, TaskConfig
 from collegium.data.site import Case
 from collegium.errors import ConfigError, DataError
 

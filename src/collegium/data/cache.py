@@ -21,7 +21,8 @@ from typing import Any, Literal
 import numpy as np
 
 from collegium.data.decoded import Array
-from collegium.data.recipe import Arrays, ImageConfig, TaskConfig, make
+from collegium.data.recipe import Arrays, make
+from collegium.data.settings import ImageConfig, TaskConfig
 from collegium.data.site import Case
 from collegium.errors import DataError, StorageError
 

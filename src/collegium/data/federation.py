@@ -11,8 +11,8 @@ from collegium.data.cache import PreparedCase, prepare
 from collegium.data.discovery import from_manifest
 from collegium.data.importers import find
 from collegium.data.joining import from_both
-from collegium.data.recipe import ImageConfig, TaskConfig
 from collegium.data.sampling import ImageDataset, SamplingConfig
+from collegium.data.settings import ImageConfig, TaskConfig
 from collegium.data.site import Case, EgressPolicy, Site
 from collegium.data.splits import SPLITS, SplitConfig, splits_of
 from collegium.data.tables import Table, TableConfig, read_table

@@ -13,7 +13,8 @@ import numpy as np
 from collegium.data.decoded import Array
 from collegium.data.federation import FederationConfig, list_cases
 from collegium.data.fingerprints import find_copies, fingerprint
-from collegium.data.recipe import RawCase, TaskConfig, decode
+from collegium.data.recipe import RawCase, decode
+from collegium.data.settings import TaskConfig
 from collegium.data.site import Case
 from collegium.data.splits import SPLITS, Finding, check_across_sites, draw_splits
 from collegium.errors import CollegiumError

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from collegium.data.dataset import TensorDataset
 from collegium.data.discovery import SPLIT_NAMES
-from collegium.data.recipe import TaskConfig
+from collegium.data.settings import TaskConfig
 from collegium.data.site import Case, EgressPolicy, Site
 from collegium.data.splits import SPLITS
 from collegium.data.tables import Moments, Scaling, Table, TableConfig, encode

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from collegium.data.importers.lists import from_lists, looks_like
-from collegium.data.recipe import ImageConfig, TaskConfig, decode
+from collegium.data.recipe import decode
+from collegium.data.settings import ImageConfig, TaskConfig
 
 
 def touch(folder: Path, *files: str) -> Path:
