@@ -250,7 +250,7 @@ def test_a_list_of_algorithms_is_told_apart_by_number(folder: Path):
         ("name=..", "name: '..' cannot name a folder"),
         (
             "federation.sites={Average: {folder: a}, b: {folder: b}}",
-            "federation.sites.Average: 'Average' is a word of the tables",
+            "federation.sites.Average: 'Average' is a word of tables or models",
         ),
         ("model=unett", "model.name: unknown model 'unett'; did you mean 'unet'?"),
         ("model=", "model: needs a name, but is nothing"),
@@ -428,6 +428,37 @@ def test_a_federation_is_read_from_its_own_file_or_an_experiments(folder: Path):
     assert outside.outside == ("a",)
     with pytest.raises(ConfigError, match=r"federation\.nam: .*'name'.*override"):
         load_federation(folder / "f.yaml", ["federation.nam=x"])
+
+
+def test_an_override_of_a_federation_file_may_leave_out_its_first_word(folder: Path):
+    body = FILE.partition("federation:\n")[2].partition("model:")[0]
+    (folder / "f.yaml").write_text(re.sub(r"(?m)^  ", "", body))
+    assert load_federation(folder / "f.yaml").image.inputs is None
+    for words in ("image.inputs=2", "federation.image.inputs=2"):
+        assert load_federation(folder / "f.yaml", [words]).image.inputs == 2
+    assert load_federation(folder / "f.yaml", ["name=other", "outside=[b]"]).outside == ("b",)
+    with pytest.raises(ConfigError, match=r"^federation\.imag: unknown field; did you mean 'image"):
+        load_federation(folder / "f.yaml", ["imag.inputs=2"])
+
+
+def test_what_a_federation_would_not_use_of_an_experiment_is_refused(folder: Path):
+    path = folder / "x.yaml"
+    assert load_federation(path, ["federation.image.inputs=2"]).image.inputs == 2
+    for words in ("image.inputs=2", "rounds=9", "training.lr=1"):
+        key = words.partition("=")[0]
+        with pytest.raises(ConfigError) as caught:
+            load_federation(path, [words])
+        assert str(caught.value).startswith(f"{key}: unknown field; there is federation.name, ")
+        assert str(caught.value).endswith(f" (override {words})")
+    edit(folder, "rounds: 3", "round: 3")
+    with pytest.raises(ConfigError, match=r"^round: unknown field; did you mean 'rounds'\? .*e 12"):
+        load_federation(path)
+
+
+def test_a_federation_is_read_with_what_its_experiments_recipe_says(folder: Path):
+    edit(folder, "rounds: 3", "recipe: iop-fl")
+    assert load_federation(folder / "x.yaml") == load().federation
+    assert load_federation(folder / "x.yaml").sampling.crop == (384, 384)
 
 
 HALF = {"name": "half", "format": "float16"}

@@ -101,15 +101,46 @@ def test_iop_fl_trains_as_the_paper_says() -> None:
     assert config.federation.sampling.rotations
 
 
-def test_grace_trains_as_the_paper_says() -> None:
-    prostate, skin = read("grace-prostate"), read("grace-dermoscopy")
+def test_a_recipe_s_weights_go_to_its_own_classes_only() -> None:
+    def classified(**task: Any) -> ExperimentConfig:
+        data = minimal(recipe="grace-dermoscopy")
+        data["federation"]["task"] = task
+        return parse_config(data)
+
+    names = ["MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC"]
+    assert classified(classes=names).federation.task.weights is not None
+    for classes in (sorted(names), ["well", "ill"]):
+        with pytest.raises(ConfigError, match=r"task\.classes is .* or give task\.weights"):
+            classified(classes=classes)
+        assert classified(classes=classes, weights=None).federation.task.weights is None
+    own = classified(classes=["well", "ill"], weights=[1.0, 3.0])
+    assert own.federation.task.weights == (1.0, 3.0)
+
+
+def test_grace_s_prostate_trains_as_the_paper_says_but_for_what_its_text_names() -> None:
+    prostate = read("grace-prostate")
     assert (prostate.training.optimizer, prostate.training.lr) == ("adam", 1e-3)
     assert (prostate.training.batch_size, prostate.training.local_epochs) == (16, 1)
     assert (prostate.loss, rounds_of("grace-prostate")) == ("dice_ce", 200)
+
+
+def test_grace_s_dermoscopy_has_the_paper_s_numbers() -> None:
+    skin = read("grace-dermoscopy")
     assert (skin.training.optimizer, skin.training.lr) == ("adam", 5e-4)
     assert (skin.training.batch_size, skin.training.local_epochs) == (64, 5)
     assert (skin.loss, rounds_of("grace-dermoscopy")) == ("focal", 40)
-    assert skin.federation.sampling.crop == (200, 200)
+    task, sampling = skin.federation.task, skin.federation.sampling
+    assert dict(zip(task.classes, task.weights or (), strict=True)) == {
+        "MEL": 5.5813, "NV": 2.0472, "BCC": 7.0204, "AK": 26.1194,
+        "BKL": 9.5369, "DF": 101.0707, "VASC": 92.5224, "SCC": 38.3443,
+    }  # fmt: skip
+    assert [*task.classes] == ["MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC"]  # as ISIC
+    assert (skin.federation.image.size, sampling.crop) == ((224, 224), (200, 200))
+    assert (sampling.rotate, sampling.zoom, sampling.flips) == (50.0, 0.07, True)
+    assert (sampling.shift, sampling.scale) == (0.15, 0.1)  # brightness and contrast
+    assert sampling.channels_alike
+    assert (sampling.holes, sampling.hole_side) == (8, 16)
+    assert not sampling.rotations
     assert task_of(skin).metric == "balanced_accuracy"
 
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from collegium import schema, yamlfile
 from collegium.data.federation import FederationConfig, sites_of
 from collegium.engines import EngineConfig
 from collegium.models import MODELS
-from collegium.overrides import normalise, override, settle_federation
+from collegium.overrides import normalise, override, read_federation, settle_federation
 from collegium.recipes import RECIPES, fill_in
 from collegium.registry import load_adapter, load_algorithm, load_codec
 from collegium.schema import BROKEN, FRACTION, POSITIVE, Schema, at_least, each, must, named
@@ -26,8 +26,8 @@ from collegium.training import TrainingConfig
 from collegium.wire import CodecConfig, CodingConfig
 from collegium.yamlfile import KeyPath, Place, Source
 
-RESERVED = frozenset({"average", "disparity", "global", "site sd", "worst site"})
-"""Words that stand beside sites' names in tables and folders, so that no site can have them."""
+RESERVED = re.compile(r"average|disparity|global|site sd|worst site|mean|cluster-\d.*")
+"""What stands beside sites' names in tables and folders, so that no site can be called so."""
 
 
 @dataclass(frozen=True)
@@ -186,19 +186,15 @@ def load_federation(path: str | Path, overrides: Sequence[str] = ()) -> Federati
 
     Args:
         path: The YAML file.
-        overrides: As for `load_config`; for both kinds of file their keys start with `federation.`.
+        overrides: As for `load_config`. Their keys start with `federation.`, which may be left out
+            for a federation file; others would go unused and are refused.
 
     Raises:
         ConfigError: With one sentence for every problem found.
     """
-    data, inner = yamlfile.read_yaml_file(Path(path))
-    source = inner
-    if "federation" not in data:
-        data, source = {"federation": data}, Source(inner.root)
-        source.nest(("federation",), inner)
-    for text in overrides:
-        override(data, text, source)
-    settle_federation(data, source)
+    keys = [key.name for key in fields(ExperimentConfig)]
+    data, source = read_federation(Path(path), overrides, keys)
+    _fill_recipe(data, source)
     federation = SCHEMA.build(FederationConfig, data["federation"], ("federation",), source)
     source.check()
     return federation
@@ -272,16 +268,20 @@ def decisive(config: ExperimentConfig | Mapping[str, Any]) -> dict[str, Any]:
 def _experiment(data: dict[str, Any], source: Source) -> ExperimentConfig:
     normalise(data, source)
     settle_federation(data, source)
-    recipe = data.pop("recipe", None)
-    if recipe is not None and recipe not in RECIPES:
-        source.complain(("recipe",), schema.unknown("recipe", str(recipe), list(RECIPES)))
-    elif recipe is not None:
-        fill_in(data, recipe)
+    _fill_recipe(data, source)
     config = SCHEMA.build(ExperimentConfig, data, (), source)
     if config is not BROKEN:
         _check_names(config, source)
     source.check()
     return config
+
+
+def _fill_recipe(data: dict[str, Any], source: Source) -> None:
+    recipe = data.pop("recipe", None)
+    if recipe is not None and recipe not in RECIPES:
+        source.complain(("recipe",), schema.unknown("recipe", str(recipe), list(RECIPES)))
+    elif recipe is not None:
+        fill_in(data, recipe)
 
 
 def _check_names(config: ExperimentConfig, source: Source) -> None:
@@ -303,9 +303,9 @@ def _check_names(config: ExperimentConfig, source: Source) -> None:
             if label in labels[:index]:
                 source.complain(here, f"{label!r} is there twice; give each a label of its own")
     for site in config.federation.sites:
-        if site.lower() in RESERVED:
+        if RESERVED.fullmatch(site.lower()):
             here = ("federation", "sites", site)
-            source.complain(here, f"{site!r} is a word of the tables; give the site another name")
+            source.complain(here, f"{site!r} is a word of tables or models; choose another name")
     for path, name in names.items():
         if not re.fullmatch(r"\w[\w .+-]*", name):
             source.complain(path, f"{name!r} cannot name a folder; use letters, digits, - and _")

@@ -152,7 +152,8 @@ def weighted_focal_loss(
     """The class-weighted focal loss of FLamby's Fed-ISIC2019 and of GRACE: easy cases count less.
 
     The mean over cases of -alpha_y (1 - p_y)^gamma log p_y, divided by the number of cases and not
-    by the sum of their weights.
+    by the sum of their weights. MONAI's `FocalLoss` with softmax and `weight` divides by the number
+    of cases times that of classes.
 
     Args:
         logits: (B, classes).

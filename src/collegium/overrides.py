@@ -1,10 +1,12 @@
 """From the data of an experiment file and its overrides to one mapping, every name in its place."""
 
+import dataclasses
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from collegium import yamlfile
-from collegium.data.federation import expand_root
+from collegium import schema, yamlfile
+from collegium.data.federation import FederationConfig, expand_root
 from collegium.errors import ConfigError
 from collegium.schema import named
 from collegium.yamlfile import KeyPath, Place, Source
@@ -86,6 +88,46 @@ def _inline_federation(data: dict[str, Any], source: Source) -> None:
             source.place(path).base / Path(name).expanduser()
         )
         source.nest(path, inner)
+
+
+def read_federation(
+    path: Path, overrides: Sequence[str], keys: Collection[str]
+) -> tuple[dict[str, Any], Source]:
+    """Read a federation file, or an experiment file for the federation in it.
+
+    Whatever else an override sets would go unused: the source is told that it is a problem, and so
+    is a key that an experiment does not have.
+
+    Args:
+        path: The YAML file.
+        overrides: `federation.a.b=value` each, for a federation file also `a.b=value`; or `recipe`.
+        keys: What an experiment file may hold.
+
+    Returns:
+        The mapping of an experiment, for a federation file with `federation` alone; its source.
+
+    Raises:
+        ConfigError: The file cannot be read, or an override sets no leaf.
+    """
+    data, inner = yamlfile.read_yaml_file(path)
+    source, alone = inner, "federation" not in data
+    if alone:
+        data, source = {"federation": data}, Source(inner.root)
+        source.nest(("federation",), inner)
+    for key in [key for key in data if key not in {*keys, "algorithm", "recipe"}]:
+        source.complain((str(key),), schema.unknown("field", str(key), [*keys]))
+    settable = [f"federation.{key.name}" for key in dataclasses.fields(FederationConfig)]
+    for text in overrides:
+        key = text.partition("=")[0]
+        if key.partition(".")[0] in ("federation", "recipe"):
+            override(data, text, source)
+        elif alone:
+            override(data, f"federation.{text}", source)
+        else:
+            problem = schema.unknown("field", key, settable)
+            source.problems.append(f"{key}: {problem} (override {text})")
+    settle_federation(data, source)
+    return data, source
 
 
 def settle_federation(data: dict[str, Any], source: Source) -> None:

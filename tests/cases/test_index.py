@@ -1,13 +1,71 @@
-"""Every field case has a test."""
+"""Every field case has a test that runs and asserts something."""
 
+import ast
 from pathlib import Path
 
+import pytest
 
-def test_every_field_case_is_named_by_a_test(shared: Path) -> None:
-    here = Path(__file__)
-    modules = [path for path in here.parent.glob("test_*.py") if path != here]
-    tests = "\n".join(path.read_text("utf-8") for path in modules)
-    cases = {path.name for path in (shared / "cases").iterdir() if path.is_dir()}
-    assert len(cases) >= 46
-    named = {case for case in cases if f"test_{case.partition('_')[0]}_" in tests or case in tests}
-    assert named == cases
+NUMBERS = {
+    "dcm": (1, 2, 3, 4, 5, 7, 8),
+    "geo": (1, 2, 4, 5, 6, 7, 8, 10, 11),
+    "lab": (1, 2, 3, 4, 5, 6, 7, 8, 10, 11),
+    "mod": (1, 3, 4, 5, 6, 7, 8),
+    "run": (1, 2, 3),
+    "spl": (1, 2, 3),
+    "tab": (1, 2, 3, 4, 5, 7, 9),
+}
+CASES = [f"{theme}{number:02}" for theme, numbers in NUMBERS.items() for number in numbers]
+"""The field cases, as their folders begin."""
+
+
+def asserting_tests(text: str) -> list[str]:
+    """Name the tests of a module that assert something and are not skipped whatever happens."""
+    functions = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+    named = [function for function in functions if function.name.startswith("test_")]
+    return [function.name for function in named if asserts(function) and not skipped(function)]
+
+
+def asserts(function: ast.FunctionDef) -> bool:
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assert) and not isinstance(node.test, ast.Constant):
+            return True
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.raises":
+            return True
+    return False
+
+
+def skipped(function: ast.FunctionDef) -> bool:
+    first = [ast.unparse(mark).partition("(")[0] for mark in function.decorator_list]
+    calls = [node.value for node in function.body if isinstance(node, ast.Expr)]
+    first += [ast.unparse(call.func) for call in calls if isinstance(call, ast.Call)]
+    return bool({"pytest.mark.skip", "pytest.skip"} & set(first))
+
+
+def test_every_field_case_has_a_test_that_asserts() -> None:
+    modules = [path for path in Path(__file__).parent.glob("test_*.py") if path != Path(__file__)]
+    tests = [name for path in modules for name in asserting_tests(path.read_text("utf-8"))]
+    lacking = [c for c in CASES if not any(name.startswith(f"test_{c}_") for name in tests)]
+    assert (len(CASES), lacking) == (46, [])
+
+
+def test_the_cases_listed_are_those_of_the_shared_folder(shared: Path) -> None:
+    folders = [path.name for path in (shared / "cases").iterdir() if path.is_dir()]
+    assert sorted(name.partition("_")[0] for name in folders) == sorted(CASES)
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [
+        ("def test_a():\n    assert f() == 3", True),
+        ("def test_a():\n    if b:\n        pytest.skip('')\n    with pytest.raises(E): f()", True),
+        ("@pytest.mark.skipif(b, reason='')\ndef test_a():\n    assert f()", True),
+        ("@pytest.mark.skip(reason='')\ndef test_a():\n    assert f()", False),
+        ("def test_a():\n    pytest.skip('later')\n    assert f()", False),
+        ("def test_a():\n    assert True", False),
+        ("def test_a():\n    f()  # assert", False),
+        ("class A:\n    def test_a(self):\n        assert f()", False),
+        ("TEXT = 'def test_a(): assert f()'", False),
+    ],
+)
+def test_only_functions_that_run_and_assert_count(text: str, counts: bool) -> None:
+    assert asserting_tests(text) == (["test_a"] if counts else [])

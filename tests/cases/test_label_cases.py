@@ -246,4 +246,4 @@ def test_lab11_sibling_uint8_with_a_steep_slope_in_another_orientation(tmp_path:
     image.header.set_slope_inter(1000, -500)
     nib.save(image, tmp_path / "x.nii.gz")
     read = read_image(tmp_path / "x.nii.gz")
-    assert read.array.tolist() == [[[[6500, 500]], [[-500, 254500]]]]
+    assert read.array.tolist() == [[[6500, 500], [-500, 254500]]]

@@ -15,7 +15,7 @@ def read(path: Path) -> torch.Tensor:
         return torch.from_numpy(np.asarray(image) > 0).long()[None]
 
 
-def test_empty_structures_score_zero_or_undefined_and_never_nan(shared: Path) -> None:
+def test_lab06_empty_structures_score_zero_or_undefined_and_never_nan(shared: Path) -> None:
     folder = shared / "cases" / "lab06_empty_truth_dice"
     right = json.loads((folder / "case.json").read_text())["right_outcome"]["values"]
     task, scores = SegmentationTask(), {}

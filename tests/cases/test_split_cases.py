@@ -33,7 +33,7 @@ def spl01(shared) -> tuple[dict[str, list[Case]], Path]:
     with (folder / "manifest.csv").open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             image = folder / row["image"]
-            case = Case(row["site"], image.stem, row["patient_id"], (image,), image)
+            case = Case(row["site"], image.stem, row["patient_id"], (image,), image, stated=True)
             sites[row["site"]].append(case)
     return sites, folder
 

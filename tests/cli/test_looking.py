@@ -8,7 +8,13 @@ import pytest
 
 from collegium.cli.looking import show_inspection
 from collegium.data.federation import FederationConfig, SamplingConfig, SiteConfig, TaskConfig
-from collegium.data.inspection import Inspection, inspect_federation
+from collegium.data.inspection import (
+    Inspection,
+    LabelSize,
+    MissingChannel,
+    SiteInspection,
+    inspect_federation,
+)
 
 
 def volumes(folder: Path, count: int, spacing: tuple[float, ...]) -> None:
@@ -69,3 +75,19 @@ def test_many_problems_of_a_site_are_cut_short(
     assert len(inspection.sites[1].problems) == 20
     assert len(written) == 13
     assert written[-1] == "problem: site south: 8 more, which --json lists"
+
+
+def test_missing_channels_and_regions_are_written(capsys: pytest.CaptureFixture[str]) -> None:
+    empty: dict[str, int] = {}
+    site = SiteInspection(
+        "a", True, 4, 4, 4, empty, empty, empty, empty, empty, {"2": 4},
+        (MissingChannel(1, "T2", 4), MissingChannel(2, None, 1)), None, empty,
+        (LabelSize(1, "mL", 4, 1.0, 2.0, 3.0), LabelSize("WT", "mL", 3, 4.0, 5.0, 6.0)),
+        empty, None, 0, (), (),
+    )  # fmt: skip
+    show_inspection(Inspection("f", ("background", "edema"), (site,), None, (), ()))
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[1] == ["a", "4", "4", "0", "0", "0", "2"]
+    assert lines[2:4] == [["no", "1", "T2"], ["no", "2", "(1)"]]
+    assert ["1", "edema", "a", "4", "mL", "1", "2", "3"] in lines
+    assert ["WT", "a", "3", "mL", "4", "5", "6"] in lines

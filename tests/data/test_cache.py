@@ -74,8 +74,10 @@ def test_the_entry_is_named_by_contents_and_recipe_only(case, tmp_path):
         entry_name(case, ImageConfig(normalise="minmax"), TASK),
         entry_name(case, ImageConfig(normalise="none", size=4), TASK),
         entry_name(case, PLAIN, TaskConfig(label_map={1: 0})),
+        entry_name(case, PLAIN, TaskConfig(regions={"a": (1,)})),
+        entry_name(case, PLAIN, TaskConfig(regions={"b": (1,)})),
     }
-    assert len(different | {name}) == 6
+    assert len(different | {name}) == 8
 
 
 @pytest.mark.parametrize("file", ["image.npy", "label.npy", "mask.npy", "case.json"])

@@ -58,6 +58,8 @@ def test_words_for_missing_values_stay_text(tmp_path: Path) -> None:
         ("a,b\n1,2,3\n4,5,6\n", "row 1: 3 cells stand below 2 columns"),
         ("a,b\n1,2\n1\n", "row 2: 1 cells stand below 2 columns"),
         ("a,b,a\n1,2,3\n", "has two columns 'a'; rename"),
+        ("", r"^t\.csv is empty; write a line of columns"),
+        (";;\n\n", r"^t\.csv is empty; write a line of columns"),
         ('a,b\n1,"2\n3,4\n', r"no table that can be read \(unexpected end of data\)"),
     ],
 )

@@ -80,12 +80,13 @@ def test_a_label_map_of_half_the_size_is_brought_back_to_the_whole(
     np.testing.assert_array_equal(as_stored(half, affine, whole.shape), whole)
 
 
+@pytest.mark.parametrize("across", [0, 1, 2])
 @pytest.mark.parametrize(("order", "signs"), ORDERS)
-def test_a_single_axial_slice_has_two_axes_and_returns_to_three(
-    order: tuple[int, ...], signs: tuple[int, ...]
+def test_a_single_slice_has_two_axes_and_returns_to_three(
+    order: tuple[int, ...], signs: tuple[int, ...], across: int
 ) -> None:
     affine = affine_of(order, signs)
-    shape = tuple(1 if world == 2 else n for world, n in zip(order, SHAPE, strict=True))
+    shape = tuple(1 if world == across else n for world, n in zip(order, SHAPE, strict=True))
     stored = np.arange(np.prod(shape)).reshape(shape)
     decoded = upright(stored[None], affine, "x.nii", measured=np.ones((1, *shape), bool))
     assert decoded.array.ndim == 3
@@ -95,6 +96,23 @@ def test_a_single_axial_slice_has_two_axes_and_returns_to_three(
     assert decoded.measured.shape == decoded.array.shape
     assert decoded.notes[-1] == "x.nii: holds a single slice and was read with two spatial axes"
     np.testing.assert_array_equal(as_stored(decoded.array[0], affine, shape), stored)
+    lengths = {world: (0.7, 1.5, 3.0)[axis] for axis, world in enumerate(order)}
+    assert decoded.spacing == pytest.approx([lengths[w] for w in range(3) if w != across])
+    assert decoded.affine is not None
+    there = upright(points(affine, shape), affine, "x.nii").array
+    plane = (*decoded.array.shape[1:], 1)
+    np.testing.assert_allclose(points(decoded.affine, plane)[..., 0], there, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("shape", "seen"), [((1, 1, 5), (1, 1, 5)), ((1, 4, 1), (1, 4)), ((1, 1, 1), (1, 1))]
+)
+def test_of_several_axes_of_length_one_only_the_third_goes(
+    shape: tuple[int, ...], seen: tuple[int, ...]
+) -> None:
+    decoded = upright(np.zeros((1, *shape)), np.eye(4), "x.nii")
+    assert decoded.array.shape[1:] == seen
+    assert as_stored(decoded.array[0], np.eye(4), shape).shape == shape
 
 
 def test_channels_are_turned_alike() -> None:

@@ -39,6 +39,11 @@ def test_without_label_and_class_both_ways_out_are_said(tmp_path: Path) -> None:
         from_manifest("A", tmp_path, file)
 
 
+def test_an_empty_manifest_is_called_so(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"^site A: the manifest .*m\.csv is empty: write a"):
+        from_manifest("A", tmp_path, manifest(tmp_path, "\ufeff\n"))
+
+
 def test_a_series_of_a_folder_is_kept_and_uids_name_cases_whole(tmp_path: Path) -> None:
     for name in ("1.2.840.1", "1.2.840.2", "p.q"):
         (tmp_path / name).mkdir()

@@ -10,6 +10,9 @@ from PIL import Image
 
 from collegium.data.formats import SUFFIXES, arrays, itk, nifti, pictures, write_mask
 from collegium.data.reading import read_image, read_label
+from collegium.data.recipe import make
+from collegium.data.settings import ImageConfig, TaskConfig
+from collegium.data.site import Case
 from collegium.errors import DataError, StorageError
 
 SHAPE = (6, 7, 5)
@@ -50,6 +53,57 @@ def test_a_mask_lies_on_the_same_voxels_as_its_image(tmp_path: Path, axes: str) 
     assert mask.get_data_dtype() == np.uint8
     for key in ("qform_code", "sform_code"):
         assert int(mask.header[key]) == int(kept.header[key])
+
+
+@pytest.mark.parametrize("shape", [SHAPE, (6, 7)])
+def test_a_mask_of_an_image_without_a_place_lies_on_it_for_every_program(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    sitk: Any = pytest.importorskip("SimpleITK")
+    stored = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    image = nib.Nifti1Image(stored, None)
+    image.header.set_zooms((0.5, 1.5, 2.5)[: len(shape)])
+    image.header.set_xyzt_units("mm")
+    nib.save(image, tmp_path / "scan.nii")
+    seen = read_image(tmp_path / "scan.nii")
+    assert "sform_code and qform_code are 0" in seen.notes[0]
+    path = write_mask((seen.array[0] > 0).astype(int), tmp_path / "scan.nii", tmp_path, "mask")
+    mask: Any = nib.load(path)
+    kept: Any = nib.load(tmp_path / "scan.nii")
+    assert [int(mask.header[key]) for key in ("sform_code", "qform_code")] == [0, 0]
+    np.testing.assert_array_equal(mask.affine, kept.affine)
+    np.testing.assert_array_equal(np.asarray(mask.dataobj).reshape(shape), stored > 0)
+    scan, drawn = (sitk.ReadImage(str(file)) for file in (tmp_path / "scan.nii", path))
+    if len(shape) == 2:
+        drawn = drawn[:, :, 0]
+    inside = sitk.GetArrayFromImage(sitk.Mask(scan, drawn))  # it refuses another geometry
+    np.testing.assert_array_equal(inside.T, np.where(stored > 0, stored, 0))
+
+
+@pytest.mark.parametrize(("axis", "axes"), [(0, "RAS"), (1, "LPS"), (2, "PIR"), (0, "AIL")])
+def test_a_slice_in_any_plane_is_seen_whole_and_its_mask_lies_on_it(
+    tmp_path: Path, axis: int, axes: str
+) -> None:
+    shape = tuple(1 if own == axis else length for own, length in enumerate((8, 6, 4)))
+    stored = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    nib.save(nib.Nifti1Image(stored, oblique(axes)), tmp_path / "scan.nii")
+    case = Case("C", "c", "p", (tmp_path / "scan.nii",), None)
+    half = tuple(length // 2 for length in read_image(tmp_path / "scan.nii").array.shape[1:])
+    arrays, _, _ = make(case, ImageConfig(size=half), TaskConfig())
+    assert arrays.shape == half
+    seen = read_image(tmp_path / "scan.nii").array[0]
+    path = write_mask((seen > 0.5).astype(int), tmp_path / "scan.nii", tmp_path, "mask")
+    mask: Any = nib.load(path)
+    np.testing.assert_array_equal(np.asarray(mask.dataobj), stored > 0.5)
+    np.testing.assert_allclose(mask.affine, oblique(axes), atol=1e-6)
+    again = read_label(path, classes=2, like=read_image(tmp_path / "scan.nii"))
+    np.testing.assert_array_equal(again.array, seen > 0.5)
+    small = np.zeros(half, int)
+    small[0] = 1
+    path = write_mask(small, tmp_path / "scan.nii", tmp_path, "small")
+    whole: Any = nib.load(path)
+    assert np.asarray(whole.dataobj).shape == shape
+    assert np.asarray(whole.dataobj).sum() == stored.size // half[0]
 
 
 def test_a_volume_that_was_resized_is_brought_back(tmp_path: Path) -> None:

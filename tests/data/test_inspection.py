@@ -17,7 +17,7 @@ from collegium.data.federation import (
     TableConfig,
     TaskConfig,
 )
-from collegium.data.inspection import LabelSize, inspect_federation
+from collegium.data.inspection import LabelSize, MissingChannel, inspect_federation
 
 
 def case(site: Path, name: str, pixels: np.ndarray, label: np.ndarray) -> None:
@@ -75,9 +75,9 @@ def test_every_problem_is_listed_with_its_place(federation):
 
 def test_what_sites_share_is_found(federation):
     inspection = inspect_federation(federation)
-    assert inspection.shared_patients == 1
+    assert inspection.shared_patients is None  # p1 is the name of a file at both
     kinds = [(finding.kind, finding.patients) for finding in inspection.findings]
-    assert kinds == [("shared_patient", ("p1",)), ("identical_files", ("p1", "q2"))]
+    assert kinds == [("identical_files", ("p1", "q2"))]
 
 
 def test_an_inspection_can_be_written_as_json(federation, tmp_path):
@@ -85,7 +85,7 @@ def test_an_inspection_can_be_written_as_json(federation, tmp_path):
     back = json.loads(json.dumps(inspection.to_dict()))
     assert back["good"] is False
     assert back["sites"][0]["intensity"] == [10.0, 115.0]
-    assert back["findings"][1]["files"] == [
+    assert back["findings"][0]["files"] == [
         str(tmp_path / "B" / "images" / f"{name}.png") for name in ("p1", "q2")
     ]
 
@@ -263,4 +263,70 @@ def test_the_rows_of_tables_are_counted_by_class(tmp_path):
     (site,) = inspect_federation(config).sites
     assert (site.cases, site.targets, site.shapes) == (4, {"0": 1, "1": 2, "9": 1}, {})
     (problem,) = site.problems
-    assert "the class '9' is unknown: write one of 0, 1" in problem
+    assert "the class is unknown: write one of 0, 1" in problem
+
+
+def lacking(tmp_path: Path) -> tuple[FederationConfig, np.ndarray]:
+    """Three channels at one site, the first and the last at the other; three structures."""
+    label = np.zeros((4, 5, 6), np.uint8)
+    label.flat[:60], label.flat[:30], label.flat[:10] = 1, 2, 3
+    for site, count in (("full", 3), ("less", 2)):
+        for channel in range(count):
+            values = np.random.default_rng(channel).normal(size=label.shape) * 100
+            volume(tmp_path / site / "imagesTr" / f"{site}_{channel:04d}.nii.gz", values, (1, 1, 1))
+        volume(tmp_path / site / "labelsTr" / f"{site}.nii.gz", label, (1, 1, 1))
+        names = ["T1", "T2", "FLAIR"] if count == 3 else ["T1", "FLAIR"]
+        about = {"channel_names": dict(enumerate(names)), "labels": {"WT": [1, 2, 3]}}
+        (tmp_path / site / "dataset.json").write_text(json.dumps(about), "utf-8")
+    sites = {"full": SiteConfig(folder="full"), "less": SiteConfig(folder="less", channels=(0, 2))}
+    regions = {"WT": (1, 2, 3), "TC": (2, 3), "ET": (3,)}
+    task = TaskConfig(classes=("background", "edema", "core", "edge"), regions=regions)
+    image = ImageConfig(inputs=3)
+    return FederationConfig("f", sites, str(tmp_path), task=task, image=image), label
+
+
+def test_channels_that_a_site_lacks_are_told_by_number_and_name(tmp_path):
+    found = inspect_federation(lacking(tmp_path)[0])
+    assert found.good
+    full, less = found.sites
+    assert (full.missing_channels, full.channels) == ((), {"3": 1})
+    assert (less.missing_channels, less.channels) == ((MissingChannel(1, "T2", 1),), {"2": 1})
+    site = json.loads(json.dumps(found.to_dict()))["sites"][1]
+    assert site["missing_channels"] == [{"channel": 1, "name": "T2", "cases": 1}]
+
+
+def test_the_sizes_of_regions_stand_behind_those_of_classes(tmp_path):
+    config, label = lacking(tmp_path)
+    site = inspect_federation(config).sites[0]
+    values = {1: [1], 2: [2], 3: [3], "WT": [1, 2, 3], "TC": [2, 3], "ET": [3]}
+    sizes = [(name, np.isin(label, held).sum() / 1000) for name, held in values.items()]
+    assert [(size.label, size.middle) for size in site.sizes] == sizes
+    assert {size.unit for size in site.sizes} == {"mL"}
+
+
+def test_channels_of_one_case_that_hold_the_same_pixels_are_told(tmp_path):
+    for subject, value in (("sub-1", 0), ("sub-2", 7)):
+        values = np.arange(60).reshape(3, 4, 5)
+        for kind, offset in (("T1w", 0), ("FLAIR", value)):
+            volume(tmp_path / "A" / subject / "anat" / f"{subject}_{kind}.nii",
+                   values + 100 * value + offset, (1, 1, 1))  # fmt: skip
+        volume(tmp_path / "A" / subject / "anat" / f"{subject}_dseg.nii", values % 2, (1, 1, 1))
+    again = tmp_path / "A" / "sub-1" / "anat" / "sub-1_FLAIR.nii"
+    stored = bytearray(again.read_bytes())
+    stored[148:153] = b"again"  # of the header, what describes the file
+    again.write_bytes(stored)
+    sites = {"A": SiteConfig(folder="A", options={"modality": "T1w, FLAIR"})}
+    (finding,) = inspect_federation(FederationConfig("f", sites, str(tmp_path))).findings
+    assert (finding.kind, finding.patients) == ("equal_channels", ("sub-1",))
+    assert finding.text.startswith("site A, case sub-1: two of its channels are the same image (")
+    again.write_bytes(again.with_name("sub-1_T1w.nii").read_bytes())
+    assert inspect_federation(FederationConfig("f", sites, str(tmp_path))).findings == (finding,)
+
+
+def test_files_of_a_layout_that_are_not_used_are_a_note(tmp_path):
+    for kind, values in (("", np.arange(60)), ("_segmentation", np.arange(60) % 2)):
+        volume(tmp_path / "HK" / f"Case00{kind}.nii.gz", values.reshape(3, 4, 5), (1, 1, 1))
+    (tmp_path / "HK-index.npy").write_bytes(b"x")
+    config = FederationConfig("f", {"HK": SiteConfig(folder="HK")}, root=str(tmp_path))
+    (site,) = inspect_federation(config).sites
+    assert site.notes[0].startswith("the split in HK-index.npy is not used")

@@ -65,6 +65,26 @@ def test_patients_are_sorted_by_the_mean_volume_of_their_labels(tmp_path: Path) 
     assert counts == {"site_1": 4, "site_2": 4}
 
 
+def test_sites_keep_the_sizes_that_are_given(tmp_path: Path) -> None:
+    config = federation(pool(tmp_path, (9, 9, 1, 3, 1, 1, 5, 1)))  # by mean: p2, p1, p3, p0
+    counts = divide(config, Division("volume", sizes=(1, 3)), tmp_path / "n.csv")
+    assert counts == {"site_1": 2, "site_2": 6}
+    assert sites_of(tmp_path / "n.csv")["site_1"] == {"c4", "c5"}
+    with pytest.raises(ConfigError, match="sizes 1, 2 do not add up to 4 patients"):
+        divide(config, Division("volume", sizes=(1, 2)), tmp_path / "n.csv")
+    with pytest.raises(ConfigError, match="sizes are for a division by volume, not by ratio"):
+        Division("ratio", sizes=(1, 3))
+
+
+def test_a_column_that_cuts_through_a_patient_is_refused(tmp_path: Path) -> None:
+    config = federation(pool(tmp_path))
+    manifest = tmp_path / "old" / "m.csv"
+    manifest.write_text(manifest.read_text().replace("c1,p0,A", "c1,p0,B"))
+    with pytest.raises(DataError, match="1 of the patients have cases with different words"):
+        divide(config, Division("column", column="scanner"), tmp_path / "n.csv")
+    assert not (tmp_path / "n.csv").exists()
+
+
 def test_volumes_are_measured_in_millimetres(tmp_path: Path) -> None:
     for name, voxels, depth in (("a", 3, 4.0), ("b", 10, 1.0), ("c", 2, 9.0)):
         label = np.zeros((3, 4, 2), np.uint8)
@@ -139,7 +159,9 @@ def test_classes_are_divided_as_they_are_written(tmp_path: Path) -> None:
     assert {site: len(cases) for site, cases in found.items()} == {"site_1": 3, "site_2": 5}
 
 
-def test_ids_at_two_sites_tables_and_ones_own_manifest_are_refused(tmp_path: Path) -> None:
+def test_doubled_ids_volumes_of_tables_and_ones_own_manifest_are_refused(
+    tmp_path: Path,
+) -> None:
     config = federation(pool(tmp_path))
     before = (tmp_path / "old" / "m.csv").read_text()
     with pytest.raises(ConfigError, match="is the manifest of site old, which is kept"):
@@ -152,8 +174,9 @@ def test_ids_at_two_sites_tables_and_ones_own_manifest_are_refused(tmp_path: Pat
         "t", {"a": SiteConfig(table="a.csv")}, str(tmp_path),
         task=TaskConfig("classification"), table=TableConfig(label="y", numeric=("x",)),
     )  # fmt: skip
-    with pytest.raises(ConfigError, match="tables are not divided"):
-        divide(tables, Division("volume"), tmp_path / "n")
+    for division in (Division("volume"), Division("column", column="x", lack=True)):
+        with pytest.raises(ConfigError, match="tables have neither volumes nor channels; divide"):
+            divide(tables, division, tmp_path / "n")
     folders = FederationConfig("f", {"a": SiteConfig(folder="a")}, str(tmp_path))
     for kind in ("images", "labels"):
         (tmp_path / "a" / kind).mkdir(parents=True)

@@ -12,7 +12,13 @@ import pytest
 from PIL import Image
 
 from collegium.data.formats import nifti, pictures
-from collegium.data.reading import normalise, read_image, read_label, read_mask
+from collegium.data.reading import (
+    classes_of_regions,
+    normalise,
+    read_image,
+    read_label,
+    read_mask,
+)
 from collegium.errors import ConfigError, DataError
 
 
@@ -326,8 +332,8 @@ class TestNonFinite:
     def test_values_beyond_float32_count_as_infinite(self, tmp_path: Path):
         array = np.array([[[1e300, 1.0], [3.0, -1e300]]])
         read = read_image(volume(tmp_path / "x.nii", array))
-        assert read.array.tolist() == [[[[2, 1], [3, 2]]]]
-        assert "0 NaN, 1 +Inf and 1 -Inf" in read.notes[0]
+        assert read.array.tolist() == [[[2, 1], [3, 2]]]
+        assert "0 NaN, 1 +Inf and 1 -Inf" in read.notes[-1]
 
 
 class TestLabels:
@@ -388,7 +394,7 @@ class TestLabels:
         path = picture(tmp_path / "m.png", np.array([[0, 65535]], "uint16"))
         assert read_label(path, classes=2).array.tolist() == [[0, 1]]
         path = volume(tmp_path / "m.nii", np.array([[[0, 255]]] * 2, "uint8"))
-        assert read_label(path, classes=2).array.tolist() == [[[0, 1]]] * 2
+        assert read_label(path, classes=2).array.tolist() == [[0, 1]] * 2
 
     def test_white_is_no_class_where_there_are_three(self, tmp_path: Path):
         path = picture(tmp_path / "m.png", np.array([[0, 1, 255]], "uint8"))
@@ -458,6 +464,50 @@ class TestLabels:
         assert label.array.max() == 299
 
 
+BRATS = {"WT": (1, 2, 3), "TC": (1, 3), "ET": (3,)}
+
+
+class TestRegions:
+    def test_classes_are_told_by_the_regions_that_hold_them(self, tmp_path: Path):
+        labels = np.random.default_rng(0).integers(0, 4, (5, 4, 3))
+        masks = np.stack([np.isin(labels, made_of) for made_of in BRATS.values()])
+        found = classes_of_regions(masks, BRATS, tmp_path)
+        np.testing.assert_array_equal(found, labels)
+
+    def test_of_classes_in_the_same_regions_the_lowest_is_taken(self, tmp_path: Path):
+        masks, regions = np.array([[True, True, False], [True, False, False]]), {"a": (3, 2, 1)}
+        assert classes_of_regions(masks, {**regions, "b": (1,)}, tmp_path).tolist() == [1, 2, 0]
+
+    def test_a_set_of_regions_that_no_class_has_is_refused(self, tmp_path: Path):
+        masks = np.zeros((3, 2, 2), bool)
+        masks[1:, 0, 1] = masks[0, 0, 0] = True
+        words = r"m\.nii: 1 pixels lie .* first in TC and ET alone .*WT: 1, 2, 3; TC: 1, 3; ET: 3"
+        with pytest.raises(DataError, match=words):
+            classes_of_regions(masks, BRATS, tmp_path / "m.nii")
+
+    def test_equal_channels_are_regions_too(self, tmp_path: Path):
+        array = np.zeros((3, 4, 2, 3), "uint8")
+        array[1, 2, 1] = 1  # inside all three
+        path = volume(tmp_path / "m.nii", array)
+        label = read_label(path, classes=4, regions=BRATS)
+        assert np.argwhere(label.array).tolist() == [[1, 2, 1]]
+        assert label.array.max() == 3
+        assert label.notes == ("m.nii: its channels were taken as the regions WT, TC, ET",)
+        assert read_label(path, classes=4).array.max() == 1
+
+    def test_pictures_and_other_channels_are_label_maps(self, tmp_path: Path):
+        grey = np.array([[0, 1, 0], [1, 1, 0]], "uint8")
+        path = picture(tmp_path / "m.png", np.stack([grey] * 3, axis=-1))
+        label = read_label(path, classes=4, regions=BRATS)
+        np.testing.assert_array_equal(label.array, grey)
+        array = np.repeat(grid(2, 3, 2, 1) % 4, 3, axis=3)
+        label = read_label(volume(tmp_path / "m.nii", array), classes=4, regions=BRATS)
+        np.testing.assert_array_equal(label.array, array[..., 0])
+        two = volume(tmp_path / "two.nii", (array[..., :2] == [1, 0]).astype("uint8"))
+        with pytest.raises(DataError, match=r"2 channels .* no masks of the regions WT, TC, ET:"):
+            read_label(two, classes=4, regions=BRATS)
+
+
 class TestFieldOfView:
     def test_not_zero_is_inside_in_any_channel(self, tmp_path: Path):
         array = np.zeros((2, 2, 3), "uint8")
@@ -471,9 +521,9 @@ class TestFieldOfView:
         assert read_mask(path).array.tolist() == [[True, False, False]]
 
     def test_a_volume_keeps_its_place(self, tmp_path: Path):
-        array = np.array([[[0, np.nan, 0.5]]] * 2)
+        array = np.array([[[0, np.nan, 0.5]] * 2] * 2)
         mask = read_mask(volume(tmp_path / "f.nii", array, np.diag([1.0, 2, 3, 1])))
-        assert mask.array.tolist() == [[[False, False, True]]] * 2
+        assert mask.array.tolist() == [[[False, False, True]] * 2] * 2
         assert mask.spacing == (1, 2, 3)
 
     def test_an_empty_one_is_refused(self, tmp_path: Path):

@@ -247,9 +247,61 @@ def test_regions_are_the_channels_of_the_network(tmp_path: Path) -> None:
             TaskConfig(classes=names, regions={"x": wrong})
 
 
+BRATS = TaskConfig(
+    classes=("background", "necrosis", "edema", "enhancing"),
+    regions={"WT": (1, 2, 3), "TC": (1, 3), "ET": (3,)},
+)
+
+
+def regions_case(folder: Path, suffix: str, masks: np.ndarray) -> Case:
+    """A case whose label has a channel (x, y, z, region) for each region, stored as LAS."""
+    affine = np.diag([-2.0, 1.0, 3.0, 1.0])
+    image = volume(folder / "i.nii.gz", np.zeros(masks.shape[:3], np.int16), affine)
+    label = folder / f"l{suffix}"
+    if suffix == ".nii.gz":
+        volume(label, masks.astype(np.uint8), affine)
+    elif suffix == ".nrrd":
+        sitk: Any = pytest.importorskip("SimpleITK")
+        vectors = sitk.GetImageFromArray(masks.transpose(2, 1, 0, 3).astype(np.uint8), True)
+        vectors.SetSpacing((2.0, 1.0, 3.0))
+        vectors.SetDirection((1.0, 0, 0, 0, -1.0, 0, 0, 0, 1.0))
+        sitk.WriteImage(vectors, str(label))
+    else:
+        np.save(label, masks[::-1].transpose(2, 0, 1, 3))  # it is taken as RAS
+    return Case("C", "Case12", "p", (image,), label)
+
+
+@pytest.mark.parametrize("suffix", [".nii.gz", ".nrrd", ".npy"])
+def test_channels_of_regions_are_the_same_label_as_a_label_map(tmp_path: Path, suffix: str) -> None:
+    truth = np.random.default_rng(0).integers(0, 4, (6, 5, 4)).astype(np.uint8)
+    assert BRATS.regions is not None
+    masks = np.stack([np.isin(truth, made_of) for made_of in BRATS.regions.values()], axis=-1)
+    case = regions_case(tmp_path, suffix, masks)
+    plain = volume(tmp_path / "plain.nii", truth, np.diag([-2.0, 1.0, 3.0, 1.0]))
+    expected = decode(replace(case, label=plain), ImageConfig(), BRATS).arrays.label
+    found = decode(case, ImageConfig(), BRATS).arrays.label
+    assert found is not None
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(found, truth[::-1])
+    with pytest.raises(DataError, match=r"C, case Case12: .* 3 channels of the label map differ"):
+        decode(case, ImageConfig(), replace(BRATS, regions=None))
+
+
+def test_regions_without_a_class_name_file_case_and_regions(tmp_path: Path) -> None:
+    masks = np.zeros((6, 5, 4, 3), bool)
+    masks[1, 2, 3, 2] = True
+    with pytest.raises(
+        DataError, match=r"C, case Case12: .*l\.nii\.gz: 1 pixels .* in ET alone \(task\.regions"
+    ):
+        decode(regions_case(tmp_path, ".nii.gz", masks), ImageConfig(), BRATS)
+
+
 def test_a_class_is_found_by_its_name_or_by_its_coding() -> None:
     task = TaskConfig("classification", ("healthy", "ill"), coding={"0": "healthy", "2": "ill"})
     assert [task.class_of(word, "here") for word in ("ill", "2", "0", "healthy")] == [1, 1, 0, 0]
+    assert task.class_of("2.0", "here") == task.class_of("2", "here")
+    with pytest.raises(DataError, match=r"^here has no class: fill it in or leave the case out$"):
+        task.class_of("", "here")
     with pytest.raises(DataError, match="here: the class '1' is unknown: write one of healthy, il"):
         task.class_of("1", "here")
     with pytest.raises(ConfigError, match=r"task\.coding names 'sick'"):
@@ -266,3 +318,10 @@ def test_a_case_without_a_label_gets_zeros_in_a_segmentation_only(tmp_path: Path
     assert label.shape == (3, 4)
     assert not label.any()
     assert decode(case, ImageConfig(), TaskConfig("classification")).arrays.label is None
+
+
+def test_channels_in_another_order_are_put_into_that_of_the_network(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(8).integers(0, 255, (6, 6, 3)).astype(np.uint8)
+    case = replace(picture_case(tmp_path, pixels), channels=(1, 2, 0))
+    arrays, _, _ = make(case, ImageConfig(inputs=3, normalise="none"), TASK)
+    np.testing.assert_array_equal(arrays.image, pixels.transpose(2, 0, 1)[[2, 0, 1]])

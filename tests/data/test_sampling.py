@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from collegium.data.augmentation import turned
 from collegium.data.cache import PreparedCase
 from collegium.data.sampling import ImageDataset, SamplingConfig
 from collegium.errors import ConfigError, DataError
@@ -259,11 +260,113 @@ def test_every_channel_is_scaled_and_shifted_by_numbers_of_its_own(tmp_path: Pat
     assert abs(torch.corrcoef(slopes.T)[0, 1]) < 0.2
 
 
+def test_channels_alike_share_their_numbers(tmp_path: Path) -> None:
+    case = prepared(tmp_path, (6, 5), channels=2)
+    config = SamplingConfig(scale=0.2, shift=3.0, channels_alike=True)
+    images = ImageDataset([case], config).batch([0] * 100, rngs(*range(100)))["image"].double()
+    plain = torch.stack([torch.arange(30.0), torch.arange(30.0) + 1000]).double()
+    for image in images.flatten(2):
+        slope, shift = np.polyfit(plain.flatten(), image.flatten(), 1)
+        np.testing.assert_allclose(slope * plain + shift, image, atol=1e-3)
+        assert 0.8 <= slope <= 1.2
+        assert -3.01 <= shift <= 3.01
+    assert len(images[:, 0, 0, 0].unique()) == 100
+
+
 @pytest.mark.parametrize(
     "change",
-    [{"foreground": 1.5}, {"foreground": -0.1}, {"scale": 2.0}, {"shift": -1.0}, {"patches": 0}],
+    [
+        {"foreground": 1.5},
+        {"foreground": -0.1},
+        {"scale": 2.0},
+        {"shift": -1.0},
+        {"patches": 0},
+        {"rotate": 181.0},
+        {"zoom": 0.6},
+        {"holes": -1},
+        {"hole_side": 0},
+    ],
 )
 def test_an_impossible_sampling_is_refused(change: dict[str, float]) -> None:
     (key,) = change
     with pytest.raises(ConfigError, match=rf"sampling\.{key} is"):
         SamplingConfig(**change)  # type: ignore[arg-type]
+
+
+def disc(folder: Path, size: int = 41) -> PreparedCase:
+    """A case whose label and mask are where its image is above 1/2: a disc beside the middle."""
+    case = prepared(folder, (size, size), masked=True)
+    rows, columns = np.ogrid[:size, :size]
+    image = 1 / (1 + np.exp(np.hypot(rows - 12, columns - 20) - 6))
+    np.save(case.folder / "image.npy", image[None].astype(np.float32))
+    for name in ("label", "mask"):
+        np.save(case.folder / f"{name}.npy", (image > 0.5).astype(np.uint8))
+    return case
+
+
+def test_a_turned_and_zoomed_label_stays_on_its_image(tmp_path: Path) -> None:
+    data = ImageDataset([disc(tmp_path)], SamplingConfig((30, 30), rotate=50.0, zoom=0.2))
+    batch = data.batch([0] * 40, rngs(*range(40)))
+    image, label = batch["image"][:, 0], batch["label"]
+    assert torch.equal(label == 1, batch["mask"])
+    clear = (image - 0.5).abs() > 0.15  # the nearest pixel may differ at the very edge
+    assert torch.equal(label[clear] == 1, image[clear] > 0.5)
+    areas = label.flatten(1).sum(1)
+    assert len(areas.unique()) > 10
+
+
+def test_angles_and_factors_are_drawn_evenly_before_the_crop(tmp_path: Path) -> None:
+    case = disc(tmp_path)
+    data = ImageDataset([case], SamplingConfig(rotate=40.0, zoom=0.1))
+    angles, areas = [], []
+    for seed in range(300):
+        label = data.batch([0], rngs(seed))["label"][0]
+        row, column = label.nonzero().double().mean(0)
+        angles.append(np.degrees(np.arctan2(20.0 - float(column), 20.0 - float(row))))
+        areas.append(int(label.sum()))
+    assert -41 < min(angles) < -38
+    assert 38 < max(angles) < 41
+    assert abs(np.mean(angles)) < 4 * 40 / (3 * 300) ** 0.5
+    factors = np.sqrt(np.array(areas) / (np.pi * 36))
+    assert 0.86 < factors.min() < 0.93
+    assert 1.07 < factors.max() < 1.13
+    data = ImageDataset([case], SamplingConfig((20, 20), rotate=40.0, zoom=0.1))
+    (rng,) = rngs(5)
+    degrees, zoom = (float(2 * torch.rand((), generator=rng) - 1) * most for most in (40, 0.1))
+    whole = turned(case.arrays(), degrees, 1 + zoom).image
+    row, column = (int(torch.randint(22, (), generator=rng)) for _ in range(2))
+    found = data.batch([0], rngs(5))["image"][0].numpy()
+    np.testing.assert_array_equal(found, whole[:, row : row + 20, column : column + 20])
+
+
+@pytest.mark.parametrize("shape", [(24, 24), (12, 12, 6)])
+def test_augmented_samples_depend_on_their_generator_alone(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    config = SamplingConfig((8, 8), rotate=30.0, zoom=0.1, holes=3, hole_side=2)
+    data = ImageDataset([prepared(tmp_path, shape, name=name) for name in "ab"], config)
+    alone, among = data.batch([1], rngs(7)), data.batch([0, 1, 0], rngs(1, 7, 2))
+    for key, value in alone.items():
+        torch.testing.assert_close(among[key][1], value[0], rtol=0, atol=0)
+
+
+def test_a_crop_aimed_at_the_foreground_holds_it_after_turning(tmp_path: Path) -> None:
+    case = prepared(tmp_path, (30, 30, 4))
+    label = np.zeros((30, 30, 4), np.uint8)
+    label[12:15, 20:23, 2] = 1
+    np.save(case.folder / "label.npy", label)
+    data = ImageDataset([case], SamplingConfig((5, 5), foreground=1.0, rotate=180.0))
+    labels = data.batch([0] * 40, rngs(*range(40)))["label"]
+    assert labels.flatten(1).any(1).all()
+
+
+def test_holes_are_in_the_image_only_and_last(tmp_path: Path) -> None:
+    case = disc(tmp_path)
+    plain = ImageDataset([case], SamplingConfig((30, 30), shift=0.5)).batch([0], rngs(4))
+    holes = SamplingConfig((30, 30), shift=0.5, holes=4, hole_side=6)
+    batch = ImageDataset([case], holes).batch([0], rngs(4))
+    torch.testing.assert_close(batch["label"], plain["label"])
+    torch.testing.assert_close(batch["mask"], plain["mask"])
+    changed = batch["image"] != plain["image"]
+    assert 36 <= changed.sum() <= 4 * 36
+    assert (batch["image"][changed] == 0).all()

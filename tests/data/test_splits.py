@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from collegium.data.discovery import from_manifest
+from collegium.data.importers import find
 from collegium.data.site import Case
 from collegium.data.splits import (
     SplitConfig,
     check_across_sites,
+    count_shared,
     draw_splits,
     splits_of,
 )
@@ -174,6 +177,100 @@ def test_one_file_used_by_two_cases_is_found(tmp_path):
     assert "site A, case c1 and site A, case c2 have byte-identical images" in finding.text
 
 
+LAYOUTS = {
+    "pictures": ("{0}/images/p{1}.png", "{0}/labels/p{1}.png"),
+    "slices": ("{0}/data_npy/Case0{1}_slice_1.npy", "{0}/data_npy/Case0{1}_slice_2.npy"),
+    "arrays": ("{0}/Case0{1}.npy", "{0}/Case0{1}_segmentation.npy"),
+    "classes": ("{0}/ill/p{1}.png", "{0}/well/q{1}.png"),
+    "channels": ("{0}/imagesTr/p{1}_0000.nii.gz", "{0}/labelsTr/p{1}.nii.gz"),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_files_named_alike_at_two_sites_are_no_shared_patients(tmp_path, layout):
+    for site in ("A", "B"):
+        for number in (1, 2, 3):
+            for pattern in LAYOUTS[layout]:
+                path = tmp_path / pattern.format(site, number)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(str(path).encode())
+        if layout == "channels":
+            about = {"channel_names": {"0": "x"}, "labels": {"background": 0, "y": 1}}
+            about |= {"numTraining": 3, "file_ending": ".nii.gz"}
+            (tmp_path / site / "dataset.json").write_text(json.dumps(about), "utf-8")
+    folders = {site: find(site, tmp_path / site) for site in ("A", "B")}
+    assert [problems for _, problems in folders.values()] == [[], []]
+    sites = {site: cases for site, (cases, _) in folders.items()}
+    assert {case.patient for case in sites["A"]} == {case.patient for case in sites["B"]}
+    assert check_across_sites(sites) == []
+    assert count_shared(sites, []) is None
+
+
+def manifest(folder: Path, site: str, patients: list[str]) -> list[Case]:
+    rows = [f"{site}{place}.png,x,{patient}" for place, patient in enumerate(patients)]
+    for row in rows:
+        (folder / row.partition(",")[0]).write_bytes(row.encode())
+    (folder / f"{site}.csv").write_text("\n".join(["image,class,patient", *rows]), "utf-8")
+    return from_manifest(site, folder, folder / f"{site}.csv")[0]
+
+
+def test_the_stated_patients_of_two_sites_are_one_finding(tmp_path):
+    shared = ["p1", "p2", "p3", "p4"]
+    sites = {
+        "A": manifest(tmp_path, "A", [*shared, "p1", ""]),
+        "B": manifest(tmp_path, "B", [*shared, "q9"]),
+        "C": manifest(tmp_path, "C", ["q9", "r", "p1"]),
+    }
+    findings = check_across_sites(sites)
+    assert [(f.kind, f.sites, f.patients) for f in findings] == [
+        ("shared_patient", ("A", "B"), tuple(shared)),
+        ("shared_patient", ("A", "C"), ("p1",)),
+        ("shared_patient", ("B", "C"), ("p1", "q9")),
+    ]
+    assert findings[0].text == (
+        "by identifier, 4 patients are at both sites A and B (p1, p2, p3 and 1 more): keep each at "
+        "one site, or give different ids if they are different people"
+    )
+    assert count_shared(sites, findings) == 5
+
+
+def test_bids_subjects_and_datalists_state_patients(tmp_path):
+    for site in ("A", "B"):
+        for kind in ("T1w", "dseg"):
+            path = tmp_path / "bids" / site / "sub-07" / "anat" / f"sub-07_{kind}.nii.gz"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(str(path).encode())
+        (tmp_path / "list" / site).mkdir(parents=True)
+        entries = []
+        for name, more in (("x", {"patient": "p7"}), ("y", {})):
+            image = tmp_path / "list" / site / f"{name}.png"
+            image.write_bytes(str(image).encode())
+            entries.append({"image": image.name, "label": "ill", **more})
+        text = json.dumps({"training": entries})
+        (tmp_path / "list" / site / "datalist.json").write_text(text, "utf-8")
+    for kind, patient in (("bids", "sub-07"), ("list", "p7")):
+        sites = {site: find(site, tmp_path / kind / site)[0] for site in ("A", "B")}
+        (finding,) = check_across_sites(sites)
+        assert (finding.kind, finding.patients) == ("shared_patient", (patient,))
+
+
 def test_sites_that_share_nothing_have_no_findings():
     sites = {"A": [case("a1", "p1")], "B": [case("b1", "p2", site="B")]}
     assert check_across_sites(sites) == []
+
+
+def test_channels_of_one_case_that_are_one_image_are_no_two_cases(tmp_path):
+    for name in ("t1", "flair", "t2"):
+        (tmp_path / name).write_bytes(b"other" if name == "t2" else b"same!")
+    t1, flair, t2 = (tmp_path / name for name in ("t1", "flair", "t2"))
+    one = Case("A", "c1", "p1", (t1, t2, flair), tmp_path / "m")
+    (finding,) = check_across_sites({"A": [one]})
+    assert (finding.kind, finding.files) == ("equal_channels", (flair, t1))
+    assert finding.text.startswith("site A, case c1: two of its channels are the same image (")
+    assert "patient" not in finding.text
+    two = Case("B", "c2", "p2", (t2, t1), tmp_path / "m")
+    equal, *copies = check_across_sites({"A": [one], "B": [two]})
+    assert equal == finding
+    assert [copy.text.partition(" have ")[0] for copy in copies] == [
+        "site A, case c1 and site B, case c2"
+    ] * 2  # fmt: skip

@@ -100,7 +100,7 @@ def test_the_command_writes_tables_notes_and_findings(tmp_path: Path) -> None:
     assert ["missing", "north", "south"] in lines
     assert ["crea", "1", "(33%)", "1", "(33%)"] in lines
     assert "note: site north: north.csv: stage holds V, which is not in its vocabulary" in said
-    assert "to check: patient b is at the sites north, south" in said
+    assert "to check: by identifier, 1 patient is at both sites north and south (b): keep" in said
 
 
 def test_the_command_gives_all_as_json_and_ends_with_3_where_something_is_wrong(

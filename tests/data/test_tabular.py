@@ -15,6 +15,7 @@ from collegium.data.federation import (
     find_cases,
     open_federation,
 )
+from collegium.data.tableinspection import inspect_tables
 from collegium.data.tables import read_table
 from collegium.data.tabular import unlabelled_rows
 from collegium.errors import ConfigError, DataError
@@ -80,8 +81,49 @@ def test_an_unknown_split_or_class_is_named_by_site_and_row(tmp_path: Path) -> N
     with pytest.raises(DataError, match=r"site north, row 5: the split is unknown: write train"):
         find_cases(config, "north")
     path.write_text(good.replace("train,0", "train,2", 1))
-    with pytest.raises(DataError, match=r"site north, row 1: the class '2' is unknown: write one"):
+    with pytest.raises(DataError, match=r"site north, row 1: the class is unknown: write one"):
         open_federation(config, tmp_path, 0, None)
+
+
+def test_whole_numbers_with_a_point_are_the_classes_they_stand_for(tmp_path: Path) -> None:
+    config = federation(tmp_path)
+    before = open_federation(config, tmp_path, 0, None)["north"].train
+    path = tmp_path / "north.csv"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], *(f"{line}.0" for line in lines[1:])]))
+    after = open_federation(config, tmp_path, 0, None)["north"].train
+    labels = [[int(part.example(i).batch["label"]) for i in range(4)] for part in (before, after)]
+    assert labels == [[0, 1, 0, 1]] * 2
+    (site,) = inspect_tables(config).sites
+    assert site.targets == {"no": 3, "yes": 3}
+
+
+@pytest.mark.parametrize("word", ["", "NA", "?"])
+def test_a_row_without_a_class_is_said_to_have_none(tmp_path: Path, word: str) -> None:
+    config = federation(tmp_path)
+    text = (tmp_path / "north.csv").read_text()
+    (tmp_path / "north.csv").write_text(text.replace("train,0", f"train,{word}", 1))
+    expected = "site north, row 1 has no class: fill it in or leave the row out"
+    with pytest.raises(DataError) as caught:
+        open_federation(config, tmp_path, 0, None)
+    assert str(caught.value) == expected
+    assert inspect_tables(config).sites[0].problems == (expected,)
+
+
+def test_no_message_repeats_what_stands_in_the_column_of_the_class(tmp_path: Path) -> None:
+    config = federation(tmp_path)
+    text = (tmp_path / "north.csv").read_text()
+    (tmp_path / "north.csv").write_text(text.replace("train,0", "train,Jane Doe", 1))
+    expected = (
+        "site north, row 1: the class is unknown: write one of no, yes, or say in task.coding what "
+        "it stands for"
+    )
+    with pytest.raises(DataError) as caught:
+        open_federation(config, tmp_path, 0, None)
+    assert str(caught.value) == expected
+    found = inspect_tables(config)
+    assert found.sites[0].problems == (expected,)
+    assert "Jane" not in str(found.to_dict())
 
 
 def test_an_absent_column_names_the_site(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pydicom
 import pytest
 from PIL import Image
 
+from collegium.data.discovery import from_manifest
 from collegium.data.formats import decode
 from collegium.data.unlabelled import list_images
 from collegium.errors import DataError
@@ -63,9 +65,15 @@ def test_the_channels_of_an_image_are_one_case(tmp_path: Path) -> None:
         "p1": (["p1_0000.png", "p1_0001.png"], None),
         "p2": (["p2_0000.png", "p2_0001.png"], None),
     }
+    for name in ("q_0001.png", "q_0002.png"):  # which are no channels
+        (tmp_path / name).touch()
+    every = cases(tmp_path)
+    assert {name: files for name, (files, _) in every.items() if name.startswith("q")} == {
+        "q_0001": ["q_0001.png"], "q_0002": ["q_0002.png"],
+    }  # fmt: skip
     (tmp_path / "p2_0001.png").unlink()
     found, problems = list_images(tmp_path)
-    assert [case.case for case in found] == ["p1"]
+    assert [case.case for case in found] == ["p1", "q_0001", "q_0002"]
     assert problems == ["case p2: channel 0001 is missing; add it or leave it out"]
 
 
@@ -82,6 +90,82 @@ def test_a_manifest_may_name_labels_or_not(tmp_path: Path) -> None:
     found, problems = list_images(full)
     assert len(found) == 1
     assert [text.partition(": ")[0] for text in problems] == [f"{full}, line 3", f"{full}, line 4"]
+
+
+def test_manifests_are_read_as_those_of_training_are(tmp_path: Path) -> None:
+    for name in ("x.1.png", "z_0000.png", "z_0001.png", "m.png"):
+        picture(tmp_path / name)
+    text = (
+        "case_id;Image;mask;channels\n;x.1.png;m.png;\n\n"
+        '"0007";z_0000.png | z_0001.png;m.png;2 0\n;z_0000.png|z_0001.png;m.png;\n'
+    )
+    (tmp_path / "m.csv").write_text(text, "utf-8-sig")
+    found, problems = list_images(tmp_path / "m.csv")
+    learnt, other = from_manifest("A", tmp_path, tmp_path / "m.csv")
+    assert (problems, other) == ([], [])
+    assert [case.case for case in found] == ["0007", "x", "z"]
+    for case, like in zip(found, sorted(learnt, key=lambda case: case.case), strict=True):
+        assert (case.case, case.patient, case.images, case.label, case.channels) == (
+            like.case, like.patient, like.images, like.label, like.channels,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["../../evil", "P/01", "a\\b", "..", ".", "a\0b"])
+def test_an_id_that_no_file_can_be_called_by_is_refused(tmp_path: Path, name: str) -> None:
+    picture(tmp_path / "a.png")
+    (tmp_path / "m.csv").write_text(f"image,case\na.png,fine\na.png,{name}\n")
+    found, (problem,) = list_images(tmp_path / "m.csv")
+    assert [case.case for case in found] == ["fine"]
+    assert problem == (
+        f"{tmp_path / 'm.csv'}, line 3: no file can be called as the case {name!r}; give it an id "
+        "without / and \\"
+    )
+    found, problems = list_images(tmp_path / "m.csv", masks=False)
+    assert ([case.case for case in found], problems) == (sorted(["fine", name]), [])
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("image\na.png\n".encode("utf-16"), "is not UTF-8 text: save it as 'CSV UTF-8'"),
+        ("image\nä.png\n".encode("latin-1"), "is not UTF-8 text: save it as 'CSV UTF-8'"),
+        (b"\n", "is empty: write a line of columns, and one for each image"),
+        (b"case\na\n", "has no column image: add it to the columns case$"),
+        (b"image\n", "holds no line below its columns; add one for each image"),
+        (b"image\na.png,b\n", "line 2 of .*: 2 cells stand below 1 columns"),
+    ],
+)
+def test_a_manifest_that_cannot_be_read_is_refused(
+    tmp_path: Path, content: bytes, says: str
+) -> None:
+    (tmp_path / "m.csv").write_bytes(content)
+    with pytest.raises(DataError, match=says):
+        list_images(tmp_path / "m.csv")
+
+
+def test_a_line_without_an_image_is_told(tmp_path: Path) -> None:
+    (tmp_path / "m.csv").write_text("image,case\n,one\n")
+    found, problems = list_images(tmp_path / "m.csv")
+    says = "it names no image; fill in the line or take it out"
+    assert (found, problems) == ([], [f"{tmp_path / 'm.csv'}, line 2: {says}"])
+
+
+def test_of_nnunet_the_test_images_are_taken_where_there_are_any(tmp_path: Path) -> None:
+    for name in ("imagesTr/p1_0000.png", "labelsTr/p1.png", "imagesTs/.hidden"):
+        picture(tmp_path / name.replace(".hidden", ".hidden.png"))
+    assert cases(tmp_path, tmp_path / "labelsTr") == {"p1": (["p1_0000.png"], "p1.png")}
+    for channel in range(2):
+        picture(tmp_path / "imagesTs" / f"p2_000{channel}.png")
+    assert cases(tmp_path) == {"p2": (["p2_0000.png", "p2_0001.png"], None)}
+
+
+def test_images_in_subfolders_only_are_told(tmp_path: Path) -> None:
+    for name in ("well/a.png", "ill/deep/b.png"):
+        picture(tmp_path / name)
+    (tmp_path / "notes").mkdir()
+    says = r"no image itself, only its subfolders do \(ill, well\); name one of them, or list the"
+    with pytest.raises(DataError, match=says):
+        list_images(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -203,3 +287,70 @@ def test_a_series_and_a_file_of_one_name_are_refused(tmp_path: Path) -> None:
     picture(tmp_path / "p.png")
     with pytest.raises(DataError, match="there are several images called p in"):
         list_images(tmp_path)
+
+
+def dicom(path: Path, kind: str, uid: str, **values: Any) -> None:
+    """Write a picture of 4 rows and 5 columns."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = pydicom.Dataset()
+    file.file_meta = pydicom.dataset.FileMetaDataset()
+    file.file_meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
+    file.file_meta.MediaStorageSOPClassUID = file.SOPClassUID = pydicom.uid.UID(kind)
+    file.file_meta.MediaStorageSOPInstanceUID = file.SOPInstanceUID = pydicom.uid.generate_uid()
+    file.StudyInstanceUID, file.SeriesInstanceUID, file.SeriesNumber = "1.2", uid, 1
+    file.Rows, file.Columns, file.PixelSpacing = 4, 5, [1, 1]
+    for keyword, value in values.items():
+        setattr(file, keyword, value)
+    file.save_as(path, enforce_file_format=True)
+
+
+def nested(sequence: str, **values: Any) -> pydicom.Dataset:
+    """A functional group of a frame."""
+    inner, outer = pydicom.Dataset(), pydicom.Dataset()
+    for keyword, value in values.items():
+        setattr(inner, keyword, value)
+    setattr(outer, sequence, [inner])
+    return outer
+
+
+def test_pictures_and_multi_frame_files_of_a_folder_are_images_by_their_names(
+    tmp_path: Path,
+) -> None:
+    images, uid = tmp_path / "images", "1.2.840.10008.5.1.4.1.1."
+    for number, name in enumerate(("c2.dcm", "c10", "1.2.840.1.7", "1.2.840.1.8")):
+        series_uid = f"1.{9 - number // 2}"  # two views in each series, in another order
+        dicom(images / name, uid + "1", series_uid, Modality="CR")
+    shared = nested("PlaneOrientationSequence", ImageOrientationPatient=[1, 0, 0, 0, 1, 0])
+    volume = {
+        "NumberOfFrames": 3,
+        "SharedFunctionalGroupsSequence": [shared],
+        "PerFrameFunctionalGroupsSequence": [
+            nested("PlanePositionSequence", ImagePositionPatient=[0, 0, 2 * frame])
+            for frame in range(3)
+        ],
+    }
+    for name in ("mr1.dcm", "mr2.dcm"):
+        dicom(images / name, uid + "4.1", "1.3", Modality="MR", **volume)
+    place = {"ImagePositionPatient": [0, 0, 9], "ImageOrientationPatient": [1, 0, 0, 0, 1, 0]}
+    dicom(images / "lone.dcm", uid + "2", "1.4", Modality="CT", **place)
+    singles = {
+        "c2": "c2.dcm", "c10": "c10", "1.2.840.1.7": "1.2.840.1.7", "1.2.840.1.8": "1.2.840.1.8",
+        "mr1": "mr1.dcm", "mr2": "mr2.dcm", "lone": "lone.dcm",
+    }  # fmt: skip
+    assert scans(images) == {case: (name, None) for case, name in singles.items()}
+    for case in singles:
+        picture(tmp_path / "truth" / f"{case}.png")
+    found, problems = list_images(tmp_path, tmp_path / "truth")
+    assert not problems
+    assert {case.case: case.label for case in found} == {
+        case: tmp_path / "truth" / f"{case}.png" for case in singles
+    }
+    series(images, 3)
+    dicom(images / "deep" / "x1.dcm", uid + "1", "1.5", Modality="CR", SeriesNumber=6)
+    assert scans(images) == {
+        **{case: (name, None) for case, name in singles.items()},
+        "images-3": ("images", "1.2.3"), "images-6": ("images", "1.5"),
+    }  # fmt: skip
+    dicom(images / "c2", uid + "1", "1.6", Modality="CR")
+    with pytest.raises(DataError, match=r"there are several images called c2 in .*images; rename"):
+        list_images(images)

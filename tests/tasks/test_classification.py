@@ -6,13 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from monai.losses.focal_loss import FocalLoss
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from torch import nn
 from torch.nn import functional
 
+from collegium.config import parse_config
 from collegium.data.dataset import Example
+from collegium.data.federation import TaskConfig
 from collegium.errors import ConfigError, DataError
 from collegium.losses import weighted_focal_loss
+from collegium.outcome import task_of
 from collegium.tasks import ClassificationTask
 
 LOGITS = torch.tensor([[2.0, -1.0, 0.5], [0.0, 0.3, 0.1], [-1.0, 0.0, 4.0], [1.0, 1.0, 1.0]])
@@ -57,6 +61,50 @@ def test_the_focal_loss_is_that_of_fed_isic() -> None:
     p = LOGITS.softmax(1)[torch.arange(4), LABELS].double()
     by_hand = (-torch.tensor([0.5, 1.0, 1.0, 2.0]) * (1 - p) ** 2 * p.log()).mean()
     assert float(expected) == pytest.approx(float(by_hand), rel=1e-6)
+
+
+def test_weighted_cross_entropy_is_torch_s_sum_over_the_number_of_cases() -> None:
+    weights = [1.0, 2.0, 5.0]
+    found = ClassificationTask(3, weights=weights).loss(LOGITS, {"label": LABELS})
+    summed = functional.cross_entropy(LOGITS, LABELS, weight=torch.tensor(weights), reduction="sum")
+    assert float(found) == pytest.approx(float(summed) / 4, rel=1e-6)
+
+
+def test_the_weighted_focal_loss_is_monai_s_sum_over_the_number_of_cases() -> None:
+    weights = [0.5, 2.0, 101.0]
+    found = ClassificationTask(3, "focal", weights=weights).loss(LOGITS, {"label": LABELS})
+    each = FocalLoss(
+        to_onehot_y=True, use_softmax=True, gamma=2.0, weight=weights, reduction="none"
+    )(LOGITS, LABELS[:, None])
+    assert float(found) == pytest.approx(float(each.sum()) / 4, rel=1e-5)
+
+
+@pytest.mark.parametrize("loss", ["ce", "focal"])
+def test_the_weights_of_a_configuration_reach_the_loss(loss: str) -> None:
+    logits, labels = np.array([[2.0, -1.0, 0.5], [0.0, 0.3, 0.1]]), [0, 2]
+    task = {"name": "classification", "classes": ["a", "b", "c"], "weights": [3.0, 1.0, 0.25]}
+    config = parse_config({
+        "name": "x", "federation": {"name": "f", "sites": {"A": {"folder": "A"}}, "task": task},
+        "model": "densenet", "algorithms": ["fedavg"], "rounds": 1, "loss": loss,
+    })  # fmt: skip
+    p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    p = p[[0, 1], labels]
+    expected = (-np.array([3.0, 0.25]) * (1 - p) ** (2 * (loss == "focal")) * np.log(p)).sum() / 2
+    batch = {"label": torch.tensor(labels)}
+    found = task_of(config).loss(torch.tensor(logits, dtype=torch.float32), batch)
+    assert float(found) == pytest.approx(float(expected), rel=1e-6)
+
+
+@pytest.mark.parametrize("weights", [(1.0,), (1.0, 2.0, 3.0), (1.0, 0.0), (1.0, -1.0),
+                                     (1.0, math.inf), (math.nan, 1.0)])  # fmt: skip
+def test_a_configuration_with_wrong_weights_is_refused(weights: tuple[float, ...]) -> None:
+    with pytest.raises(ConfigError, match=r"task.weights is .*: give 2 numbers above 0"):
+        TaskConfig("classification", ("well", "ill"), weights=weights)
+
+
+def test_weights_of_a_segmentation_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"task.weights is for classifications: leave it out"):
+        TaskConfig(weights=(1.0, 2.0))
 
 
 def test_a_prediction_is_the_softmax_in_float32() -> None:
@@ -151,6 +199,7 @@ def test_a_case_without_class_cannot_be_scored() -> None:
         ({"metric": "log_loss"}, "accuracy, balanced_accuracy or auc"),
         ({"weights": [1.0]}, "give 2 numbers above 0"),
         ({"weights": [1.0, 0.0]}, "give 2 numbers above 0"),
+        ({"weights": [1.0, math.nan]}, "give 2 numbers above 0"),
     ],
 )
 def test_what_cannot_work_is_refused_with_what_can(settings: dict[str, Any], said: str) -> None:

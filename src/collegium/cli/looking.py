@@ -21,7 +21,7 @@ from collegium.cli.base import (
 from collegium.errors import CollegiumError
 
 if TYPE_CHECKING:
-    from collegium.data.inspection import Inspection
+    from collegium.data.inspection import Inspection, LabelSize, SiteInspection
     from collegium.data.tableinspection import TableInspection
 
 MOST_PROBLEMS = 12
@@ -157,7 +157,7 @@ def show_inspection(inspection: "Inspection") -> None:
             _lines(site.shapes),
             _lines("" if spacing == "unknown" else spacing for spacing in spacings),
             _lines("" if axes == "none" else axes for axes in site.orientations),
-            _lines(site.channels),
+            "\n".join([_lines(site.channels), *_lacking(site)]),
             "" if site.intensity is None else " to ".join(map(_short, site.intensity)),
         ])  # fmt: skip
     table(rows, [*columns, "ch", "range"])
@@ -208,7 +208,7 @@ def _show_remarks(inspection: "Inspection | TableInspection") -> None:
 def _show_labels(inspection: "Inspection") -> None:
     """Write how large each structure is, or how many cases have each class, site by site."""
     sizes = [
-        [f"{size.label} {inspection.classes[size.label]}", site.name, str(size.cases), size.unit,
+        [_structure(inspection, size), site.name, str(size.cases), size.unit,
          *map(_short, (size.least, size.middle, size.greatest))]
         for site in inspection.sites
         for size in site.sizes
@@ -224,6 +224,21 @@ def _show_labels(inspection: "Inspection") -> None:
     if targets:
         typer.echo("cases of each class:")
         table(sorted(targets), ["class", "site", "cases"])
+
+
+def _structure(inspection: "Inspection", size: "LabelSize") -> str:
+    """Write a class with its value before it, and a region by its name."""
+    label = size.label
+    return label if isinstance(label, str) else f"{label} {inspection.classes[label]}"
+
+
+def _lacking(site: "SiteInspection") -> list[str]:
+    """Write which channels a site lacks, the cases of how many where others have it."""
+    return [
+        f"no {one.channel}{f' {one.name}' if one.name else ''}"
+        + (f" ({one.cases})" if one.cases < site.readable else "")
+        for one in site.missing_channels
+    ]
 
 
 def _lines(values: Iterable[str], most: int = 3) -> str:

@@ -33,6 +33,20 @@ def read_ratios(text: str) -> tuple[float, ...]:
         ) from error
 
 
+def read_sizes(text: str) -> tuple[int, ...]:
+    """Read whole numbers with commas between them.
+
+    Raises:
+        ConfigError: Something else stands there.
+    """
+    try:
+        return tuple(int(size) for size in text.split(",") if size.strip())
+    except ValueError as error:
+        raise ConfigError(
+            f"the sizes are {text!r}; write whole numbers with commas between them, as in 34,35"
+        ) from error
+
+
 @app.command()
 @guarded
 def partition(
@@ -45,10 +59,13 @@ def partition(
         Rule,
         typer.Option(
             help="Label volumes from small to large; negatives for one positive; "
-            "Dirichlet; or a column of the manifest."
+            "Dirichlet; or a column of the manifest or the tables."
         ),
     ] = Rule.volume,
     sites: Annotated[int, typer.Option(help="How many sites.")] = 4,
+    sizes: Annotated[
+        str, typer.Option(help="For volume: patients of each site, as 34,35, in place of --sites.")
+    ] = "",
     ratios: Annotated[str, typer.Option(help="For ratio: one for each site, as 1,2,4,7.")] = "",
     alpha: Annotated[float, typer.Option(help="For dirichlet: small for unequal sites.")] = 0.5,
     column: Annotated[str, typer.Option(help="For column: its name.")] = "",
@@ -56,16 +73,23 @@ def partition(
         bool, typer.Option("--lack-channel", help="Let each site lack one channel, in turn.")
     ] = False,
     seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
-    output: Annotated[Path, typer.Option("--output", help="The manifest to write.")] = Path(
-        "manifest.csv"
-    ),
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="The manifest to write (manifest.csv); of tables, the folder for one of each site "
+            "(sites)."
+        ),
+    ] = None,
 ) -> None:
-    """Divide pooled cases into unequal sites, and write them as one manifest."""
+    """Divide pooled cases into unequal sites: write one manifest, or a table for each site."""
     from collegium.config import load_federation
     from collegium.data.pooling import Division, divide
 
     config = load_federation(federation, overrides or ())
-    division = Division(by.value, sites, read_ratios(ratios), alpha, column, seed, lack)
+    division = Division(
+        by.value, sites, read_ratios(ratios), alpha, column, seed, lack, read_sizes(sizes)
+    )
+    output = output or Path("manifest.csv" if config.table is None else "sites")
     counts = divide(config, division, output)
     table([[site, str(count)] for site, count in counts.items()], ["site", "cases"])
     typer.echo(output)

@@ -26,7 +26,7 @@ from collegium.data.settings import ImageConfig, TaskConfig
 from collegium.data.site import Case
 from collegium.errors import DataError, StorageError
 
-FORMAT = 2
+FORMAT = 3
 """Version of the entries; a change of what is stored, or of how it is computed, raises it."""
 
 _DETACHED = {".mhd": (".raw", ".zraw"), ".nhdr": (".raw", ".raw.gz")}
@@ -97,7 +97,9 @@ def prepare(case: Case, image: ImageConfig, task: TaskConfig, cache: Path) -> Pr
 
 def entry_name(case: Case, image: ImageConfig, task: TaskConfig) -> str:
     """Give the name of a case's entry: a hash of its files' bytes, the recipe and the format."""
-    labels = {"classes": len(task.classes), "label_map": task.label_map}
+    labels: dict[str, object] = {"classes": len(task.classes), "label_map": task.label_map}
+    if task.regions:
+        labels |= {"classes": task.classes, "regions": list(task.regions.items())}
     recipe = {
         "format": FORMAT,
         "image": asdict(image),

@@ -19,7 +19,7 @@ def read_columns(path: Path) -> tuple[dict[str, list[str]], str]:
     ``sep=;`` and cells in quotes are understood; empty lines are left out.
 
     Raises:
-        DataError: The file cannot be read, or its rows do not fit its columns.
+        DataError: The file cannot be read or is empty, or its rows do not fit its columns.
     """
     name = path.name
     try:
@@ -37,6 +37,8 @@ def read_columns(path: Path) -> tuple[dict[str, list[str]], str]:
             f"{name} is no table that can be read ({reason}); export it again"
         ) from error
     header, rows = _without_nameless(header, rows)
+    if not header:
+        raise DataError(f"{name} is empty; write a line of columns, and one for each case")
     twice = [column for column in header if header.count(column) > 1]
     if twice:
         raise DataError(f"{name} has two columns {twice[0]!r}; rename or remove one")

@@ -19,7 +19,8 @@ class Decoded:
         array: An image (channels, *spatial), a label map or a mask (*spatial). The spatial axes of
             a picture are (row, column), those of a volume (x, y, z) in RAS+.
         spacing: Millimetres per spatial axis; None where the file does not say.
-        affine: From voxel indices to millimetres in RAS+; None for pictures.
+        affine: From voxel indices to millimetres in RAS+, for a single slice with the axis across
+            it third; None for pictures.
         notes: One sentence for each thing that was done to the file's content or is odd about it.
         full_scale: The largest value the stored type can hold (255, 65535); None for volumes, for
             32-bit pictures, for labels and masks.
@@ -35,6 +36,11 @@ class Decoded:
     full_scale: float | None = None
     measured: NDArray[np.bool_] | None = None
     stored: str | None = None
+
+
+@dataclass(frozen=True)
+class Regions(Decoded):
+    """Regions that may overlap: `array` is bool (region, *spatial), in the order asked for."""
 
 
 def upright(
@@ -55,7 +61,7 @@ def upright(
         notes: What was noticed before.
 
     Returns:
-        The volume; a single slice has two spatial axes.
+        The volume; a single slice, whichever of the three planes it lies in, has two spatial axes.
 
     Raises:
         DataError: The affine leaves an axis without direction.
@@ -79,9 +85,12 @@ def upright(
     measured = None if measured is None else turned(measured)
     affine = affine @ places
     spacing = tuple(float(step) for step in np.linalg.norm(affine[:3, :3], axis=0))
-    if array.shape[-1] == 1:
-        array, spacing = array[..., 0], spacing[:2]
-        measured = None if measured is None else measured[..., 0]
+    across = _across(array.shape[1:])
+    if across is not None:
+        plane = [axis for axis in range(3) if axis != across]
+        array, affine = array.squeeze(across + 1), affine[:, [*plane, across, 3]]
+        measured = None if measured is None else measured.squeeze(across + 1)
+        spacing = (spacing[plane[0]], spacing[plane[1]])
         notes += (f"{name}: holds a single slice and was read with two spatial axes",)
     return Decoded(array, spacing, affine, notes, measured=measured, stored=start)
 
@@ -90,8 +99,8 @@ def as_stored(labels: Array, affine: NDArray[np.float64], shape: tuple[int, ...]
     """Bring a label map from RAS+ back to the axes on disk: the inverse of `upright`.
 
     Args:
-        labels: (x, y, z) or, of a single slice, (x, y); of another size it is resized by nearest
-            neighbour.
+        labels: (x, y, z) or, of a single slice, without the axis across it; of another size it is
+            resized by nearest neighbour.
         affine: From stored indices to millimetres in RAS+.
         shape: The three spatial sizes on disk.
     """
@@ -100,9 +109,18 @@ def as_stored(labels: Array, affine: NDArray[np.float64], shape: tuple[int, ...]
     turn: Any = nib.orientations
     axes = turn.io_orientation(affine)
     ras = tuple(int(shape[int(axis)]) for axis in np.argsort(axes[:, 0]))
-    whole = nearest(labels[..., None] if labels.ndim == 2 else labels, ras)
+    across = _across(ras)
+    if across is not None and labels.ndim == 2:
+        labels = np.expand_dims(labels, across)
+    whole = nearest(labels, ras)
     back = turn.ornt_transform(turn.axcodes2ornt("RAS"), axes)
     return np.ascontiguousarray(turn.apply_orientation(whole, back))
+
+
+def _across(shape: tuple[int, ...]) -> int | None:
+    """Return the axis of length one of a volume that is a single slice; of several the third."""
+    thin = [axis for axis, length in enumerate(shape) if length == 1]
+    return thin[-1] if len(thin) == 1 or 2 in thin else None
 
 
 def nearest(labels: Array, shape: tuple[int, ...]) -> Array:

@@ -58,7 +58,7 @@ def from_manifest(site: str, root: Path, manifest: Path) -> tuple[list[Case], li
 
 
 def read_manifest(
-    site: str, manifest: Path, *, joined: bool = False
+    site: str, manifest: Path, *, joined: bool = False, labelled: bool = True
 ) -> Iterator[tuple[int, dict[str, str]]]:
     """Read a manifest's rows as text, with the line number of each.
 
@@ -69,9 +69,10 @@ def read_manifest(
         site: The site's name.
         manifest: The CSV file.
         joined: Whether it names ids only, and a folder holds the images.
+        labelled: Whether it has to have a column of labels or classes.
 
     Raises:
-        DataError: If the file cannot be read or lacks a column.
+        DataError: If the file cannot be read, is empty or lacks a column.
     """
     text = _read_text(site, manifest)
     header = text.partition("\n")[0]
@@ -79,7 +80,10 @@ def read_manifest(
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     names = [name.strip().lower() for name in next(reader, [])]
     columns = [name if _ALIASES.get(name) in names else _ALIASES.get(name, name) for name in names]
-    _check_columns(columns, f"site {site}: the manifest {manifest}", joined=joined)
+    where = f"site {site}: the manifest {manifest}"
+    if not text.strip():
+        raise DataError(f"{where} is empty: write a line of columns, and one for each image")
+    _check_columns(columns, where, joined=joined, labelled=labelled)
     for cells in reader:
         if any(cell.strip() for cell in cells):
             values = [cell.strip() for cell in cells]
@@ -91,11 +95,11 @@ def read_manifest(
             yield reader.line_num, dict(zip(columns, values, strict=False))
 
 
-def _check_columns(columns: Sequence[str], where: str, *, joined: bool) -> None:
+def _check_columns(columns: Sequence[str], where: str, *, joined: bool, labelled: bool) -> None:
     """Refuse a manifest that lacks a column or, beside a folder, names images itself."""
     if joined and "image" in columns:
         raise DataError(f"{where} names images itself: leave out the site's folder, or the column")
-    needed = ["image"] if "class" in columns else ["image", "label"]
+    needed = ["image"] if "class" in columns or not labelled else ["image", "label"]
     if joined:
         needed = [] if "case" in columns else ["patient"]
     missing = [name for name in needed if name not in columns]
@@ -150,6 +154,7 @@ def _case_of_row(site: str, row: Mapping[str, str], bases: Sequence[Path], where
         target=target,
         series=row.get("series") or None,
         channels=channels,
+        stated=bool(row.get("patient")),
     )
 
 

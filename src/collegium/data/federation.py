@@ -3,14 +3,15 @@
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from collegium.data.cache import PreparedCase, prepare
 from collegium.data.discovery import from_manifest
-from collegium.data.importers import find
-from collegium.data.joining import from_both
+from collegium.data.importers import About, about, find, find_told
+from collegium.data.naming import Names, name_problems
 from collegium.data.sampling import ImageDataset, SamplingConfig
 from collegium.data.settings import ImageConfig, TaskConfig
 from collegium.data.site import Case, EgressPolicy, Site
@@ -27,12 +28,15 @@ __all__ = [
     "SplitConfig",
     "TableConfig",
     "TaskConfig",
+    "check_names",
     "find_cases",
     "list_cases",
+    "names_of",
     "open_federation",
     "open_site",
     "sites_of",
     "table_of",
+    "task_at",
 ]
 
 logger = logging.getLogger(__name__)
@@ -50,9 +54,10 @@ class SiteConfig:
         table: A CSV or Parquet file with one row per case, where the federation learns from tables.
         layout: How the folder is laid out, see `collegium.data.importers`; "auto" finds out.
         options: Settings of the layout, such as {modality: T1w} for BIDS.
+        label_map: Stored value to class at this site, instead of task.label_map.
         channels: Which of the network's input channels the site has, counted from 0, where it
-            lacks some; the others are 0. Its images hold these, or all, of which only these count.
-            None: all, or what a manifest says of each case.
+            lacks some; the others are 0. Its images hold these, in this order, or all, of which
+            only these count. None: all, or what a manifest says of each case.
         allow: Names of the parts that may leave; None allows all that an algorithm declares.
         share: Names of opt-in parts that may leave beside those, such as `personal`: the site's
             personal model, for sites outside the federation.
@@ -63,7 +68,8 @@ class SiteConfig:
     manifest: str | None = None
     table: str | None = None
     layout: str = "auto"
-    options: dict[str, str] = field(default_factory=dict)
+    options: dict[str, str | int] = field(default_factory=dict)
+    label_map: dict[int, int] | None = None
     channels: tuple[int, ...] | None = None
     allow: tuple[str, ...] | None = None
     share: tuple[str, ...] = ()
@@ -117,6 +123,9 @@ class FederationConfig:
                 )
         if self.table is not None and self.task.name != "classification":
             raise ConfigError("tables are learnt from by task.name classification: write that")
+        mapped = [name for name, site in self.sites.items() if site.label_map is not None]
+        if mapped and self.task.name != "segmentation":
+            raise ConfigError(f"site {mapped[0]} has a label_map, for segmentations: leave it out")
         unknown = sorted(set(self.outside) - self.sites.keys())
         if unknown:
             raise ConfigError(
@@ -143,15 +152,36 @@ def open_site(
         splits_file: Where the splits are stored and read back; None to draw them every time.
 
     Raises:
-        DataError: If files, manifest or splits are unusable.
+        DataError: If files, manifest or splits are unusable, or the site's labels have names that
+            the task gives to other classes.
         StorageError: If the cache or the splits cannot be written.
     """
+    check_names(config, [name])
+    return _open(config, name, cache, seed, splits_file)
+
+
+def check_names(config: FederationConfig, names: Sequence[str]) -> None:
+    """Refuse sites whose names of labels or channels mean different things.
+
+    Raises:
+        DataError: The first of them; with one site, against the classes of the task.
+    """
+    sites = [names_of(config, name) for name in names]
+    problems = name_problems(sites, config.task, config.image.inputs)
+    if problems:
+        raise DataError(problems[0])
+
+
+def _open(
+    config: FederationConfig, name: str, cache: Path, seed: int, splits_file: Path | None
+) -> Site:
     cases = find_cases(config, name)
     splits = splits_of(cases, config.splits, seed, splits_file)
     policy = _policy(config.sites[name])
     if config.table is not None:
         return open_table(name, table_of(config, name), splits, (config.table, config.task), policy)
-    prepared = {case.case: prepare(case, config.image, config.task, cache) for case in cases}
+    task = task_at(config, name)
+    prepared = {case.case: prepare(case, config.image, task, cache) for case in cases}
     channels = {case.shape[0] for case in prepared.values()}
     if len(channels) > 1:
         raise DataError(
@@ -172,9 +202,16 @@ def open_site(
 def open_federation(
     config: FederationConfig, cache: Path, seed: int, splits_dir: Path | None
 ) -> dict[str, Site]:
-    """Open every inside site; the splits of a site are kept in `splits_dir`/<site>.json."""
+    """Open every inside site; the splits of a site are kept in `splits_dir`/<site>.json.
+
+    Raises:
+        DataError: As `open_site`; or the same name of a label or a channel means different things
+            at two sites, inside or outside, or their images have different numbers of channels.
+        StorageError: If the cache or the splits cannot be written.
+    """
+    check_names(config, sorted(config.sites))
     files = {name: splits_dir and splits_dir / f"{name}.json" for name in sites_of(config)}
-    sites = {name: open_site(config, name, cache, seed, file) for name, file in files.items()}
+    sites = {name: _open(config, name, cache, seed, file) for name, file in files.items()}
     channels = {name: case.shape[0] for name, site in sites.items() for case in _prepared(site)}
     if len(set(channels.values())) > 1:
         listed = ", ".join(f"{name} {count}" for name, count in channels.items())
@@ -209,12 +246,15 @@ def list_cases(config: FederationConfig, name: str) -> tuple[list[Case], list[st
         if site.table is not None:
             cases = cases_of(name, table_of(config, name))
         elif site.manifest is not None and site.folder is not None:
-            cases, problems = from_both(name, root / site.folder, root / site.manifest)
+            folder, manifest = root / site.folder, root / site.manifest
+            cases, problems = find_told(
+                name, folder, manifest, layout=site.layout, options=_words(site)
+            )
         elif site.manifest is not None:
             cases, problems = from_manifest(name, root, root / site.manifest)
         else:
             folder = root / str(site.folder)
-            cases, problems = find(name, folder, layout=site.layout, options=site.options)
+            cases, problems = find(name, folder, layout=site.layout, options=_words(site))
     except DataError as error:
         cases, problems = [], [str(error)]
     if site.channels is not None:
@@ -232,6 +272,29 @@ def list_cases(config: FederationConfig, name: str) -> tuple[list[Case], list[st
         place = site.manifest or site.folder or site.table
         problems = [f"site {name}: {place} holds no cases of it: add some or take the site out"]
     return sorted(cases, key=lambda case: case.case), problems
+
+
+def names_of(config: FederationConfig, name: str) -> Names:
+    """Give what a site calls its labels and channels, where its data set says so.
+
+    A description that cannot be read says nothing here; `list_cases` names it as a problem.
+    """
+    site, said = config.sites[name], About()
+    if site.folder is not None:
+        folder = expand_root(config.root) / site.folder
+        with suppress(DataError):
+            said = about(name, folder, layout=site.layout, options=_words(site))
+    return Names(name, said, task_at(config, name).label_map or {}, site.channels)
+
+
+def _words(site: SiteConfig) -> dict[str, str]:
+    return {key: str(value) for key, value in site.options.items()}
+
+
+def task_at(config: FederationConfig, name: str) -> TaskConfig:
+    """Give the task with the label map of a site, where it has one of its own."""
+    own = config.sites[name].label_map
+    return config.task if own is None else replace(config.task, label_map=own)
 
 
 def table_of(config: FederationConfig, name: str) -> Table:

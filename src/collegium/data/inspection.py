@@ -1,44 +1,30 @@
 """Looks at all the data of a federation before anybody trains, and lists all that is wrong."""
 
-import math
 import secrets
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from statistics import median
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from collegium.data.decoded import Array
-from collegium.data.federation import FederationConfig, list_cases
-from collegium.data.fingerprints import find_copies, fingerprint
-from collegium.data.recipe import RawCase, decode
-from collegium.data.settings import TaskConfig
+from collegium.data.federation import FederationConfig, list_cases, names_of, task_at
+from collegium.data.fingerprints import find_copies
+from collegium.data.naming import Names, channel_names, name_problems
+from collegium.data.recipe import decode
 from collegium.data.site import Case
-from collegium.data.splits import SPLITS, Finding, check_across_sites, draw_splits
+from collegium.data.splits import (
+    SPLITS,
+    Finding,
+    check_across_sites,
+    count_shared,
+    draw_splits,
+    equal_channels,
+)
+from collegium.data.tally import LabelSize, MissingChannel, Tally
 from collegium.errors import CollegiumError
 
-
-@dataclass(frozen=True)
-class LabelSize:
-    """How large a structure is, over the cases that show it.
-
-    Attributes:
-        label: The class's value.
-        unit: "mL" of volumes, "mm2" of pictures and single slices, "px" where no spacing is known.
-        cases: Number of cases.
-        least: The smallest.
-        middle: The median.
-        greatest: The largest.
-    """
-
-    label: int
-    unit: str
-    cases: int
-    least: float
-    middle: float
-    greatest: float
+__all__ = ["Inspected", "Inspection", "LabelSize", "MissingChannel", "SiteInspection"]
+__all__ += ["counted_splits", "inspect_federation"]
 
 
 @dataclass(frozen=True)
@@ -58,13 +44,14 @@ class SiteInspection:
         orientations: Number of cases per directions of the stored axes, such as "LPS"; the key
             "none" counts pictures.
         channels: Number of cases per channel count.
+        missing_channels: Which of the network's channels are lacking.
         intensity: Least and greatest stored intensity; None where nothing could be read.
         labels: Number of cases in which each label value occurs.
-        sizes: How large each label but the background is.
+        sizes: How large each label but the background is and, behind these, each region.
         targets: Number of cases of each class as it is written, where cases are classified.
         foreground: Share of the pixels (inside the field of view) that are not background.
         with_fov: Number of cases with a field of view.
-        notes: What was noticed and mended while reading.
+        notes: What was noticed and mended while reading, and files that are not used.
         problems: One sentence for each problem, with its remedy.
     """
 
@@ -79,6 +66,7 @@ class SiteInspection:
     spacings: dict[str, int]
     orientations: dict[str, int]
     channels: dict[str, int]
+    missing_channels: tuple[MissingChannel, ...]
     intensity: tuple[float, float] | None
     labels: dict[str, int]
     sizes: tuple[LabelSize, ...]
@@ -97,7 +85,8 @@ class Inspected:
         name: The federation's name.
         classes: Names of the classes by value.
         sites: One entry per site, inside and outside, sorted by name; each has its `problems`.
-        shared_patients: Number of patients who are at several sites; None where there are no ids.
+        shared_patients: Number of patients whose stated ids are at several sites; None where no
+            patient is stated.
         findings: Shared patients and, of images, copies across and within sites.
         problems: Problems of the federation as a whole.
     """
@@ -128,7 +117,6 @@ class Inspection(Inspected):
     """What a federation of images holds; copies are told byte by byte and pixel by pixel."""
 
     sites: tuple[SiteInspection, ...]
-    shared_patients: int
 
 
 def counted_splits(
@@ -165,9 +153,13 @@ def inspect_federation(config: FederationConfig, seed: int = 0) -> Inspection:
     """
     found = {name: list_cases(config, name) for name in sorted(config.sites)}
     salt = secrets.token_hex(32)  # fingerprints are compared here and shown to nobody
-    looks = [_inspect_site(config, name, *found[name], seed=seed, salt=salt) for name in found]
+    names = [names_of(config, name) for name in found]
+    looks = [
+        _inspect_site(config, said, names, *found[said.site], seed=seed, salt=salt)
+        for said in names
+    ]
     sites = tuple(look.site for look in looks)
-    problems = []
+    problems = name_problems(names, config.task, config.image.inputs)
     channels = {count for site in sites for count in site.channels}
     if len(channels) > 1 and config.image.inputs is None:
         listed = ", ".join(f"{site.name}: {'/'.join(site.channels)}" for site in sites)
@@ -175,8 +167,9 @@ def inspect_federation(config: FederationConfig, seed: int = 0) -> Inspection:
             f"the images of the federation have different numbers of channels ({listed}): "
             "set image.channels to grey, rgb or green"
         )
-    findings = _find({name: cases for name, (cases, _) in found.items()}, looks)
-    shared = sum(finding.kind == "shared_patient" for finding in findings)
+    listed_cases = {name: cases for name, (cases, _) in found.items()}
+    findings = _find(listed_cases, looks)
+    shared = count_shared(listed_cases, findings)
     return Inspection(config.name, config.task.classes, sites, shared, findings, tuple(problems))
 
 
@@ -187,6 +180,7 @@ class _Look:
     site: SiteInspection
     splits: dict[str, str]
     fingerprints: dict[Case, str]
+    equal: dict[Case, tuple[Path, ...]]
 
 
 def _find(sites: Mapping[str, Sequence[Case]], looks: Sequence["_Look"]) -> tuple[Finding, ...]:
@@ -200,6 +194,9 @@ def _find(sites: Mapping[str, Sequence[Case]], looks: Sequence["_Look"]) -> tupl
                 split_of[str(path)].add(splits[name].get(case.case, ""))
     findings = check_across_sites(sites)
     findings += find_copies(prints, [known for known in findings if known.files])
+    told = {finding.files for finding in findings if finding.kind == "equal_channels"}
+    equal = {case: files for look in looks for case, files in look.equal.items()}
+    findings += [equal_channels(case, paths) for case, paths in equal.items() if paths not in told]
     said = []
     for finding in findings:
         there = set[str]().union(*(split_of[str(path)] for path in finding.files)) - {""}
@@ -211,18 +208,20 @@ def _find(sites: Mapping[str, Sequence[Case]], looks: Sequence["_Look"]) -> tupl
 
 def _inspect_site(
     config: FederationConfig,
-    name: str,
+    said: Names,
+    names: Sequence[Names],
     cases: Sequence[Case],
     problems: Sequence[str],
     *,
     seed: int,
     salt: str,
 ) -> _Look:
-    tally, problems = _Tally(config.task, salt), list(problems)
+    name, task, problems = said.site, task_at(config, said.site), list(problems)
+    tally = Tally(task, config.image, salt)
     for case in cases:
         try:
             if case.images:
-                tally.add(case, decode(case, config.image, config.task))
+                tally.add(case, decode(case, config.image, task))
             else:
                 tally.add_row(case)
         except CollegiumError as error:
@@ -239,19 +238,20 @@ def _inspect_site(
         spacings=dict(tally.spacings),
         orientations=dict(tally.orientations),
         channels=dict(tally.channels),
+        missing_channels=tally.missing(channel_names(names, config.image.inputs)),
         intensity=tally.intensity,
         labels={str(label): count for label, count in sorted(tally.labels.items())},
         sizes=tally.sizes(),
         targets=dict(sorted(tally.targets.items())),
         foreground=tally.foreground / tally.counted if tally.counted else None,
         with_fov=sum(case.fov is not None for case in cases),
-        notes=_summed_up(tally.notes),
+        notes=(*said.about.notes, *_summed_up(tally.notes)),
         problems=tuple(problems + _one_shape_problems(config, name, tally)),
     )
-    return _Look(site, splits, tally.fingerprints)
+    return _Look(site, splits, tally.fingerprints, tally.equal)
 
 
-def _one_shape_problems(config: FederationConfig, name: str, tally: "_Tally") -> list[str]:
+def _one_shape_problems(config: FederationConfig, name: str, tally: Tally) -> list[str]:
     problems = []
     if len(tally.channels) > 1:
         problems.append(
@@ -277,88 +277,3 @@ def _summed_up(notes: Sequence[str]) -> tuple[str, ...]:
         f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {text}"
         for text, names in files.items()
     )
-
-
-class _Tally:
-    """Counts what the cases of a site hold."""
-
-    def __init__(self, task: TaskConfig, salt: str) -> None:
-        self.task = task
-        self._salt = salt
-        self.count = 0
-        self.shapes: Counter[str] = Counter()
-        self.spacings: Counter[str] = Counter()
-        self.orientations: Counter[str] = Counter()
-        self.channels: Counter[str] = Counter()
-        self.labels: Counter[int] = Counter()
-        self.targets: Counter[str] = Counter()
-        self.intensity: tuple[float, float] | None = None
-        self.foreground = 0
-        self.counted = 0
-        self.notes: list[str] = []
-        self.fingerprints: dict[Case, str] = {}
-        self._sizes: dict[tuple[int, str], list[float]] = defaultdict(list)
-
-    def add(self, case: Case, raw: RawCase) -> None:
-        """Count one case.
-
-        Raises:
-            DataError: If its class is unknown.
-        """
-        image = raw.arrays.image
-        self.count += 1
-        self.shapes["x".join(map(str, raw.arrays.shape))] += 1
-        self.channels[str(len(image))] += 1
-        spacing = raw.spacing
-        self.spacings["x".join(f"{mm:g}" for mm in spacing) if spacing else "unknown"] += 1
-        self.orientations[raw.stored or "none"] += 1
-        low, high = float(image.min()), float(image.max())
-        before = self.intensity or (low, high)
-        self.intensity = min(low, before[0]), max(high, before[1])
-        self.fingerprints[case] = fingerprint(image, self._salt)
-        self.notes += raw.notes
-        if self.task.name == "classification":
-            self._add_target(case)
-        elif raw.arrays.label is not None:
-            self._add_label(raw.arrays.label, raw)
-
-    def add_row(self, case: Case) -> None:
-        """Count one row of a table.
-
-        Raises:
-            DataError: If its class is unknown.
-        """
-        self.count += 1
-        self._add_target(case)
-
-    def sizes(self) -> tuple[LabelSize, ...]:
-        """Sum up how large each label is."""
-        return tuple(
-            LabelSize(label, unit, len(sizes), min(sizes), median(sizes), max(sizes))
-            for (label, unit), sizes in sorted(self._sizes.items())
-        )
-
-    def _add_target(self, case: Case) -> None:
-        target = str(case.target)
-        self.targets[target] += 1
-        self.task.class_of(target, str(case))
-
-    def _add_label(self, label: Array, raw: RawCase) -> None:
-        mask = raw.arrays.mask
-        values, counts = np.unique(label, return_counts=True)
-        self.labels.update(values.tolist())
-        for value, count in zip(values.tolist(), counts.tolist(), strict=True):
-            if value:
-                size, unit = _size(count, raw.spacing)
-                self._sizes[value, unit].append(size)
-        inside = label if mask is None else label[mask]
-        self.foreground += int(np.count_nonzero(inside))
-        self.counted += inside.size
-
-
-def _size(count: int, spacing: tuple[float, ...] | None) -> tuple[float, str]:
-    """Give the size of so many pixels or voxels and its unit."""
-    if spacing is None:
-        return float(count), "px"
-    size = count * math.prod(spacing)
-    return (size / 1000, "mL") if len(spacing) == 3 else (size, "mm2")

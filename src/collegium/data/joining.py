@@ -118,6 +118,7 @@ def _told(case: Case, where: str, row: Mapping[str, str]) -> Case:
     return replace(
         case,
         patient=row.get("patient") or case.case,
+        stated=bool(row.get("patient")),
         split=split_of(row, where),
         target=target or None,
     )

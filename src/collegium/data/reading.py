@@ -9,7 +9,7 @@ the statistics of `normalise`.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collegium.data import formats
-from collegium.data.decoded import Decoded, listed
+from collegium.data.decoded import Decoded, Regions, listed
 from collegium.errors import ConfigError, DataError
 
-__all__ = ["CHANNELS", "NORMALISE", "normalise", "read_image", "read_label", "read_mask"]
+__all__ = ["CHANNELS", "NORMALISE", "classes_of_regions", "normalise"]
+__all__ += ["read_image", "read_label", "read_mask"]
 
 logger = logging.getLogger(__name__)
 
@@ -67,42 +68,90 @@ def read_image(
 def read_label(
     path: Path,
     *,
-    classes: int,
+    classes: Sequence[str] | int,
     label_map: Mapping[int, int] | None = None,
+    regions: Mapping[str, Sequence[int]] | None = None,
     like: Decoded | None = None,
     both: bool = False,
 ) -> Decoded:
-    """Read a label map whose values are all in `range(classes)`.
+    """Read a label map whose values are all classes.
 
     The indices of a palette are the labels. With two classes a mask drawn in black (0) and white
     (255 or 65535) becomes 0 and 1, whatever the palette's order. Values that a slope has moved off
     the integers by no more than 0.01 are rounded.
 
+    Where regions are given, the label may hold their masks instead: see `formats.decode_label` and
+    `classes_of_regions`.
+
     Args:
         path: A picture or a volume.
-        classes: The number of classes, background included.
-        label_map: New labels for stored values, applied first; values it lacks stay.
+        classes: The classes, background included: their names, or how many there are.
+        label_map: New labels for stored values, applied first; values it lacks stay. Masks of
+            regions have none.
+        regions: By name the classes of each region.
         like: The image that the label map belongs to.
         both: Whether the file holds the image too.
 
     Raises:
         DataError: The file cannot be read, or holds a value that is no label.
     """
-    palette = "bilevel" if classes == 2 else "indices"
-    stored = formats.decode_label(path, palette=palette, like=like, both=both)
-    labels = _whole_numbers(stored.array, path)
+    names, count = ((), classes) if isinstance(classes, int) else (classes, len(classes))
+    regions, kind = regions or {}, np.min_scalar_type(count - 1)
+    stored = formats.decode_label(
+        path,
+        palette="bilevel" if count == 2 else "indices",
+        like=like,
+        both=both,
+        regions=tuple(regions),
+        classes=names,
+    )
+    if isinstance(stored, Regions):
+        array = classes_of_regions(stored.array, regions, path).astype(kind)
+        return Decoded(array, stored.spacing, stored.affine, stored.notes, stored=stored.stored)
+    labels = _whole_numbers(stored.array, path, regions)
     mapped = labels.copy()
     for value, label in (label_map or {}).items():
         mapped[labels == value] = label
     found, notes = np.unique(mapped), stored.notes
     white = int(found[-1])
-    if classes == 2 and white in (255, 65535) and set(found.tolist()) <= {0, white}:
+    if count == 2 and white in (255, 65535) and set(found.tolist()) <= {0, white}:
         mapped, found = mapped // white, found // white
         notes += (f"{path.name}: the mask's values 0 and {white} were read as classes 0 and 1",)
-    if found[0] < 0 or found[-1] >= classes:
-        _refuse_labels(path, np.unique(labels), classes, label_map or {})
-    kind = np.min_scalar_type(classes - 1)
+    if found[0] < 0 or found[-1] >= count:
+        _refuse_labels(path, np.unique(labels), count, label_map or {})
     return replace(stored, array=mapped.astype(kind), notes=notes, full_scale=None)
+
+
+def classes_of_regions(
+    masks: NDArray[np.bool_], regions: Mapping[str, Sequence[int]], path: Path
+) -> NDArray[np.uint8]:
+    """Return the class of each pixel: that which lies in just the regions that hold the pixel.
+
+    Of several such classes it is the lowest; a pixel in no region is background.
+
+    Args:
+        masks: (region, *spatial), in the order of the regions.
+        regions: By name the classes of each region.
+        path: The file, for errors.
+
+    Raises:
+        DataError: A pixel lies in regions that no class has in common.
+    """
+    labels, known = np.zeros(masks.shape[1:], np.uint8), ~masks.any(axis=0)
+    for number in sorted(set().union(*regions.values()), reverse=True):
+        member = np.array([number in made_of for made_of in regions.values()])
+        here = (masks == member.reshape(-1, *[1] * labels.ndim)).all(axis=0)
+        labels[here], known = number, known | here
+    if not known.all():
+        first = tuple(np.argwhere(~known)[0])
+        there = [name for name, mask in zip(regions, masks, strict=True) if mask[first]]
+        words = "; ".join(f"{name}: {listed(made_of)}" for name, made_of in regions.items())
+        raise DataError(
+            f"{path}: {np.count_nonzero(~known)} pixels lie in a set of regions that no class has, "
+            f"the first in {' and '.join(there)} alone (task.regions is {words}): correct the "
+            "masks, or what task.regions says"
+        )
+    return labels
 
 
 def read_mask(path: Path, like: Decoded | None = None) -> Decoded:
@@ -216,15 +265,17 @@ def _select_channels(array: NDArray[np.float32], channels: str, path: Path) -> N
     return array[1:2] if channels == "green" else array
 
 
-def _whole_numbers(array: NDArray[Any], path: Path) -> NDArray[np.int64]:
+def _whole_numbers(array: NDArray[Any], path: Path, regions: Collection[str]) -> NDArray[np.int64]:
     """Return the one channel of a label map as integers."""
     if not np.isfinite(array).all():
         raise DataError(f"{path}: the label map holds NaN or infinite values: export it again")
     values: NDArray[Any] = array[0]
     if (array != values).any():
+        against = f" and are no masks of the regions {listed(regions)}" if regions else ""
         raise DataError(
-            f"{path}: the {len(array)} channels of the label map differ: save the labels as grey "
-            "values or with a palette"
+            f"{path}: the {len(array)} channels of the label map differ{against}: save the labels "
+            "as grey values or with a palette, or, as NIfTI, a channel of 0 and 1 for each region "
+            "of task.regions"
         )
     rounded = np.rint(values) if values.dtype.kind == "f" else values
     wrong = values[np.abs(values - rounded) > 0.01] if values.dtype.kind == "f" else values[:0]

@@ -124,7 +124,8 @@ def decode(case: Case, image: ImageConfig, task: TaskConfig) -> RawCase:
         _check_fit(case, first, fov, case.fov, "field of view")
     array = np.concatenate([part.array for part in parts.values()])
     measured = np.concatenate([_measured(part) for part in parts.values()])
-    if case.channels is not None and len(array) == image.inputs:  # the file has what it shall lack
+    if case.channels is not None and len(case.channels) < len(array) == image.inputs:
+        # the file has what it shall lack
         array, measured = (values[_listed(case, image)] for values in (array, measured))
     _check_channels(case, image, array)
     zeros = np.zeros(array.shape[1:], np.uint8) if task.name == "segmentation" else None
@@ -154,7 +155,12 @@ def _read_label(case: Case, task: TaskConfig, like: Decoded, *, both: bool) -> D
     if case.label is None or task.name != "segmentation":
         return None
     return read_label(
-        case.label, classes=len(task.classes), label_map=task.label_map, like=like, both=both
+        case.label,
+        classes=task.classes,
+        label_map=task.label_map,
+        regions=task.regions,
+        like=like,
+        both=both,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from collegium.data.augmentation import holed, turned
 from collegium.data.cache import PreparedCase
 from collegium.data.dataset import Batch, Example, join
 from collegium.data.decoded import Array
@@ -30,6 +31,15 @@ class SamplingConfig:
             foreground.
         scale: Every channel is multiplied by a number drawn evenly from 1 - scale to 1 + scale.
         shift: To every channel a number is added that is drawn evenly from -shift to shift.
+        channels_alike: Whether these two numbers are the same for all channels, as brightness and
+            contrast of a picture are, or each channel draws its own.
+        rotate: The case, or the slice, is turned in its first two spatial axes before it is
+            cropped, by an angle drawn evenly from -rotate to rotate degrees; beyond its border it
+            is mirrored. The image is interpolated, label and mask take the nearest pixel.
+        zoom: With it, it is enlarged by a factor drawn evenly from 1 - zoom to 1 + zoom.
+        holes: 1 to so many squares (of volumes cubes) of the image are set to 0 last of all; label
+            and mask stay.
+        hole_side: Their side in pixels.
     """
 
     crop: tuple[int, ...] | None = None
@@ -39,15 +49,31 @@ class SamplingConfig:
     foreground: float = 0.0
     scale: float = 0.0
     shift: float = 0.0
+    channels_alike: bool = False
+    rotate: float = 0.0
+    zoom: float = 0.0
+    holes: int = 0
+    hole_side: int = 16
 
     def __post_init__(self) -> None:
-        for key, least, most in (("foreground", 0, 1), ("scale", 0, 1), ("shift", 0, math.inf)):
+        for key, least, most in (
+            ("foreground", 0, 1),
+            ("scale", 0, 1),
+            ("shift", 0, math.inf),
+            ("rotate", 0, 180),
+            ("zoom", 0, 0.5),
+        ):
             if not least <= getattr(self, key) <= most:
                 raise ConfigError(
                     f"sampling.{key} is {getattr(self, key)}: give a number from {least} to {most}"
                 )
-        if self.patches < 1:
-            raise ConfigError(f"sampling.patches is {self.patches}: give a whole number above 0")
+        for key in ("patches", "hole_side"):
+            if getattr(self, key) < 1:
+                raise ConfigError(
+                    f"sampling.{key} is {getattr(self, key)}: give a whole number above 0"
+                )
+        if self.holes < 0:
+            raise ConfigError(f"sampling.holes is {self.holes}: give a whole number from 0 on")
         if self.crop is not None and (len(self.crop) not in (2, 3) or min(self.crop) < 1):
             raise ConfigError(
                 f"sampling.crop is {list(self.crop)}: give two or three whole numbers above 0"
@@ -100,6 +126,10 @@ class ImageDataset:
         aim = _aim(arrays, rng) if config.foreground and _uniform(rng) < config.foreground else None
         if self._in_slices(case):
             arrays = arrays.at([_draw(case.shape[-1], rng) if aim is None else aim[-1]])
+        if config.rotate or config.zoom:
+            degrees, zoom = config.rotate * _around_0(rng), 1 + config.zoom * _around_0(rng)
+            arrays = turned(arrays, degrees, zoom)
+            aim = aim and _aim(arrays, rng)
         arrays = _crop(arrays, config.crop, rng, aim=aim)
         axes = len(arrays.shape)
         if config.flips:
@@ -111,11 +141,15 @@ class ImageDataset:
                 plane = (-axes, 1 - axes)
                 arrays = arrays.map(lambda values: np.rot90(values, turns, plane))
         batch = _batch(arrays.map(lambda values: values[None]), case.target)
-        return batch | {"image": self._intensities(batch["image"], rng)}
+        image = self._intensities(batch["image"], rng)
+        if config.holes:
+            image = holed(image, config.holes, config.hole_side, rng)
+        return batch | {"image": image}
 
     def _intensities(self, image: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
         """Multiply and shift every channel of (1, channels, *spatial) by random numbers."""
-        shape = (1, image.shape[1], *[1] * (image.ndim - 2))
+        count = 1 if self.config.channels_alike else image.shape[1]
+        shape = (1, count, *[1] * (image.ndim - 2))
         if self.config.scale:
             image = image * (1 + self.config.scale * (2 * torch.rand(shape, generator=rng) - 1))
         if self.config.shift:
@@ -168,6 +202,11 @@ def _draw(count: int, rng: torch.Generator) -> int:
 
 def _uniform(rng: torch.Generator) -> float:
     return float(torch.rand((), generator=rng))
+
+
+def _around_0(rng: torch.Generator) -> float:
+    """A number from -1 to 1, drawn evenly."""
+    return 2 * _uniform(rng) - 1
 
 
 def _batch(arrays: Arrays, target: int | None) -> Batch:

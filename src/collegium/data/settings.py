@@ -1,9 +1,11 @@
 """What a federation says of its images and its task: how files become arrays, what labels mean."""
 
+import math
 from dataclasses import dataclass
 
 from collegium.data.decoded import listed
 from collegium.data.reading import CHANNELS, NORMALISE
+from collegium.data.tables import MISSING, plain_code
 from collegium.errors import ConfigError, DataError
 
 TASKS = ("segmentation", "classification")
@@ -66,6 +68,8 @@ class TaskConfig:
         coding: Of a classification, what is written to the name of its class, where tables or
             manifests hold other words: {"0": healthy, "1": ill, "2": ill}.
         metric: What selects models on validation cases; None: Dice, or accuracy.
+        weights: Of a classification, how much a case of each class counts in the loss, in the order
+            of `classes`; the loss is still divided by the number of cases. None: 1 each.
     """
 
     name: str = "segmentation"
@@ -74,6 +78,7 @@ class TaskConfig:
     regions: dict[str, tuple[int, ...]] | None = None
     coding: dict[str, str] | None = None
     metric: str | None = None
+    weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.name not in TASKS:
@@ -97,22 +102,45 @@ class TaskConfig:
         unknown = sorted(set((self.coding or {}).values()) - set(self.classes))
         if unknown:
             raise ConfigError(f"task.coding names {unknown[0]!r}, which is not in task.classes")
+        self._check_weights()
+
+    def _check_weights(self) -> None:
+        if self.weights is None:
+            return
+        if self.name != "classification":
+            raise ConfigError("task.weights is for classifications: leave it out")
+        right = all(0 < weight < math.inf for weight in self.weights)
+        if not right or len(self.weights) != len(self.classes):
+            raise ConfigError(
+                f"task.weights is {list(self.weights)}: give {len(self.classes)} numbers above 0, "
+                f"one for each of task.classes, or null"
+            )
 
     @property
     def channels(self) -> int:
         """How many channels the network gives."""
         return len(self.regions or self.classes)
 
-    def class_of(self, written: str, where: str) -> int:
-        """Return the class that a word stands for.
+    def class_of(self, written: str, where: str, *, row: bool = False) -> int:
+        """Return the class that a word stands for; where 3.0 stands for none, that of 3.
+
+        Args:
+            written: The word.
+            where: Where it stands, for messages.
+            row: Whether it stands in a row of a table, whose cells no message repeats.
 
         Raises:
             DataError: There is no such class.
         """
-        name = (self.coding or {}).get(written, written)
-        if name not in self.classes:
+        names = [(self.coding or {}).get(word, word) for word in (written, plain_code(written))]
+        name = next((name for name in names if name in self.classes), None)
+        if name is not None:
+            return self.classes.index(name)
+        if written.lower() in (MISSING if row else ("",)):
             raise DataError(
-                f"{where}: the class {written!r} is unknown: write one of "
-                f"{listed(self.classes)}, or say in task.coding what it stands for"
+                f"{where} has no class: fill it in or leave the {'row' if row else 'case'} out"
             )
-        return self.classes.index(name)
+        raise DataError(
+            f"{where}: the class {'' if row else f'{written!r} '}is unknown: write one of "
+            f"{listed(self.classes)}, or say in task.coding what it stands for"
+        )

@@ -22,6 +22,8 @@ class Case:
         series: Which DICOM series of the image's folder, by its UID or number; None: the only one.
         channels: Which of the network's input channels the files hold, counted from 0, where the
             site lacks some; None: all.
+        stated: Whether the patient's id was stated, by a manifest, a datalist, a BIDS subject or a
+            column of a table; else it was taken from the name of a file and says nothing elsewhere.
     """
 
     site: str
@@ -34,6 +36,7 @@ class Case:
     target: str | None = None
     series: str | None = None
     channels: tuple[int, ...] | None = None
+    stated: bool = False
 
     def __str__(self) -> str:
         return f"site {self.site}, case {self.case}"

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 
 import torch
@@ -96,7 +97,8 @@ class Finding:
     """Something that makes scores look better than they are.
 
     Attributes:
-        kind: "shared_patient" or "identical_files".
+        kind: "shared_patient" (by the ids that were stated), "identical_files", "identical_pixels"
+            or "equal_channels" (of one case).
         sites: The sites concerned, sorted.
         patients: The patients concerned, sorted.
         files: The files concerned, sorted.
@@ -111,9 +113,22 @@ class Finding:
 
 
 def check_across_sites(sites: Mapping[str, Sequence[Case]]) -> list[Finding]:
-    """Find patients present at several sites, and byte-identical images across and within sites."""
+    """Find patients at two sites, and byte-identical images across and within sites.
+
+    Patients are compared by their ids, and only where these were stated: files that are named alike
+    at every site are not of one patient. What is found names patients, so that it stays where it is
+    computed.
+    """
     cases = [case for name in sorted(sites) for case in sites[name]]
     return [*_shared_patients(cases), *_identical_images(cases)]
+
+
+def count_shared(sites: Mapping[str, Sequence[Case]], findings: Sequence[Finding]) -> int | None:
+    """Count the patients that were found at several sites; None where no patient was stated."""
+    if not any(case.stated for cases in sites.values() for case in cases):
+        return None
+    shared = [finding for finding in findings if finding.kind == "shared_patient"]
+    return len({patient for finding in shared for patient in finding.patients})
 
 
 def _named_splits(cases: Sequence[Case]) -> dict[str, str | None]:
@@ -199,17 +214,20 @@ def _write(path: Path, content: Mapping[str, object]) -> None:
 
 
 def _shared_patients(cases: Sequence[Case]) -> Iterator[Finding]:
-    where: dict[str, set[str]] = defaultdict(set)
+    """Yield one finding for each pair of sites, of all patients whose stated ids are at both."""
+    stated: dict[str, set[str]] = defaultdict(set)
     for case in cases:
-        where[case.patient].add(case.site)
-    for patient, names in sorted(where.items()):
-        if len(names) > 1:
-            sites = tuple(sorted(names))
+        if case.stated:
+            stated[case.site].add(case.patient)
+    for one, other in combinations(sorted(stated), 2):
+        patients = sorted(stated[one] & stated[other])
+        if patients:
+            count = "1 patient is" if len(patients) == 1 else f"{len(patients)} patients are"
             text = (
-                f"patient {patient} is at the sites {', '.join(sites)}: keep the patient at one "
-                "site, or give different ids if they are different people"
+                f"by identifier, {count} at both sites {one} and {other} ({_few(patients)}): keep "
+                "each at one site, or give different ids if they are different people"
             )
-            yield Finding("shared_patient", sites, (patient,), (), text)
+            yield Finding("shared_patient", (one, other), tuple(patients), (), text)
 
 
 def _identical_images(cases: Sequence[Case]) -> Iterator[Finding]:
@@ -225,10 +243,16 @@ def _identical_images(cases: Sequence[Case]) -> Iterator[Finding]:
                 same[_sha256(path)][path].append(case)
     equal = [files for files in same.values() if sum(map(len, files.values())) > 1]
     for owners_of in sorted(equal, key=min):
-        owners = [case for several in owners_of.values() for case in several]
         files = tuple(sorted(owners_of))
+        counts = Counter(case for several in owners_of.values() for case in several)
+        owners = sorted(counts, key=str)
+        for case in owners:
+            if counts[case] > 1:
+                yield equal_channels(case, [path for path in files if case in owners_of[path]])
+        if len(owners) == 1:
+            continue
         text = (
-            f"{' and '.join(sorted(str(case) for case in owners))} have byte-identical images "
+            f"{' and '.join(map(str, owners))} have byte-identical images "
             f"({_few([str(path) for path in files])}): keep one of them, or name one patient for "
             "them so that they stay in one split"
         )
@@ -239,6 +263,15 @@ def _identical_images(cases: Sequence[Case]) -> Iterator[Finding]:
             files,
             text,
         )
+
+
+def equal_channels(case: Case, files: Sequence[Path]) -> Finding:
+    """Say that channels of one case are the same image."""
+    text = (
+        f"{case}: two of its channels are the same image ({_few([str(path) for path in files])}): "
+        "give each channel its own file, or leave one of them out"
+    )
+    return Finding("equal_channels", (case.site,), (case.patient,), tuple(files), text)
 
 
 def _sha256(path: Path) -> str:

@@ -8,7 +8,7 @@ from collegium.data.decoded import listed
 from collegium.data.federation import FederationConfig, list_cases, sites_of, table_of
 from collegium.data.inspection import Inspected, counted_splits
 from collegium.data.site import Case
-from collegium.data.splits import check_across_sites
+from collegium.data.splits import check_across_sites, count_shared
 from collegium.errors import DataError
 
 
@@ -68,14 +68,13 @@ def inspect_tables(config: FederationConfig, seed: int = 0) -> TableInspection:
     assert config.table is not None, "the federation has no tables"
     found = {name: list_cases(config, name) for name in sorted(config.sites)}
     sites = tuple(_inspect(config, name, *found[name], seed=seed) for name in found)
-    named = config.table.case is not None or config.table.patient is not None
     cases = {name: cases for name, (cases, _) in found.items()}
-    findings = tuple(check_across_sites(cases)) if named else ()
+    findings = tuple(check_across_sites(cases))
     return TableInspection(
         config.name,
         config.task.classes,
         sites,
-        len(findings) if named else None,
+        count_shared(cases, findings),
         findings,
         tuple(_problems(config, sites)),
         config.table.columns,
@@ -93,7 +92,8 @@ def _inspect(
     problems, targets = list(problems), Counter[str]()
     for place, case in enumerate(_in_order(config, name, cases), 1):
         try:
-            found = config.task.class_of(str(case.target), f"site {name}, row {place}")
+            where = f"site {name}, row {place}"
+            found = config.task.class_of(str(case.target), where, row=True)
             targets[config.task.classes[found]] += 1
         except DataError as error:
             problems.append(str(error))

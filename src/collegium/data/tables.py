@@ -110,7 +110,7 @@ class Table:
 
     Attributes:
         cases: The site's own id of each row.
-        patients: The site's own id of each row's patient.
+        patients: The site's own id of each row's patient; the case's without a column of them.
         targets: What is written in the column of the label.
         splits: What is written in the column of the splits; None without one.
         numbers: (rows, numeric columns); NaN where missing.
@@ -118,6 +118,7 @@ class Table:
         notes: One sentence for each thing that was noticed.
         missing: By column, in how many rows a value is missing.
         unknown: By column, the words that are not in the vocabulary, and how often they stand.
+        stated: Whether there is a column of patients.
     """
 
     cases: tuple[str, ...]
@@ -129,6 +130,7 @@ class Table:
     notes: tuple[str, ...]
     missing: Mapping[str, int]
     unknown: Mapping[str, Mapping[str, int]]
+    stated: bool
 
 
 def read_table(path: Path, config: TableConfig, *, labelled: bool = True) -> Table:
@@ -170,6 +172,7 @@ def read_table(path: Path, config: TableConfig, *, labelled: bool = True) -> Tab
         notes=tuple(cells.notes),
         missing=cells.missing,
         unknown=cells.unknown,
+        stated=config.patient is not None,
     )
 
 
@@ -231,7 +234,7 @@ class _Cells:
             self._note_absent(column)
             return np.full(self._count, len(words))
         place = {word: index for index, word in enumerate(words)}
-        cells = [cell if cell in place else _plain(cell) for cell in self._columns[column]]
+        cells = [cell if cell in place else plain_code(cell) for cell in self._columns[column]]
         self.missing[column] = sum(cell.lower() in self._empty for cell in cells)
         odd = Counter(c for c in cells if c not in place and c.lower() not in self._empty)
         if odd:
@@ -282,8 +285,8 @@ class _Cells:
         return ","
 
 
-def _plain(cell: str) -> str:
-    """Write codes such as 3.0 or 3,0 as 3."""
+def plain_code(cell: str) -> str:
+    """Write codes such as 3.0 or 3,0, as exports write whole numbers, as 3."""
     return re.split(r"[.,]", cell)[0] if re.fullmatch(r"-?\d+[.,]0+", cell) else cell
 
 
@@ -308,7 +311,8 @@ def vocabulary(
     for path in paths:
         table, _ = read_columns(path)
         for column, words in found.items():
-            words |= {_plain(cell) for cell in table.get(column, ()) if cell.lower() not in empty}
+            known = [cell for cell in table.get(column, ()) if cell.lower() not in empty]
+            words |= set(map(plain_code, known))
 
     def order(word: str) -> tuple[float, str]:
         number = re.fullmatch(r"-?\d+", word)

@@ -33,7 +33,7 @@ def cases_of(site: str, table: Table) -> list[Case]:
                 f"site {site}, row {row}: the split is unknown: write train, val or test"
             )
     return [
-        Case(site, case, patient, (), None, split=split, target=target)
+        Case(site, case, patient, (), None, split=split, target=target, stated=table.stated)
         for case, patient, split, target in zip(
             table.cases, table.patients, splits, table.targets, strict=True
         )
@@ -61,7 +61,8 @@ def open_table(
     """
     config, task = what
     where = [f"site {name}, row {row}" for row in range(1, len(table.cases) + 1)]
-    targets = np.array([task.class_of(*pair) for pair in zip(table.targets, where, strict=True)])
+    pairs = zip(table.targets, where, strict=True)
+    targets = np.array([task.class_of(*pair, row=True) for pair in pairs])
     of_split = np.array([splits[case] for case in table.cases])
     if config.scale == "site" and "train" not in of_split:
         raise DataError(

@@ -3,17 +3,16 @@
 Nothing is asked of their names but that they tell the cases apart.
 """
 
-import csv
-import io
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from collegium.data.discovery import channels_of_row, files_of_row
+from collegium.data.decoded import listed
+from collegium.data.discovery import case_of_row, channels_of_row, files_of_row, read_manifest
 from collegium.data.formats import FILES, SUFFIXES
-from collegium.data.formats.dicom import find_series, is_dicom
+from collegium.data.formats.dicom import Series, find_series, is_dicom
 from collegium.data.pairing import case_id, pair_cases
 from collegium.data.site import Case
 from collegium.errors import DataError
@@ -25,30 +24,38 @@ _FOVS = ("fov", "fovs", "fov_masks")
 
 _CHANNEL = re.compile(r"(.+)_(\d{4})")
 
+_UID = re.compile(r"\d+(\.\d+){3,}")
 
-def list_images(place: Path, labels: Path | None = None) -> tuple[list[Case], list[str]]:
+
+def list_images(
+    place: Path, labels: Path | None = None, *, masks: bool = True
+) -> tuple[list[Case], list[str]]:
     """Give the cases, sorted by id, and one sentence for each problem.
 
     Args:
         place: A folder of images; or a folder with a subfolder ``images`` and, of choice, ``fov``;
-            or a CSV file with a column ``image`` and, of choice, ``case``, ``patient``, ``label``,
-            ``fov``, ``series`` and ``channels``, whose paths are relative to its own folder. Files
-            ``x_0000``, ``x_0001`` are the channels of one image. A subfolder of DICOM files is one
-            image, of several series as many; so is a folder of DICOM files itself.
+            or one of nnU-Net's raw data, of which ``imagesTs`` is taken where it holds files, else
+            ``imagesTr``; or a CSV file with a column ``image`` and, of choice, ``case``,
+            ``patient``, ``label``, ``fov``, ``series`` and ``channels``, whose paths are relative
+            to its own folder. Files ``x_0000``, ``x_0001`` are the channels of one image. A
+            subfolder of DICOM files is one image, of several series as many; so is a folder of
+            DICOM files itself, but of these each one is an image that is a picture without a place
+            in space, has several frames or is its series' only one.
         labels: A folder of masks, paired with the images by their names; then every case needs one.
+        masks: Whether a file will be named by each case, so that its id has to be a file's name.
 
     Raises:
-        DataError: There is no such place, or no image in it.
+        DataError: There is no such place, no image in it, or a manifest that cannot be read.
     """
     if place.is_file() and place.suffix.lower() in (".csv", ".tsv"):
-        return _from_manifest(place)
+        return _from_manifest(place, masks=masks)
     if not place.is_dir():
         raise DataError(f"{place}: there is no such folder or manifest; correct the path")
-    folder = place / "images" if (place / "images").is_dir() else place
+    folder = _folder_of_images(place)
     files = _images(folder)
     scans = _scans(folder)
     if not files and not scans:
-        raise DataError(f"{folder} holds no image; add some of the kinds {', '.join(SUFFIXES)}")
+        raise _no_image(folder)
     groups, problems = _channels(files)
     doubles = groups.keys() & scans.keys()
     if doubles:
@@ -56,61 +63,111 @@ def list_images(place: Path, labels: Path | None = None) -> tuple[list[Case], li
     fovs = [place / name for name in _FOVS if (place / name).is_dir()] if folder != place else []
     groups |= {case: (path,) for case, (path, _) in scans.items()}
     named = {
-        path / f"{case}.dcm" if case in scans else path: case for case, (path, *_) in groups.items()
+        folder / f"{case}.dcm" if case in scans else path: case
+        for case, (path, *_) in groups.items()
     }
     found, problems = _paired(groups, named, (labels, fovs[0] if fovs else None), problems)
     series = {case: number for case, (_, number) in scans.items()}
     return [replace(case, series=series.get(case.case)) for case in found], problems
 
 
+def is_file_name(name: str) -> bool:
+    """Whether a file of this name lies in the folder that it is written to, on every system."""
+    return name not in ("", ".", "..") and not set(name) & set("/\\\0")
+
+
+def _folder_of_images(place: Path) -> Path:
+    if (place / "images").is_dir():
+        return place / "images"
+    for folder in (place / "imagesTs", place / "imagesTr"):
+        if folder.is_dir() and _visible(folder):
+            return folder
+    return place
+
+
+def _visible(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+
+
 def _images(folder: Path) -> list[Path]:
-    """The files that are read, DICOM files of a series left out."""
-    there = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    files = [path for path in there if path.is_file()]
-    return [path for path in files if path.name.lower().endswith(FILES)]
+    """The files that are read, DICOM files left out."""
+    return [p for p in _visible(folder) if p.is_file() and p.name.lower().endswith(FILES)]
+
+
+def _no_image(folder: Path) -> DataError:
+    """Say that there is no image, or that there are some in subfolders only."""
+    deeper = [
+        path.name
+        for path in _visible(folder)
+        if path.is_dir() and any(p.name.lower().endswith(FILES) for p in path.rglob("*"))
+    ]
+    if deeper:
+        return DataError(
+            f"{folder} holds no image itself, only its subfolders do ({listed(deeper)}); name one "
+            f"of them, or list the images in a manifest"
+        )
+    return DataError(f"{folder} holds no image; add some of the kinds {', '.join(SUFFIXES)}")
 
 
 def _scans(folder: Path) -> dict[str, tuple[Path, str | None]]:
-    """The DICOM series in a folder and its subfolders: by case the folder, and which of several."""
-    places = [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]
+    """The DICOM images of a folder: by case the file or folder, and which of several series."""
+    if _holds_dicom(folder.iterdir()):
+        return _series(folder, flat=True)  # its subfolders are read with it
     scans: dict[str, tuple[Path, str | None]] = {}
-    for place in places:
-        if place != folder and place.name.startswith("."):
-            continue
-        there = place.iterdir() if place == folder else place.rglob("*")
-        own = [path for path in there if path.is_file() and not path.name.lower().endswith(FILES)]
-        if not any(is_dicom(path) for path in own):
-            continue
-        for name, key in _series(place).items():
-            scans[name] = (place, key)
-        if place == folder:
-            break  # its subfolders were read with it
+    for place in _visible(folder):
+        if place.is_dir() and _holds_dicom(place.rglob("*")):
+            scans |= _series(place, flat=False)
     return scans
 
 
-def _series(place: Path) -> dict[str, str | None]:
-    """Name the series of a folder; give how each is chosen among several."""
+def _holds_dicom(there: Iterable[Path]) -> bool:
+    own = (path for path in there if path.is_file() and not path.name.lower().endswith(FILES))
+    return any(is_dicom(path) for path in own)
+
+
+def _series(place: Path, *, flat: bool) -> dict[str, tuple[Path, str | None]]:
+    """Name the images of a folder; give what each is, and how it is chosen among several series."""
     found, _ = find_series(place)
     folder, uids = place.resolve().name, Counter(series.uid for series in found)
-    if len(found) == 1:
-        return {folder: None}
-    names: dict[str, str | None] = {}
-    for position, series in enumerate(found, 1):
+    single = [series for series in found if flat and _is_of_files(series, place)]
+    rest = [series for series in found if series not in single]
+    if len(found) == len(rest) == 1:
+        return {folder: (place, None)}
+    names: dict[str, tuple[Path, str | None]] = {}
+    for path in sorted(path for series in single for path in series.files):
+        name = path.name if _UID.fullmatch(path.name) else case_id(path)
+        if name in names:
+            raise DataError(f"there are several images called {name} in {place}; rename one")
+        names[name] = path, None
+    for position, series in enumerate(rest, 1):
         name = f"{folder}-{position if series.number is None else series.number}"
         for more in (f"-{series.orientation}", f"-{position}"):
             name += more if name in names else ""
         alone = uids[series.uid] == 1  # else it mixes orientations
-        names[name] = series.uid if alone else f"{series.uid} {series.orientation}"
+        names[name] = place, series.uid if alone else f"{series.uid} {series.orientation}"
     return names
 
 
+def _is_of_files(series: Series, folder: Path) -> bool:
+    """Whether each file of a series is an image of its own, as they are learnt from."""
+    if any(path.parent != folder for path in series.files):
+        return False
+    stacked = series.pictures == len(series.files) > 1 and series.orientation != "none"
+    return not stacked
+
+
 def _channels(files: Sequence[Path]) -> tuple[dict[str, tuple[Path, ...]], list[str]]:
-    """Group the channels of an image; give the images by case, and what lacks a channel."""
+    """Group the channels of an image; give the images by case, and what lacks a channel.
+
+    Channels count from 0000; files that count otherwise, such as x_0001 to x_0100, are images.
+    """
     numbered: dict[str, dict[str, Path]] = defaultdict(dict)
     groups: dict[str, tuple[Path, ...]] = {}
+    counted = {case_id(path).removesuffix("_0000") for path in files}
     for path in files:
         stem = case_id(path)
-        if match := _CHANNEL.fullmatch(stem):
+        match = _CHANNEL.fullmatch(stem)
+        if match and match[1] in counted:
             numbered[match[1]][match[2]] = path
         elif stem in groups:
             raise DataError(
@@ -159,31 +216,43 @@ def _files(folder: Path | None) -> list[Path]:
     return sorted(folder.iterdir()) if folder is not None else []
 
 
-def _from_manifest(path: Path) -> tuple[list[Case], list[str]]:
+def _from_manifest(path: Path, *, masks: bool) -> tuple[list[Case], list[str]]:
     """Read a manifest; labels are taken only where every line names one."""
-    text = path.read_text("utf-8-sig")
-    delimiter = max(",;\t", key=text.partition("\n")[0].count)
-    rows = list(csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter))
-    rows = [{(k or "").strip().lower(): (v or "").strip() for k, v in row.items()} for row in rows]
-    if not rows or "image" not in rows[0]:
-        raise DataError(f"{path}: a manifest needs a column image, and a line for each image")
-    labelled = all(row.get("label") for row in rows)
+    rows = [*read_manifest(SITE, path, labelled=False)]
+    if not rows:
+        raise DataError(f"{path} holds no line below its columns; add one for each image")
+    labelled = all(row.get("label") for _, row in rows)
     cases: dict[str, Case] = {}
     problems = []
-    for number, row in enumerate(rows, start=2):
-        images = tuple(path.parent / name for name in files_of_row(row))
-        case = row.get("case") or case_id(images[0])
-        missing = next((image for image in images if not image.exists()), None)
-        if missing is not None:
-            problems.append(f"{path}, line {number}: there is no image {missing}; correct the line")
-        elif case in cases:
-            problems.append(f"{path}, line {number}: case {case} is there twice; rename one")
-        else:
-            mask = path.parent / row["label"] if labelled else None
-            fov = path.parent / row["fov"] if row.get("fov") else None
-            cases[case] = Case(
-                SITE, case, row.get("patient") or case, images, mask, fov,
-                series=row.get("series") or None,
-                channels=channels_of_row(row, f"{path}, line {number}"),
-            )  # fmt: skip
+    for number, row in rows:
+        where = f"{path}, line {number}"
+        try:
+            case = _case_of_row(row, path.parent, where, labelled=labelled)
+            if not case.case or (masks and not is_file_name(case.case)):
+                raise DataError(
+                    f"{where}: no file can be called as the case {case.case!r}; give it an id "
+                    f"without / and \\"
+                )
+            if case.case in cases:
+                raise DataError(f"{where}: case {case.case} is there twice; rename one")
+            cases[case.case] = case
+        except DataError as error:
+            problems.append(str(error))
     return sorted(cases.values(), key=lambda case: case.case), problems
+
+
+def _case_of_row(row: Mapping[str, str], folder: Path, where: str, *, labelled: bool) -> Case:
+    names = files_of_row(row)
+    if not all(names):
+        raise DataError(f"{where}: it names no image; fill in the line or take it out")
+    images = tuple(folder / name for name in names)
+    missing = next((image for image in images if not image.exists()), None)
+    if missing is not None:
+        raise DataError(f"{where}: there is no image {missing}; correct the line")
+    case = case_of_row(row)
+    mask = folder / row["label"] if labelled else None
+    fov = folder / row["fov"] if row.get("fov") else None
+    return Case(
+        SITE, case, row.get("patient") or case, images, mask, fov,
+        series=row.get("series") or None, channels=channels_of_row(row, where),
+    )  # fmt: skip

@@ -36,7 +36,10 @@ class ClassificationTask:
     Args:
         classes: Names of the classes, or how many there are.
         loss: "ce" (cross-entropy) or "focal" (gamma 2).
-        weights: How much a case of each class counts in the loss; None: 1.
+        weights: How much a case of each class counts in the loss, cross-entropy or focal; None: 1.
+            The loss is the sum over the cases divided by their number. (With a weight,
+            `torch.nn.CrossEntropyLoss` divides by the sum of the cases' weights, so that a batch of
+            one class counts as without.)
         metric: The headline metric, which selects models on validation: "accuracy",
             "balanced_accuracy" or "auc".
     """
@@ -61,7 +64,8 @@ class ClassificationTask:
             raise ConfigError(
                 f"the headline metric is {metric!r}: choose accuracy, balanced_accuracy or auc"
             )
-        if weights is not None and (len(weights) != self.classes or min(weights) <= 0):
+        right = weights is None or all(0 < weight < math.inf for weight in weights)
+        if not right or (weights is not None and len(weights) != self.classes):
             raise ConfigError(f"weights are {weights!r}: give {self.classes} numbers above 0")
         self._focal = loss == "focal"
         self._weights = torch.tensor([1.0] * self.classes if weights is None else [*weights])

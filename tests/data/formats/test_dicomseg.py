@@ -1,6 +1,6 @@
 """DICOM segmentations against highdicom's and SimpleITK's reading of the same files."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +11,22 @@ import pydicom
 import pytest
 from pydicom.sr.codedict import codes
 
-from collegium.data.decoded import Decoded
+from collegium.data.decoded import Decoded, Regions
 from collegium.data.formats.dicom import decode
 from collegium.data.formats.dicomseg import (
-    decode_regions,
     decode_segmentation,
     is_segmentation,
     write_segmentation,
 )
+from collegium.data.recipe import decode as decode_case
+from collegium.data.settings import ImageConfig, TaskConfig
+from collegium.data.site import Case
 from collegium.errors import DataError
 
 Write = Callable[..., Path]
 CLASSES = ("background", "liver", "tumour")
+BRATS = ("background", "necrosis", "edema", "enhancing")
+REGIONS = {"WT": (1, 2, 3), "TC": (1, 3), "ET": (3,)}
 
 
 @pytest.fixture
@@ -53,22 +57,23 @@ def points(affine: np.ndarray, indices: np.ndarray) -> np.ndarray:
     return ordered
 
 
-def by_highdicom(source: Path, path: Path, **options: Any) -> Path:
+def by_highdicom(source: Path, path: Path, labels: Sequence[str] = (), **options: Any) -> Path:
     """Write a segmentation with highdicom itself, as another program would."""
     images = [pydicom.dcmread(file) for file in sorted(source.iterdir())]
     images.sort(key=lambda image: image.ImagePositionPatient[2])
     count = options["pixel_array"].shape[-1] if options["pixel_array"].ndim == 4 else 2
+    labels = labels or [f"part {number}" for number in range(1, count + 1)]
     written = highdicom.seg.Segmentation(
         source_images=images,
         segment_descriptions=[
             highdicom.seg.SegmentDescription(
                 segment_number=number,
-                segment_label=f"part {number}",
+                segment_label=label,
                 segmented_property_category=codes.SCT.Organ,
                 segmented_property_type=codes.SCT.Liver,
                 algorithm_type="MANUAL",
             )
-            for number in range(1, count + 1)
+            for number, label in enumerate(labels, start=1)
         ],
         series_instance_uid=highdicom.UID(),
         series_number=9,
@@ -185,7 +190,9 @@ def test_empty_foreground_is_written_and_read(series: Path, tmp_path: Path) -> N
 def test_classes_without_names_get_numbers(series: Path, tmp_path: Path) -> None:
     like = decode(series)
     write_segmentation(drawn(like), series, tmp_path / "s", ())
-    assert decode_regions(tmp_path / "s", like).labels == ("class 1", "class 2")
+    read = highdicom.seg.segread(tmp_path / "s")
+    labels = [read.get_segment_description(number).segment_label for number in (1, 2)]
+    assert labels == ["class 1", "class 2"]
 
 
 def test_image_without_patient_or_frame_of_reference_gets_a_segmentation(
@@ -195,6 +202,39 @@ def test_image_without_patient_or_frame_of_reference_gets_a_segmentation(
     like = decode(series)
     write_segmentation(drawn(like), series, tmp_path / "s", CLASSES)
     assert decode_segmentation(tmp_path / "s", like).array[0].tolist() == drawn(like).tolist()
+
+
+@pytest.mark.parametrize("key", ["PixelSpacing", "ImagerPixelSpacing", None])
+def test_segmentation_of_a_picture_is_read_by_highdicom(
+    write_picture: Write, tmp_path: Path, key: str | None
+) -> None:
+    sizes = {} if key is None else {key: [0.2, 0.1]}
+    image = write_picture("image", np.arange(20, dtype="uint16").reshape(4, 5), **sizes)
+    labels = (np.arange(20).reshape(4, 5) % 3).astype("uint8")
+    write_segmentation(labels, image, tmp_path / "seg.dcm", CLASSES)
+    read = highdicom.seg.segread(tmp_path / "seg.dcm")
+    uid = pydicom.dcmread(image).SOPInstanceUID
+    pixels = read.get_pixels_by_source_instance([uid], combine_segments=True)
+    assert pixels[0].tolist() == labels.tolist()
+    assert (
+        decode_segmentation(tmp_path / "seg.dcm", decode(image)).array[0].tolist()
+        == labels.tolist()
+    )
+
+
+def test_labels_of_one_slice_at_two_times_lie_where_they_were_seen(
+    write_series: Write, tmp_path: Path
+) -> None:
+    one = np.arange(20, dtype="int16").reshape(1, 4, 5)
+    image = write_series("s", one, AcquisitionNumber=1)
+    write_series("s", one + 1, prefix="b", AcquisitionNumber=2)
+    like = decode(image)
+    assert like.array.shape == (2, 5, 4)
+    write_segmentation((like.array[0] == 7).astype("uint8"), image, tmp_path / "seg", CLASSES[:2])
+    stored = pydicom.dcmread(tmp_path / "seg").pixel_array
+    assert np.argwhere(stored).tolist() == [[1, 2]]  # the row and column where 7 is stored
+    back = decode_segmentation(tmp_path / "seg", like)
+    assert back.array[0].tolist() == (like.array[0] == 7).tolist()
 
 
 def test_image_that_belongs_to_no_study_is_refused(
@@ -242,21 +282,114 @@ def test_label_map_segmentation_is_read(write_series: Write, tmp_path: Path) -> 
     assert np.argwhere(labels == 1).tolist() == [[0, 0, 1]]
 
 
-def test_overlapping_segments_are_no_label_map_but_regions(
-    write_series: Write, tmp_path: Path
-) -> None:
+def test_overlapping_segments_are_no_label_map(write_series: Write, tmp_path: Path) -> None:
     image = write_series("s", np.zeros((2, 3, 5), "int16"))
     stored = np.zeros((2, 3, 5, 2), "uint8")
     stored[0, :, :, 0] = 1
     stored[:, 1, 1, 1] = 1
     path = by_highdicom(image, tmp_path / "seg", pixel_array=stored, segmentation_type="BINARY")
-    with pytest.raises(DataError, match=r"segments 1 \(part 1\) and 2 \(part 2\) overlap"):
-        decode_segmentation(path, decode(image))
-    regions = decode_regions(path, decode(image))
-    assert regions.array.dtype == bool
-    assert regions.array.tolist() == stored[:, ::-1, ::-1].transpose(3, 2, 1, 0).tolist()
-    assert regions.labels == ("part 1", "part 2")
-    assert regions.numbers == (1, 2)
+    like, words = decode(image), r"segments 1 \(part 1\) and 2 \(part 2\) overlap.*task\.regions"
+    with pytest.raises(DataError, match=words):
+        decode_segmentation(path, like)
+    inside = decode_segmentation(path, like, ("a", "b"))
+    assert isinstance(inside, Regions)
+    assert inside.array.tolist() == stored[:, ::-1, ::-1].transpose(3, 2, 1, 0).tolist()
+    assert inside.notes == (
+        "seg: its segments were taken in their order: part 1 as a, part 2 as b",
+    )
+
+
+def brats_case(write_series: Write, truth: np.ndarray, order: Sequence[str], **named: str) -> Case:
+    """Write the regions of a label map (slice, row, column) as segments in some order."""
+    image = write_series("s", np.zeros(truth.shape, "int16"))
+    stored = np.stack([np.isin(truth, REGIONS[name]) for name in order], axis=-1).astype("uint8")
+    labels = [named.get(name, name) for name in order]
+    path = image.parent / "seg"
+    by_highdicom(image, path, labels, pixel_array=stored, segmentation_type="BINARY")
+    return Case("C", "Case12", "p", (image,), path)
+
+
+def label_of(case: Case, **task: Any) -> list[Any]:
+    """The label of a case of BraTS in the order (slice, row, column) in which it was drawn."""
+    told = TaskConfig(classes=BRATS, regions=REGIONS, **task)
+    label = decode_case(case, ImageConfig(), told).arrays.label
+    assert label is not None
+    drawn: list[Any] = label.T[:, ::-1, ::-1].tolist()
+    return drawn
+
+
+TUMOUR = np.array([[[0, 2, 2, 1, 3], [0, 0, 2, 2, 0]], [[3, 1, 0, 2, 0], [3, 3, 1, 0, 0]]])
+
+
+@pytest.mark.parametrize("order", [("WT", "TC", "ET"), ("ET", "WT", "TC")])
+def test_segments_called_as_regions_become_the_classes(
+    write_series: Write, order: tuple[str, ...]
+) -> None:
+    case = brats_case(write_series, TUMOUR, order, WT="wt", TC="Tc")
+    assert label_of(case) == TUMOUR.tolist()
+    assert label_of(case, label_map={1: 2, 2: 1}) == TUMOUR.tolist()
+
+
+def test_segments_called_as_regions_are_regions_where_they_do_not_overlap(
+    write_series: Write,
+) -> None:
+    case = brats_case(write_series, 2 * (TUMOUR > 0), ("WT",))
+    assert label_of(case) == (2 * (TUMOUR > 0)).tolist()  # as a label map it were 1
+    notes = decode_case(case, ImageConfig(), TaskConfig(classes=BRATS, regions=REGIONS)).notes
+    assert "seg: has no segment TC, ET, taken as empty" in notes
+
+
+def test_other_segments_that_overlap_are_regions_by_their_order(write_series: Write) -> None:
+    case = brats_case(write_series, TUMOUR, ("WT", "TC", "ET"), WT="a", TC="b", ET="c")
+    assert label_of(case) == TUMOUR.tolist()
+
+
+@pytest.mark.parametrize(
+    ("labels", "listed"), [(("a", "b"), "a, b"), (("ET", "core", "b"), "ET, core, b")]
+)
+def test_segments_that_are_not_the_regions_are_refused_with_both(
+    write_series: Write, labels: tuple[str, ...], listed: str
+) -> None:
+    names = dict(zip(REGIONS, labels, strict=False))
+    case = brats_case(write_series, TUMOUR, tuple(names), **names)
+    words = rf"C, case Case12: .*seg: its segments \({listed}\) overlap .* \(WT, TC, ET\)"
+    with pytest.raises(DataError, match=words):
+        label_of(case)
+
+
+def test_segments_with_names_of_both_are_regions_only_where_they_overlap(
+    write_series: Write, tmp_path: Path
+) -> None:
+    image = write_series("s", np.zeros((2, 3, 4), "int16"))
+    classes, regions = ("background", "disc", "cup"), {"disc": (1, 2), "cup": (2,)}
+    truth = np.zeros((2, 3, 4), "uint8")
+    truth[:, 0], truth[1, 2] = 1, 2
+    expected = truth[:, ::-1, ::-1].T
+    write_segmentation(np.ascontiguousarray(expected), image, tmp_path / "apart", classes)
+    stored = np.stack([truth > 0, truth == 2], axis=-1).astype("uint8")
+    options = {"pixel_array": stored, "segmentation_type": "BINARY"}
+    by_highdicom(image, tmp_path / "nested", tuple(regions), **options)
+    for name in ("apart", "nested"):
+        case = Case("C", "c", "p", (image,), tmp_path / name)
+        task = TaskConfig(classes=classes, regions=regions)
+        label = decode_case(case, ImageConfig(), task).arrays.label
+        np.testing.assert_array_equal(label, expected)
+
+
+@pytest.mark.parametrize(("named", "notes"), [(BRATS[1:], 0), (("a", "b", "c"), 1)])
+def test_segments_without_overlap_stay_classes_beside_regions(
+    write_series: Write, tmp_path: Path, named: tuple[str, ...], notes: int
+) -> None:
+    image = write_series("s", np.zeros(TUMOUR.shape, "int16"))
+    like = decode(image)
+    labels = np.ascontiguousarray(TUMOUR[:, ::-1, ::-1].T, "uint8")
+    write_segmentation(labels, image, tmp_path / "seg", ("background", *named))
+    found = decode_segmentation(tmp_path / "seg", like, tuple(REGIONS), BRATS)
+    assert found.array.tolist() == [labels.tolist()]
+    assert (
+        len([note for note in found.notes if "read as the classes of their numbers" in note])
+        == notes
+    )
 
 
 def test_fractional_segments_are_cut_at_one_half(write_series: Write, tmp_path: Path) -> None:

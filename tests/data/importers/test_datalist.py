@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from collegium.data.importers.datalist import from_datalist, looks_like
+from collegium.data.importers import about
+from collegium.data.importers.datalist import about_of, from_datalist, looks_like
 from collegium.errors import DataError
 
 
@@ -110,3 +111,19 @@ def test_a_folder_without_a_datalist_is_refused(tmp_path: Path) -> None:
     assert not looks_like(tmp_path)
     with pytest.raises(DataError, match="holds none: name the file"):
         from_datalist("A", tmp_path)
+
+
+def test_names_of_labels_and_channels_are_read_where_they_are_written(tmp_path: Path) -> None:
+    entries = {"training": [{"image": "i.nii", "label": "l.nii"}]}
+    decathlon = {
+        "modality": {"1": "FLAIR", "0": "T1"},
+        "labels": {"0": "background", "1": "edema", "2": "tumour", "3": "tumour"},
+    }
+    folder = datalist(tmp_path / "a", {**entries, **decathlon})
+    told = about_of("A", folder)
+    assert told.channels == ("T1", "FLAIR")
+    assert told.labels == {"background": (0,), "edema": (1,), "tumour": (2, 3)}
+    assert about("A", folder) == told
+    for other in ({}, {"modality": "MRI", "labels": ["l.nii"]}, {"labels": {"train": "l.nii"}}):
+        folder = datalist(tmp_path / "b", {**entries, **other})
+        assert (about_of("A", folder).labels, about_of("A", folder).channels) == ({}, ())

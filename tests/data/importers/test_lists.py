@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from collegium.data.importers.lists import from_lists, looks_like
+from collegium.data.importers.lists import about_of, from_lists, looks_like
 from collegium.data.recipe import decode
 from collegium.data.settings import ImageConfig, TaskConfig
 
@@ -144,3 +144,18 @@ def test_an_array_of_image_and_label_is_read_as_both(tmp_path: Path) -> None:
     assert np.array_equal(arrays.image, whole[..., :3].transpose(2, 0, 1))
     assert arrays.label is not None
     assert np.array_equal(arrays.label, whole[..., 3])
+
+
+def test_splits_by_slice_of_harmofl_are_said_not_to_be_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "collegium")
+    folder = touch(tmp_path / "BIDMC", "Case00.nii.gz", "Case00_segmentation.nii.gz")
+    assert about_of("A", folder).notes == ()
+    touch(tmp_path, "BIDMC-dir.npy", "BIDMC-index.npy", "HK-dir.npy")
+    (case,), problems = from_lists("A", folder)
+    assert (case.case, case.split, problems) == ("Case00", None, [])
+    (note,) = about_of("A", folder).notes
+    assert note.startswith("the split in BIDMC-dir.npy and BIDMC-index.npy is not used")
+    assert "a manifest with a column split" in note
+    assert f"site A: {note}" in caplog.text

@@ -6,13 +6,14 @@ What is DICOM is told by its content, all else by the end of its name.
 import struct
 import zipfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from collegium.data.decoded import Decoded, listed
+from collegium.data.decoded import Decoded, Regions, listed
 from collegium.data.formats import arrays, dicom, dicomseg, itk, nifti, pictures
 from collegium.errors import DataError, StorageError
 
@@ -51,26 +52,42 @@ def decode(path: Path, *, series: str | None = None, both: bool = False) -> Deco
 
 
 def decode_label(
-    path: Path, *, palette: str, like: Decoded | None = None, both: bool = False
+    path: Path,
+    *,
+    palette: str,
+    like: Decoded | None = None,
+    both: bool = False,
+    regions: Sequence[str] = (),
+    classes: Sequence[str] = (),
 ) -> Decoded:
     """Decode a label map as stored, with an axis of channels before the spatial ones.
+
+    What holds overlapping regions becomes `Regions`: a DICOM segmentation, or of all but pictures
+    as many channels of 0 and 1 as there are regions.
 
     Args:
         path: The file; a DICOM segmentation is brought to the grid of its image.
         palette: "indices", or "bilevel": the picture where the palette is black and white.
         like: The image that it belongs to; a DICOM segmentation needs it.
         both: Whether the file holds the image too.
+        regions: Names of the regions that it may hold, in the order of the channels.
+        classes: Names of the classes.
 
     Raises:
         DataError: The file cannot be read.
     """
-    if like is not None and _suffix(path) is None and dicomseg.is_segmentation(path):
-        return _guarded(path, lambda: dicomseg.decode_segmentation(path, like))
-    axes = None if like is None else like.array.ndim - 1
-    if _suffix(path) in arrays.SUFFIXES:
+    suffix = _suffix(path)
+    if like is not None and suffix is None and dicomseg.is_segmentation(path):
+        return _guarded(path, lambda: dicomseg.decode_segmentation(path, like, regions, classes))
+    if suffix not in arrays.SUFFIXES:
+        found = _guarded(path, lambda: _decode(path, palette, None, both=both))
+    else:
+        axes = None if like is None else like.array.ndim - 1
         role: arrays.Role = "both: label" if both else "label"
-        return _guarded(path, lambda: arrays.decode(path, role, axes))
-    return _guarded(path, lambda: _decode(path, palette, None, both=both))
+        found = _guarded(path, lambda: arrays.decode(path, role, axes))
+    if suffix is None or suffix in pictures.SUFFIXES or len(found.array) != len(regions):
+        return found
+    return _as_regions(found, regions, path)
 
 
 def write_mask(
@@ -146,6 +163,15 @@ def _decode(path: Path, palette: str, series: str | None, *, both: bool) -> Deco
     if path.is_dir() or dicom.is_dicom(path):
         return dicom.decode(path, series)
     raise DataError(f"{path}: this kind of file is not read: convert it to {listed(SUFFIXES)}")
+
+
+def _as_regions(found: Decoded, regions: Sequence[str], path: Path) -> Decoded:
+    """Take several channels of 0 and 1 for the masks of regions, in their order."""
+    inside = found.array == 1
+    if len(regions) < 2 or not (inside | (found.array == 0)).all():
+        return found
+    note = f"{path.name}: its channels were taken as the regions {listed(regions)}"
+    return Regions(inside, found.spacing, found.affine, (*found.notes, note), stored=found.stored)
 
 
 def _guarded(path: Path, read: Any) -> Decoded:

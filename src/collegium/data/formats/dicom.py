@@ -44,6 +44,7 @@ class Series:
         rows: Of each picture.
         columns: Of each picture.
         orientation: "axial", "sagittal", "coronal" or "oblique"; "none" where it is no slice.
+        pictures: How many pictures its files hold, more than one each where they are multi-frame.
     """
 
     uid: str
@@ -54,6 +55,7 @@ class Series:
     rows: int
     columns: int
     orientation: str
+    pictures: int
 
 
 def find_series(folder: Path) -> tuple[list[Series], list[str]]:
@@ -163,6 +165,7 @@ def _describe(group: Sequence[Header]) -> Series:
         rows=rows,
         columns=columns,
         orientation=name_orientation(first.planes[0].orientation),
+        pictures=sum(len(header.planes) for header in group),
     )
 
 

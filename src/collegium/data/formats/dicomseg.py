@@ -1,10 +1,11 @@
 """DICOM segmentations: masks that lie on the grid of a series; install ``collegium[dicom]``.
 
 They are read frame by frame, each put where its position says on the grid of the image, so that
-slices without a segment may be absent. They are written by highdicom.
+slices without a segment may be absent. Segments that overlap are regions, which are told by their
+labels. They are written by highdicom.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collegium.data.decoded import Decoded, listed
+from collegium.data.decoded import Decoded, Regions, listed
 from collegium.data.formats.dicomfiles import files_below, is_dicom, quiet, sop_class
 from collegium.data.formats.dicomheaders import Plane, functional_groups, look_up, planes_of
 from collegium.data.formats.dicompixels import stored_frames
@@ -23,8 +24,7 @@ from collegium.errors import DataError
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-__all__ = ["Regions", "decode_regions", "decode_segmentation", "is_segmentation"]
-__all__ += ["write_segmentation"]
+__all__ = ["decode_segmentation", "is_segmentation", "write_segmentation"]
 
 Voxels = tuple[NDArray[np.intp], ...]
 
@@ -32,74 +32,68 @@ _SEGMENTATION, _LABEL_MAP = "1.2.840.10008.5.1.4.1.1.66.4", "1.2.840.10008.5.1.4
 _OFF_GRID = 0.1  # of a voxel: how far a segmentation may lie off the grid of its image
 
 
-@dataclass(frozen=True)
-class Regions(Decoded):
-    """Segments that may overlap: `array` is bool (segment, *spatial).
-
-    Attributes:
-        numbers: The number of each segment in the file.
-        labels: What each is called there.
-    """
-
-    numbers: tuple[int, ...] = ()
-    labels: tuple[str, ...] = ()
-
-
 def is_segmentation(path: Path) -> bool:
     """Whether a file is a DICOM segmentation, or a folder holds one."""
     return bool(_segmentations(path))
 
 
-def decode_segmentation(path: Path, like: Decoded) -> Decoded:
+def decode_segmentation(
+    path: Path, like: Decoded, regions: Sequence[str] = (), classes: Sequence[str] = ()
+) -> Decoded:
     """Decode a segmentation to a label map (1, *spatial) of segment numbers on an image's grid.
 
-    Args:
-        path: The file, or a folder that holds one.
-        like: The image that it belongs to.
-
-    Raises:
-        DataError: The file is damaged, or segments overlap or lie on another grid than the image.
-    """
-    with quiet():
-        segments = _Segments.of(path)
-        labels = np.zeros(like.array.shape[1:], np.min_scalar_type(max(segments.names)))
-        for number, voxels in segments.on_grid(like):
-            there = labels[voxels]
-            others = there[(there != 0) & (there != number)]
-            if others.size:
-                names = [f"{n} ({segments.names.get(n, '')})" for n in (int(others[0]), number)]
-                raise DataError(
-                    f"{segments.path}: its segments {' and '.join(names)} overlap, so that they "
-                    "are no label map: read them as regions, or export them without overlap"
-                )
-            labels[voxels] = number
-    return Decoded(labels[None], like.spacing, like.affine, tuple(segments.notes))
-
-
-def decode_regions(path: Path, like: Decoded) -> Regions:
-    """Decode a segmentation to regions (segment, *spatial) that may overlap.
+    Segments that overlap, or that are called as regions are and not as classes are, become
+    `Regions`: told by their labels in upper or lower case, a region without a segment being empty;
+    where no label is the name of a region or class, by the order of as many segments.
 
     Args:
         path: The file, or a folder that holds one.
         like: The image that it belongs to.
+        regions: Names of the regions that segments may be.
+        classes: Names of the classes.
 
     Raises:
-        DataError: The file is damaged, or segments lie on another grid than the image.
+        DataError: The file is damaged, or segments lie on another grid than the image, or overlap
+            and are not the regions.
     """
     with quiet():
         segments = _Segments.of(path)
-        numbers = tuple(sorted(segments.names))
-        inside = np.zeros((len(numbers), *like.array.shape[1:]), bool)
-        for number, voxels in segments.on_grid(like):
-            inside[numbers.index(number)][voxels] = True
-    return Regions(
-        inside,
-        like.spacing,
-        like.affine,
-        tuple(segments.notes),
-        numbers=numbers,
-        labels=tuple(segments.names[number] for number in numbers),
-    )
+        numbers = segments.called(regions)
+        if numbers is None or segments.called(classes) is not None:
+            labels, overlap = _label_map(segments, like)
+            if not overlap:
+                segments.note_order(regions, classes)
+                return Decoded(labels[None], like.spacing, like.affine, tuple(segments.notes))
+            numbers = numbers or segments.in_order(regions, classes, overlap)
+        masks = _masks(segments, like, [numbers.get(name) for name in regions])
+        lacking = [name for name in regions if name not in numbers]
+        if lacking:
+            segments.notes.append(
+                f"{segments.path.name}: has no segment {listed(lacking)}, taken as empty"
+            )
+    return Regions(masks, like.spacing, like.affine, tuple(segments.notes))
+
+
+def _label_map(segments: "_Segments", like: Decoded) -> tuple[NDArray[Any], tuple[int, ...]]:
+    """Return the numbers of segments (*spatial), and the first two that overlap."""
+    labels = np.zeros(like.array.shape[1:], np.min_scalar_type(max(segments.names)))
+    for number, voxels in segments.on_grid(like):
+        there = labels[voxels]
+        others = there[(there != 0) & (there != number)]
+        if others.size:
+            return labels, (int(others[0]), number)
+        labels[voxels] = number
+    return labels, ()
+
+
+def _masks(
+    segments: "_Segments", like: Decoded, numbers: Sequence[int | None]
+) -> NDArray[np.bool_]:
+    """Return where the segments of some numbers are: (number, *spatial)."""
+    inside = np.zeros((len(numbers), *like.array.shape[1:]), bool)
+    for number, voxels in segments.on_grid(like):
+        inside[numbers.index(number)][voxels] = True
+    return inside
 
 
 def _segmentations(path: Path) -> list[Path]:
@@ -139,6 +133,47 @@ class _Segments:
         if not names:
             raise DataError(f"{files[0]}: it describes no segment: export it again")
         return cls(files[0], dataset, values, names, notes)
+
+    def called(self, names: Sequence[str]) -> dict[str, int] | None:
+        """Return the segments' numbers by these names; None where one is called otherwise."""
+        own = {label.strip().casefold(): number for number, label in self.names.items()}
+        found = {name: own.pop(key) for name in names if (key := name.casefold()) in own}
+        return None if own or len(found) < len(self.names) else found
+
+    def in_order(
+        self, regions: Sequence[str], classes: Sequence[str], overlap: tuple[int, ...]
+    ) -> dict[str, int]:
+        """Return the segments' numbers by the names of as many regions."""
+        if self._nameless(regions, classes):
+            pairs = dict(zip(regions, sorted(self.names), strict=True))
+            words = listed(f"{self.names[number]} as {name}" for name, number in pairs.items())
+            self.notes.append(f"{self.path.name}: its segments were taken in their order: {words}")
+            return pairs
+        if not regions:
+            words = " and ".join(f"{number} ({self.names[number]})" for number in overlap)
+            raise DataError(
+                f"{self.path}: its segments {words} overlap, so that they are no label map: say in "
+                "task.regions which classes each is made of, or export them without overlap"
+            )
+        raise DataError(
+            f"{self.path}: its segments ({listed(self.names.values())}) overlap and are not the "
+            f"regions ({listed(regions)}): call them in task.regions as in the file, or export "
+            "them without overlap"
+        )
+
+    def note_order(self, regions: Sequence[str], classes: Sequence[str]) -> None:
+        """Say that segments without overlap were not taken as regions, where they may be."""
+        if self._nameless(regions, classes):
+            self.notes.append(
+                f"{self.path.name}: its segments ({listed(self.names.values())}) do not overlap "
+                "and were read as the classes of their numbers; regions should be called as such"
+            )
+
+    def _nameless(self, regions: Sequence[str], classes: Sequence[str]) -> bool:
+        """Whether there are as many segments as regions, and no label is a region's or class's."""
+        known = {name.casefold() for name in (*regions, *classes)}
+        own = {label.strip().casefold() for label in self.names.values()}
+        return len(regions) == len(self.names) and not own & known
 
     def on_grid(self, like: Decoded) -> Iterator[tuple[int, Voxels]]:
         """Give for each frame the number of a segment and its voxels on the grid of an image."""

@@ -72,7 +72,7 @@ def _stored(labels: NDArray[Any], grid: Stack) -> NDArray[Any]:
     """Bring labels to the axes and size of the slices: (slice, row, column)."""
     slices = grid.volumes[0]
     rows, columns, _ = slices[0].shape
-    if len(slices) == 1:
+    if len(slices) == len(grid.volumes) == 1:
         return nearest(labels, (rows, columns))[None]
     return as_stored(labels, grid.affine, (columns, rows, len(slices))).transpose(2, 1, 0)
 
@@ -127,7 +127,8 @@ def _sources(planes: Sequence[Plane]) -> list["Dataset"]:
     """Read the headers of the slices, or of the one file that holds them, as highdicom needs them.
 
     Attributes that may be empty but must be there are added; of many directions that agree to
-    rounding the first is kept.
+    rounding the first is kept. A picture that is no slice has no thickness, without which highdicom
+    reads no size of pixels: it stays with the picture.
     """
     from pydicom.uid import generate_uid
 
@@ -140,7 +141,7 @@ def _sources(planes: Sequence[Plane]) -> list["Dataset"]:
             if keyword not in source:
                 setattr(source, keyword, "")
         if planes[0].position is None:
-            for keyword in ("FrameOfReferenceUID", "ImagePositionPatient"):
+            for keyword in ("FrameOfReferenceUID", "ImagePositionPatient", "PixelSpacing"):
                 source.pop(keyword, None)
         elif "FrameOfReferenceUID" not in source:
             source.FrameOfReferenceUID = new_frame

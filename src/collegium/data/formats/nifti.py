@@ -1,6 +1,7 @@
 """NIfTI volumes through nibabel: where the sform is set it decides, else the qform.
 
-No other library reads geometry from these files, so that there is one rule.
+No other library reads geometry from these files, so that there is one rule. A file that sets
+neither has voxel sizes only: its axes are taken as LAS around the middle of the volume.
 """
 
 from pathlib import Path
@@ -15,6 +16,10 @@ from collegium.errors import DataError
 SUFFIXES = (".nii", ".nii.gz")
 
 _MM = {1: 1000.0, 3: 0.001}  # codes of metre and micron; all else is taken as mm
+_GEOMETRY = (
+    "sform_code", "srow_x", "srow_y", "srow_z", "qform_code", "quatern_b", "quatern_c", "quatern_d",
+    "qoffset_x", "qoffset_y", "qoffset_z", "xyzt_units",
+)  # fmt: skip
 
 
 def decode(path: Path) -> Decoded:
@@ -43,24 +48,29 @@ def decode(path: Path) -> Decoded:
         )
     array = array.reshape(*_spatial(shape), *extra)
     channels = np.moveaxis(array, -1, 0) if extra else array[None]
-    return upright(channels, _affine(image), path.name)
+    placed = any(int(image.header[key]) for key in ("sform_code", "qform_code"))
+    note = (
+        f"{path.name}: does not say where it lies (sform_code and qform_code are 0): its axes were "
+        "taken as LAS, which may mirror it"
+    )
+    return upright(channels, _affine(image), path.name, notes=() if placed else (note,))
 
 
 def write_mask(labels: NDArray[Any], image: Path, path: Path) -> None:
     """Write a label map (x, y, z) in RAS+ with the shape, axes and affine of an image.
 
-    Sform and qform of the mask are those of the image, with their codes.
+    Sform, qform and voxel sizes of the mask are those of the image, with their codes, so that every
+    program sees both at one place, also where neither is set.
     """
     import nibabel
 
     library: Any = nibabel  # it is not typed throughout
     source = library.load(image)
     stored = as_stored(labels, source.affine, _spatial(source.shape))
-    mask = library.Nifti1Image(stored, source.affine)
-    sform, qform = (int(source.header[key]) for key in ("sform_code", "qform_code"))
-    mask.set_sform(source.affine, sform or int(not qform))
-    mask.set_qform(source.get_qform() if qform else source.affine, qform)
-    mask.header.set_xyzt_units(*source.header.get_xyzt_units())
+    mask = library.Nifti1Image(stored, None)
+    for key in _GEOMETRY:
+        mask.header[key] = source.header[key]
+    mask.header["pixdim"][:4] = source.header["pixdim"][:4]
     library.save(mask, path)
 
 

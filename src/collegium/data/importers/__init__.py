@@ -9,34 +9,40 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from collegium.data.discovery import from_folder, subfolders
-from collegium.data.importers import bids, classes, datalist, lists, nnunet
+from collegium.data.importers import bids, classes, datalist, isic, lists, nnunet
+from collegium.data.importers.about import About
 from collegium.data.importers.bids import from_bids
 from collegium.data.importers.classes import from_classes
 from collegium.data.importers.datalist import from_datalist
 from collegium.data.importers.files import Found
+from collegium.data.importers.isic import from_isic
 from collegium.data.importers.lists import from_lists
 from collegium.data.importers.nnunet import from_nnunet
+from collegium.data.joining import from_both
 from collegium.data.site import Case
 from collegium.errors import ConfigError
 
 __all__ = [
     "LAYOUTS",
     "OPTIONS",
+    "About",
+    "about",
     "detect",
     "find",
     "from_bids",
     "from_classes",
     "from_datalist",
+    "from_isic",
     "from_lists",
     "from_nnunet",
 ]
 
-LAYOUTS = ("auto", "images-labels", "nnunet", "datalist", "bids", "lists", "classes")
+LAYOUTS = ("auto", "images-labels", "nnunet", "datalist", "bids", "lists", "classes", "isic")
 """What a configuration may call a layout; auto is what `detect` says."""
 
 
-OPTIONS = ("modality", "derivative")
-"""What the layout bids leaves open, see `from_bids`."""
+OPTIONS = ("modality", "derivative", "center")
+"""What the layouts bids and isic leave open, see `from_bids` and `from_isic`."""
 
 _PLAIN: dict[str, Callable[[str, Path], Found]] = {
     "images-labels": from_folder,
@@ -71,6 +77,61 @@ def find(
         DataError: If the folder as a whole is unusable.
     """
     options = options or {}
+    _check(site, layout, options)
+    if not folder.exists():
+        return [], [
+            f"site {site}: there is no folder {folder}: correct the path or federation.root"
+        ]
+    kind = layout if layout != "auto" else detect(folder) or "images-labels"
+    if kind == "isic":
+        raise ConfigError(
+            f"site {site}: the layout isic is a folder of pictures and a table of them: name the "
+            "table as the site's manifest"
+        )
+    if kind == "bids" and "center" not in options:
+        cases, problems = from_bids(
+            site, folder, modality=options.get("modality"), derivative=options.get("derivative")
+        )
+    elif options:
+        raise ConfigError(
+            f"site {site}: the options {', '.join(options)} are of another layout, and {folder} "
+            f"has the layout {kind}: leave them out"
+        )
+    else:
+        cases, problems = _PLAIN[kind](site, folder)
+    return cases, [*problems, *_doubles(site, folder, cases)]
+
+
+def find_told(
+    site: str,
+    folder: Path,
+    manifest: Path,
+    *,
+    layout: str = "auto",
+    options: Mapping[str, str] | None = None,
+) -> tuple[list[Case], list[str]]:
+    """Give the usable cases of a folder of which a manifest tells more, and the problems.
+
+    Args:
+        site: The site's name.
+        folder: The folder.
+        manifest: What tells more by the images' names: see `from_both`, and for Fed-ISIC2019's
+            table `from_isic`.
+        layout: One of `LAYOUTS`; "isic", or "auto" with its table, is Fed-ISIC2019.
+        options: Values of `OPTIONS`.
+
+    Raises:
+        ConfigError: If the layout or an option is unknown.
+        DataError: If folder or manifest is unusable as a whole.
+    """
+    options = options or {}
+    _check(site, layout, options)
+    if layout == "isic" or (layout == "auto" and isic.looks_like(manifest)):
+        return from_isic(site, folder, manifest, center=options.get("center"))
+    return from_both(site, folder, manifest)
+
+
+def _check(site: str, layout: str, options: Mapping[str, str]) -> None:
     if layout not in LAYOUTS:
         raise ConfigError(
             f"site {site}: the layout {layout!r} is unknown: choose one of {', '.join(LAYOUTS)}"
@@ -80,23 +141,27 @@ def find(
         raise ConfigError(
             f"site {site}: the option {unknown[0]!r} is unknown: choose among {', '.join(OPTIONS)}"
         )
-    if not folder.exists():
-        return [], [
-            f"site {site}: there is no folder {folder}: correct the path or federation.root"
-        ]
-    kind = layout if layout != "auto" else detect(folder) or "images-labels"
+
+
+def about(
+    site: str, folder: Path, *, layout: str = "auto", options: Mapping[str, str] | None = None
+) -> About:
+    """Give what a data set says of itself: names of labels and channels, files not used.
+
+    Args:
+        site: The site's name.
+        folder: The folder; of a datalist also the JSON file.
+        layout: One of `LAYOUTS`.
+        options: Values of `OPTIONS`.
+
+    Raises:
+        DataError: If the description is unusable, which `find` says too.
+    """
+    kind = layout if layout != "auto" or not folder.exists() else detect(folder)
     if kind == "bids":
-        cases, problems = from_bids(
-            site, folder, modality=options.get("modality"), derivative=options.get("derivative")
-        )
-    elif options:
-        raise ConfigError(
-            f"site {site}: options choose among the files of the layout bids, and {folder} has the "
-            f"layout {kind}: leave them out"
-        )
-    else:
-        cases, problems = _PLAIN[kind](site, folder)
-    return cases, [*problems, *_doubles(site, folder, cases)]
+        return bids.about_of((options or {}).get("modality"))
+    told = {"nnunet": nnunet.about_of, "datalist": datalist.about_of, "lists": lists.about_of}
+    return told[kind](site, folder) if kind in told else About()
 
 
 def detect(folder: Path) -> str | None:

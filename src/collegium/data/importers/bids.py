@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from collegium.data.discovery import complete_channels
+from collegium.data.importers.about import About
 from collegium.data.importers.files import Found, visible
 from collegium.data.site import Case
 
@@ -82,7 +83,7 @@ def from_bids(
     if derivative is not None:
         labels = [file for file in labels if derivative in file.names()]
     suffixes = sorted({file.suffix for file in images})
-    wanted = [name.strip() for name in modality.split(",")] if modality else suffixes
+    wanted = [*about_of(modality).channels] or suffixes
     if len(suffixes) > 1 and modality is None:
         return [], [
             f"site {site}: {folder} holds images of the kinds {', '.join(suffixes)}: "
@@ -106,10 +107,18 @@ def from_bids(
             found = _labels_of(session, groups[session], images, labels)
             if len(found) == 1:
                 files = complete[_case(session)]
-                cases.append(Case(site, _case(session), session[0], files, found[0].path))
+                cases.append(
+                    Case(site, _case(session), session[0], files, found[0].path, stated=True)
+                )
             else:
                 problems.append(_wrong_labels(site, folder, session, found, derivative))
     return cases, problems
+
+
+def about_of(modality: str | None) -> About:
+    """Give the names of the channels, where the configuration chooses them."""
+    names = (modality or "").split(",")
+    return About("modality", channels=tuple(name.strip() for name in names if modality))
 
 
 def _files(folder: Path, source: str = "") -> Iterable[BidsFile]:

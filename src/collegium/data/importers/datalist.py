@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from collegium.data.discovery import SPLIT_NAMES
+from collegium.data.importers.about import About, channels_of, labels_of
 from collegium.data.importers.files import Found, read_json, unique_ids, visible
 from collegium.data.pairing import case_id
 from collegium.data.site import Case
@@ -63,6 +64,24 @@ def from_datalist(site: str, place: Path) -> Found:
         logger.info("site %s: %d images of %s have no label and are left out",
                     site, unlabelled, file)  # fmt: skip
     return _named(cases), problems
+
+
+def about_of(site: str, place: Path) -> About:
+    """Give the names of labels and channels, as the Decathlon writes them; none where none are.
+
+    Raises:
+        DataError: If there is no datalist, or several.
+    """
+    content = read_json(site, _only(site, place))
+    labels, channels = content.get("labels"), content.get("channel_names", content.get("modality"))
+    try:
+        return About(
+            "the datalist",
+            labels_of(labels) if isinstance(labels, dict) else {},
+            channels_of(channels) if isinstance(channels, dict) else (),
+        )
+    except (ValueError, TypeError):  # other things under these keys, which nobody promised
+        return About()
 
 
 def _candidates(place: Path) -> list[Path]:
@@ -129,6 +148,7 @@ def _case(site: str, file: Path, entry: Any, where: str, split: str | None) -> C
         _file(file, label, "label", place) if is_file else None,
         split=split,
         target=None if is_file else str(label),
+        stated=bool(patient),
     )
 
 

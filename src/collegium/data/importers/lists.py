@@ -2,7 +2,8 @@
 
 - IOP-FL: `<SITE>/Case00.npy` and `Case00_segmentation.npy`, with the cases of each split in
   `<SITE>_train.txt`, `<SITE>_val.txt` and `<SITE>_test.txt` beside the folder;
-- HarmoFL and GRACE: the same folder, of `.nii.gz`, without lists;
+- HarmoFL and GRACE: the same folder, of `.nii.gz`, without lists; their `<SITE>-dir.npy` and
+  `<SITE>-index.npy` are not used;
 - FedDG: `client1/data_npy/*.npy`, slices whose array holds the image (three channels) and after it
   the label, so that image and label are one file.
 """
@@ -13,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from collegium.data.importers.about import About
 from collegium.data.importers.files import Found, visible
 from collegium.data.pairing import case_id
 from collegium.data.site import Case
@@ -44,8 +46,9 @@ def from_lists(site: str, folder: Path) -> Found:
     both = next((folder / name for name in _BOTH if (folder / name).is_dir()), None)
     if both is not None:
         return _slices(site, both)
-    if (folder / site).is_dir() and _lists_of(folder / site):
-        folder = folder / site
+    folder = _own(site, folder)
+    for note in about_of(site, folder).notes:
+        logger.info("site %s: %s", site, note)
     lists = _lists_of(folder)
     images, labels = _sides(folder)
     if not images:
@@ -71,6 +74,25 @@ def from_lists(site: str, folder: Path) -> Found:
         logger.info("site %s: %d images of %s are on no list and are left out",
                     site, len(images.keys() - splits.keys()), folder)  # fmt: skip
     return cases, problems
+
+
+def about_of(site: str, folder: Path) -> About:
+    """Say which files of HarmoFL and GRACE are there and not used."""
+    folder = _own(site, folder)
+    files = [folder.with_name(f"{folder.name}-{kind}.npy") for kind in ("dir", "index")]
+    names = " and ".join(path.name for path in files if path.is_file())
+    if not names:
+        return About()
+    note = (
+        f"the split in {names} is not used, since it puts slices of one patient into training and "
+        "test: patients are shared out by splits, or by a manifest with a column split"
+    )
+    return About(notes=(note,))
+
+
+def _own(site: str, folder: Path) -> Path:
+    """Give the site's folder: the one named, or the one in it that is called as the site is."""
+    return folder / site if (folder / site).is_dir() and _lists_of(folder / site) else folder
 
 
 def _lists_of(folder: Path) -> dict[str, Path]:

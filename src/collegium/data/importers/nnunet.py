@@ -6,12 +6,12 @@ channels in one file. Labelled test images (`labelsTs`) are the split "test".
 
 import logging
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from collegium.data.discovery import complete_channels
+from collegium.data.importers.about import About, channels_of, labels_of
 from collegium.data.importers.files import Found, read_json, visible
 from collegium.data.site import Case
 from collegium.errors import DataError
@@ -64,6 +64,16 @@ def from_nnunet(site: str, folder: Path) -> Found:
     return cases, problems
 
 
+def about_of(site: str, folder: Path) -> About:
+    """Give the names of labels and channels in `dataset.json`.
+
+    Raises:
+        DataError: If it is unusable.
+    """
+    found = describe(site, folder)
+    return About("dataset.json", found.labels, found.channels)
+
+
 def describe(site: str, folder: Path) -> Description:
     """Read `dataset.json`.
 
@@ -80,15 +90,13 @@ def describe(site: str, folder: Path) -> Description:
     if isinstance(channels, list):
         channels = dict(enumerate(channels))
     try:
-        order = sorted(channels, key=int)
-        labels = _labels(content.get("labels", {}))
         count = content.get("numTraining")
         listed = content.get("training")
         ending = str(content.get("file_ending", ".nii.gz"))
         training = None if listed is None else tuple(_listed(entry, ending) for entry in listed)
         return Description(
-            tuple(str(channels[key]) for key in order),
-            labels,
+            channels_of(channels),
+            labels_of(content.get("labels", {})),
             ending,
             training,
             None if count is None else int(count),
@@ -98,17 +106,6 @@ def describe(site: str, folder: Path) -> Description:
             f"site {site}: {path} is not as nnU-Net writes it ({type(error).__name__}: {error}): "
             "correct it after its documentation"
         ) from error
-
-
-def _labels(labels: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Give the values of each label; version 1 has the names by the values."""
-    found: dict[str, tuple[int, ...]] = {}
-    for key, value in labels.items():
-        if isinstance(value, str) and not value.strip().isdecimal():
-            found[value] = (int(key),)
-        else:
-            found[key] = tuple(map(int, value)) if isinstance(value, list) else (int(value),)
-    return found
 
 
 def _listed(entry: Any, ending: str) -> str:

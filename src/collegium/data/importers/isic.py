@@ -1,0 +1,106 @@
+"""Fed-ISIC2019 as FLamby and GRACE publish it: one folder of pictures, one table of all centres.
+
+The table has the columns `image` (the pictures' names without their ending), `target` (the class),
+`center` and `fold` (train or test); of choice `patient`. Others, such as `fold2`, are not used.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from collegium.data.columns import read_columns
+from collegium.data.decoded import listed
+from collegium.data.discovery import split_of
+from collegium.data.formats import FILES
+from collegium.data.importers.files import Found, visible
+from collegium.data.pairing import case_id
+from collegium.data.site import Case
+from collegium.errors import DataError
+
+NEEDED = ("image", "target", "center")
+"""The columns without which a table is not this one."""
+
+
+def looks_like(table: Path) -> bool:
+    """Whether a file is such a table, by its first line."""
+    try:
+        with table.open(encoding="utf-8-sig") as file:
+            columns = file.readline().lower().replace('"', "").split(",")
+    except (OSError, UnicodeDecodeError):
+        return False
+    return {column.strip() for column in columns} >= set(NEEDED)
+
+
+def from_isic(site: str, folder: Path, table: Path, *, center: str | None = None) -> Found:
+    """Give the usable cases of one centre and one sentence for each problem.
+
+    Args:
+        site: The site's name.
+        folder: The pictures of all centres.
+        table: The table of all centres.
+        center: Which centre the site is, as the column `center` has it; None where there is one.
+
+    Raises:
+        DataError: If table or folder is unusable as a whole, or the centre is not in the table.
+    """
+    rows = _rows(site, table)
+    centers = sorted({row["center"] for row in rows})
+    if center is None and len(centers) > 1:
+        raise DataError(
+            f"site {site}: {table} holds the centres {listed(centers)}: choose the site's by "
+            f"options: {{center: '{centers[0]}'}}"
+        )
+    if center is not None and center not in centers:
+        raise DataError(
+            f"site {site}: {table} holds no picture of center {center}: set the option to one of "
+            f"{listed(centers)}"
+        )
+    if not folder.is_dir():
+        raise DataError(
+            f"site {site}: there is no folder {folder}: correct the path or federation.root"
+        )
+    there = {case_id(path): path for path in visible(folder) if path.name.lower().endswith(FILES)}
+    cases: dict[str, Case] = {}
+    problems = []
+    for number, row in enumerate(rows, 1):
+        if center in (None, row["center"]):
+            try:
+                case = _case(site, row, there, f"site {site}, row {number} of {table}")
+                if case.case in cases:
+                    raise DataError(f"{case}: it is in {table} twice: take one row out")
+                cases[case.case] = case
+            except DataError as error:
+                problems.append(str(error))
+    return list(cases.values()), problems
+
+
+def _rows(site: str, table: Path) -> list[dict[str, str]]:
+    try:
+        columns, _ = read_columns(table)
+    except DataError as error:
+        raise DataError(f"site {site}: {error}") from error
+    named = {name.lower(): cells for name, cells in columns.items()}
+    missing = [name for name in NEEDED if name not in named]
+    if missing:
+        raise DataError(
+            f"site {site}: {table} has no column {' nor '.join(missing)}: add it to the columns "
+            f"{listed(columns)}"
+        )
+    return [dict(zip(named, cells, strict=True)) for cells in zip(*named.values(), strict=True)]
+
+
+def _case(site: str, row: Mapping[str, str], there: Mapping[str, Path], where: str) -> Case:
+    name = row["image"]
+    image = there.get(name) or there.get(case_id(Path(name)))
+    if image is None:
+        raise DataError(
+            f"{where}: the folder has no picture {name or 'without a name'}: restore it or take "
+            "the row out"
+        )
+    if not row["target"]:
+        raise DataError(f"{where}: picture {name} has no target: add its class or take the row out")
+    case, patient = case_id(image), row.get("patient", "")
+    split = split_of({"split": row.get("fold", "")}, where)
+    return Case(
+        site, case, patient or case, (image,), None, split=split, target=row["target"],
+        stated=bool(patient),
+    )  # fmt: skip
