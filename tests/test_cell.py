@@ -105,6 +105,14 @@ def test_every_site_is_outside_once_and_scored_on_all_its_cases(settings) -> Non
             (cell.folder / f"outside/{cell.left_out}/average/account.json").read_text()
         )
         assert account["sources"] == inside
+        place = cell.folder / "outside" / cell.left_out
+        values = [value for value in none if value is not None]
+        drawn = json.loads((place / "none" / "overlays" / "index.json").read_text())
+        by_rank = {entry["rank"]: entry["value"] for entry in drawn}
+        assert (by_rank["worst"], by_rank["best"]) == (min(values), max(values))
+        assert {(entry["site"], entry["model"]) for entry in drawn} == {(cell.left_out, "none")}
+        several = (place / "average" / "overlays" / "index.json").read_text()
+        assert json.loads(several) == []  # two predictions of each case, and none of its own
         for site in inside:  # the ledger shows what was handed out
             lines = read(cell.folder / "clients" / site / "ledger.jsonl")
             assert [line["method"] for line in lines if "personal" in line["parts"]] == ["hand_out"]

@@ -1,14 +1,18 @@
+import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from collegium.algorithms.resfim import ResFIM
 from collegium.config import parse_config
-from collegium.data.dataset import Example
+from collegium.data.dataset import Batch, Example
 from collegium.grid import cells_of
-from collegium.outcome import cell_rows, plane_of
+from collegium.outcome import Kept, cell_rows, plane_of, write_outside_overlays
 from collegium.run import Run
 from collegium.toy import ToyFederation
 
@@ -85,3 +89,65 @@ def test_a_volume_is_shown_with_the_front_up_and_the_right_on_the_right() -> Non
         np.testing.assert_array_equal(found, [[2, 0, 0, 1], [0] * 4, [0] * 4])
     assert shown[3] is not None
     np.testing.assert_array_equal(shown[3], shown[1] > 0)
+
+
+class Cases:
+    """Eight images of 128 pixels, each with a disc of its own."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def example(self, index: int) -> Example:
+        label = disc(20 + index)
+        return case(label[None].float(), label)
+
+    def batch(self, indices: Sequence[int], rngs: Sequence[torch.Generator]) -> Batch:
+        raise NotImplementedError
+
+
+def disc(radius: int) -> torch.Tensor:
+    down, right = torch.meshgrid(torch.arange(128), torch.arange(128), indexing="ij")
+    return ((down - 64) ** 2 + (right - 64) ** 2 < radius**2).long()[None]
+
+
+def scores_of(values: list[float | None]) -> list[dict[str, Any]]:
+    return [{"case": f"outside-c{k:03}", "dice": value} for k, value in enumerate(values, 1)]
+
+
+def test_outside_the_best_median_and_worst_case_are_drawn_as_they_were_predicted(
+    tmp_path: Path,
+) -> None:
+    kept = Kept()
+    for index in (5, 0, 1, 2, 3, 4, 6, 7):  # in whatever order they come
+        kept("", index, disc(10 + index))
+    values = [0.5, 0.9, None, 0.1, 0.3, 0.4, 0.6, 0.7]
+    (tmp_path / "old.png").write_bytes(b"of other settings")
+    about = {"site": "A", "model": "tent"}
+    write_outside_overlays(kept, Cases(), scores_of(values), about, "dice", tmp_path)
+    index = json.loads((tmp_path / "index.json").read_text())
+    assert {(entry["rank"], entry["case"], entry["value"]) for entry in index} == {
+        ("worst", "outside-c004", 0.1), ("median", "outside-c001", 0.5),
+        ("best", "outside-c002", 0.9), ("common", "outside-c005", 0.3),
+        ("common", "outside-c008", 0.7),
+    }  # fmt: skip
+    assert {(entry["site"], entry["model"]) for entry in index} == {("A", "tent")}
+    for entry in index:
+        number = int(entry["case"][-3:]) - 1
+        for layer, radius in (("truth", 20 + number), ("prediction", 10 + number)):
+            lines = np.asarray(Image.open(tmp_path / entry["layers"][layer]).convert("RGBA"))
+            _, right = np.nonzero(lines[..., 3])
+            # the picture is twice as large, and the disc ends within the pixel of its radius
+            assert 2 * (2 * radius - 1) == right.max() - right.min() + 1
+    files = [name for e in index for name in (e["file"], *e["layers"].values())]
+    assert {path.name for path in tmp_path.iterdir()} == {"index.json", *files}
+
+
+@pytest.mark.parametrize("several", [True, False])
+def test_what_is_not_one_prediction_of_labels_is_not_drawn(tmp_path: Path, several: bool) -> None:
+    kept = Kept()
+    for model in ("A", "B") if several else ("",):
+        for index in range(8):
+            kept(model, index, disc(9) if several else torch.full((1, 2), 0.5))
+    write_outside_overlays(kept, Cases(), scores_of([0.5] * 8), {}, "dice", tmp_path / "new")
+    assert json.loads((tmp_path / "new" / "index.json").read_text()) == []
+    assert len(list((tmp_path / "new").iterdir())) == 1

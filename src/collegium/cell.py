@@ -33,10 +33,12 @@ from collegium.outcome import (
     ACCOUNT_FILE,
     DEPLOYED,
     SCORES_FILE,
+    Kept,
     cell_rows,
     outside_rows,
     task_of,
     write_models,
+    write_outside_overlays,
     write_overlays,
 )
 from collegium.results import ROWS_FILE, Row
@@ -183,7 +185,7 @@ def _train(
     )
     try:
         scores = run.execute(observe)
-        write_models(run, cell.folder, names)
+        write_models(run, cell.folder, names, outside.settings_of(config, cell.seed))
     finally:
         transport.close()
     return run, scores
@@ -242,14 +244,17 @@ def _adapt_once(
     cell: Cell, holder: Cell, config: AdapterConfig, site: str, data: Dataset, folder: Path
 ) -> None:
     """Adapt to one site, and store what came of it: the account first, the scores last."""
+    models = outside.ModelFiles(holder.folder / DEPLOYED)
     sources = Sources(
-        outside.ModelFiles(holder.folder / DEPLOYED),
+        models,
         Extended(network_of(cell.config), build_algorithm(cell.algorithm)),
         task_of(cell.config),
         cell.config.engine.device,
         cell.seed,
+        models.server,
     )
-    found = outside.adapt_and_score(build_adapter(config), sources, data)
+    kept = Kept() if cell.seed == cell.config.seeds[0] else None
+    found = outside.adapt_and_score(build_adapter(config), sources, data, see=kept)
     account = {
         "adapter": _settings(config),
         "algorithm": cell.algorithm.label,
@@ -261,5 +266,10 @@ def _adapt_once(
     }
     (folder / SCORES_FILE).unlink(missing_ok=True)  # of an adaptation with other settings
     write_atomically(folder / ACCOUNT_FILE, json.dumps(account, indent=1).encode())
+    if kept is not None:
+        about = {"site": site, "model": config.label}
+        write_outside_overlays(
+            kept, data, found.scores, about, sources.task.metric, folder / "overlays"
+        )
     scores = {"seconds": found.seconds, "cases": found.scores}
     write_atomically(folder / SCORES_FILE, json.dumps(scores).encode())

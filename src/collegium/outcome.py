@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from collegium.client import BEST, ClientRuntime
 from collegium.config import ExperimentConfig
-from collegium.data.dataset import Example
+from collegium.data.dataset import Dataset, Example
 from collegium.grid import Cell
 from collegium.models.files import export_model
+from collegium.outside import INDEX, SETTINGS
 from collegium.report.overlays import choose_cases, draw_layers, draw_overlay
 from collegium.results import Row
 from collegium.run import Run
@@ -33,15 +37,14 @@ SCORES_FILE = "scores.json"
 DEPLOYED = Path("server") / "deployed"
 """Where a cell keeps the models for sites outside, a file each."""
 
-INDEX = "index.json"
-"""The file beside them that names them all; written last."""
-
 
 def task_of(config: ExperimentConfig) -> Task:
     """Return the task that the configuration describes."""
     kind, loss = config.federation.task, config.loss
     if kind.name == "classification":
-        return ClassificationTask(kind.classes, loss or "ce", metric=kind.metric or "accuracy")
+        return ClassificationTask(
+            kind.classes, loss or "ce", weights=kind.weights, metric=kind.metric or "accuracy"
+        )
     window = config.inference.window
     return SegmentationTask(
         kind.classes, loss or "dice_ce", window=window, overlap=config.inference.overlap,
@@ -149,7 +152,9 @@ def outside_rows(cell: Cell, site: str, adapter: str, folder: Path) -> Iterator[
             )
 
 
-def write_models(run: Run, root: Path, sites: Sequence[str]) -> None:
+def write_models(
+    run: Run, root: Path, sites: Sequence[str], settings: Mapping[str, Any] | None = None
+) -> None:
     """Write the selected models as plain safetensors.
 
     The server's are the global one and, under `DEPLOYED`, those for sites outside the federation;
@@ -159,6 +164,7 @@ def write_models(run: Run, root: Path, sites: Sequence[str]) -> None:
         run: the finished run.
         root: the cell's folder.
         sites: the sites' names.
+        settings: what is written beside the models under `DEPLOYED`.
     """
     selected = run.best()
     if selected:
@@ -167,7 +173,13 @@ def write_models(run: Run, root: Path, sites: Sequence[str]) -> None:
         models = run.deploy()
         for name, model in models.items():
             export_model(model, root / DEPLOYED / f"{name}.safetensors")
-        write_atomically(root / DEPLOYED / INDEX, json.dumps(sorted(models)).encode())
+        if settings is not None:
+            text = json.dumps(settings, indent=1)
+            write_atomically(root / DEPLOYED / SETTINGS, text.encode())
+        roles: dict[str, list[str]] = {"server": [], "personal": []}
+        for name in sorted(models):
+            roles["personal" if name in sites else "server"].append(name)
+        write_atomically(root / DEPLOYED / INDEX, json.dumps(roles).encode())
     for site in sites:
         kept = Store(root / "clients" / site)
         if kept.path(BEST).exists():
@@ -195,7 +207,7 @@ def write_overlays(
         chosen = choose_cases(by_model.get(kind, []), metric)
         if model is None or not chosen:
             continue
-        numbers = {int(case.rpartition("c")[2]) - 1: case for case in chosen}
+        numbers = _numbers(chosen)
         for number, example, prediction in clients[site].training.predictions(
             model, clients[site].site.test, only=set(numbers)
         ):
@@ -207,6 +219,65 @@ def write_overlays(
                 "value": value, **files,
             })  # fmt: skip
     write_atomically(folder / "index.json", json.dumps(index).encode())
+
+
+class Kept:
+    """Predictions of a site's cases, packed, until their scores tell which of them to draw."""
+
+    def __init__(self) -> None:
+        self._packed: dict[str, dict[int, tuple[torch.Size, bytes]]] = {}
+
+    def __call__(self, model: str, index: int, prediction: Tensor) -> None:
+        """Keep the labels that a model predicts for a case; other predictions are passed over."""
+        if not prediction.is_floating_point():
+            labels = prediction.cpu().numpy().astype(np.uint16)
+            packed = prediction.shape, zlib.compress(labels.tobytes(), level=1)
+            self._packed.setdefault(model, {})[index] = packed
+
+    def __getitem__(self, index: int) -> Tensor:
+        """Return the labels of a case."""
+        (of_model,) = self._packed.values()
+        shape, packed = of_model[index]
+        labels = np.frombuffer(zlib.decompress(packed), np.uint16).reshape(shape)
+        return torch.from_numpy(labels.astype(np.int64))
+
+    def __bool__(self) -> bool:
+        """Whether there is one prediction of each case, and not one of each of several models."""
+        return len(self._packed) == 1
+
+
+def write_outside_overlays(
+    kept: Kept,
+    data: Dataset,
+    scores: Sequence[Mapping[str, Any]],
+    about: Mapping[str, str],
+    metric: str,
+    folder: Path,
+) -> None:
+    """Draw cases of a site outside, chosen as `write_overlays` chooses.
+
+    Args:
+        kept: the predictions; without any, or with those of several models, nothing is drawn.
+        data: all cases of the site.
+        scores: by case.
+        about: the site and, as model, the adapter.
+        metric: ranks the cases.
+        folder: where to write; what an earlier adaptation left there goes.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    chosen = choose_cases(scores, metric) if kept else {}
+    index = []
+    for number, case in _numbers(chosen).items():
+        rank, value = chosen[case]
+        files = _draw(data.example(number), kept[number], folder, case)
+        named = {"rank": rank, "case": case, "metric": metric, "value": value}
+        index.append({**about, **named, **files})
+    write_atomically(folder / "index.json", json.dumps(index).encode())
+
+
+def _numbers(cases: Iterable[str]) -> dict[int, str]:
+    """Number in the data set, from 0 -> pseudonym, which counts from 1."""
+    return {int(case.rpartition("c")[2]) - 1: case for case in cases}
 
 
 def _draw(example: Example, prediction: Tensor, folder: Path, stem: str) -> dict[str, Any]:

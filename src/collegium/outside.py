@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from collegium.adaptation.base import Account, Adapted, Adapter, Sources, Unlabelled
+from collegium.adaptation.base import GLOBAL, Account, Adapted, Adapter, Sources, Unlabelled
+from collegium.config import ExperimentConfig, parse_config, to_dict
 from collegium.data.dataset import Dataset
-from collegium.errors import DataError
+from collegium.errors import ConfigError, DataError
 from collegium.models.files import import_model
 from collegium.tasks import Task
 from collegium.tensors import Tensors
+from collegium.yamlfile import read_yaml_file
+
+INDEX = "index.json"
+"""In the folder of the models: which are the server's and which are personal ones."""
+
+SETTINGS = "settings.json"
+"""In the same folder: how the models are used where nothing else of the run is known."""
 
 Scores = dict[str, Any]
 """A case's pseudonym and patient, and its metrics."""
+
+See = Callable[[str, int, Tensor], None]
+"""Takes name of the model, number of the case and prediction."""
 
 
 class ModelFiles(Mapping[str, Tensors]):
     """Models in a folder, by the stem of their file; each is read anew at every look.
 
     So whoever needs them one after the other holds one at a time.
+
+    Attributes:
+        server: which of them are the server's own; the others are sites' personal models.
 
     Raises:
         DataError: the folder holds none.
@@ -34,6 +49,9 @@ class ModelFiles(Mapping[str, Tensors]):
         self._files = {file.stem: file for file in sorted(folder.glob("*.safetensors"))}
         if not self._files:
             raise DataError(f"{folder} holds no models (*.safetensors); finish the run first")
+        index = folder / INDEX
+        roles = json.loads(index.read_text(encoding="utf-8")) if index.exists() else {}
+        self.server = tuple(roles["server"]) if isinstance(roles, dict) and roles else (GLOBAL,)
 
     def __getitem__(self, name: str) -> Tensors:
         return import_model(self._files[name])
@@ -43,6 +61,48 @@ class ModelFiles(Mapping[str, Tensors]):
 
     def __len__(self) -> int:
         return len(self._files)
+
+
+def settings_of(config: ExperimentConfig, seed: int) -> dict[str, Any] | None:
+    """Return what it takes to use the models of a run elsewhere, and no site and no path.
+
+    Returns:
+        An experiment, as far as predictions depend on it; None where its network is made by code
+        of the user's own, which does not travel.
+    """
+    if ":" in config.model.name:
+        return None
+    whole = to_dict(config)
+    whole["model"].pop("weights", None)  # the file of what the models hold
+    federation = whole["federation"]
+    kept = {key: federation[key] for key in ("name", "task", "image", "table")}
+    return {
+        "name": config.name,
+        "seeds": [seed],
+        "model": whole["model"],
+        "inference": whole["inference"],
+        "federation": {**kept, "sampling": {"crop": federation["sampling"]["crop"]}},
+    }
+
+
+def read_settings(path: Path) -> ExperimentConfig:
+    """Read a file of what `settings_of` gives; nothing in it runs code but Collegium's own.
+
+    Raises:
+        ConfigError: With one sentence for every problem found.
+    """
+    data, _ = read_yaml_file(path)
+    federation, model = data.get("federation"), data.get("model")
+    unknown = data.keys() - {"name", "seeds", "model", "inference", "federation"}
+    name = model.get("name") if isinstance(model, dict) else model
+    if unknown or not isinstance(federation, dict) or ":" in str(name):
+        raise ConfigError(
+            f"{path} is not what Collegium writes beside models; copy the folder again, or name "
+            f"the experiment that they were trained with by --config"
+        )
+    site = {"folder" if federation.get("table") is None else "table": "."}
+    sites = {"federation": {**federation, "sites": {"none": site}}}
+    return parse_config({**data, **sites, "algorithms": ["fedavg"], "rounds": 1}, str(path))
 
 
 @dataclass(frozen=True)
@@ -60,13 +120,16 @@ class Outside:
     seconds: float
 
 
-def adapt_and_score(adapter: Adapter, sources: Sources, data: Dataset) -> Outside:
+def adapt_and_score(
+    adapter: Adapter, sources: Sources, data: Dataset, *, see: See | None = None
+) -> Outside:
     """Adapt models to a site's images, and score the predictions by its labels.
 
     Args:
         adapter: the adapter; it does not see the labels.
         sources: the models that were handed out.
         data: all cases of the site, with labels.
+        see: is shown every prediction; its time does not count as that of the adaptation.
 
     Raises:
         ConfigError: the adapter does not suit the models or the task.
@@ -74,7 +137,7 @@ def adapt_and_score(adapter: Adapter, sources: Sources, data: Dataset) -> Outsid
     """
     if len(data) == 0:
         raise DataError("the site outside has no cases; add some or take it out of the federation")
-    scorer = _Scorer(sources.task, data)
+    scorer = _Scorer(sources.task, data, see)
     start = time.perf_counter()
     adapted = adapter.adapt(sources, Unlabelled(data), scorer)
     return Outside(adapted, scorer.rows(), time.perf_counter() - start - scorer.seconds)
@@ -83,8 +146,8 @@ def adapt_and_score(adapter: Adapter, sources: Sources, data: Dataset) -> Outsid
 class _Scorer:
     """Scores predictions as they are delivered, under pseudonyms."""
 
-    def __init__(self, task: Task, data: Dataset) -> None:
-        self._task, self._data = task, data
+    def __init__(self, task: Task, data: Dataset, see: See | None) -> None:
+        self._task, self._data, self._see = task, data, see
         self._found: dict[str, dict[int, Scores]] = {}
         self._patients: dict[int, str] = {}
         self.seconds = 0.0
@@ -97,6 +160,8 @@ class _Scorer:
         scores = self._task.scores(prediction.to(example.batch["image"].device), example)
         row = {"patient": example.patient, **scores}
         self._found.setdefault(model, {})[index] = row
+        if self._see is not None:
+            self._see(model, index, prediction)
         self.seconds += time.perf_counter() - start
 
     def rows(self) -> list[Scores]:
@@ -146,6 +211,7 @@ def describe(account: Account) -> dict[str, Any]:
         "steps": account.steps,
         "losses": account.losses,
         "chosen": account.chosen,
+        "over": account.over,
         "coefficients": coefficients if layers else None,
         "notes": account.notes,
     }

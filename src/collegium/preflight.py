@@ -24,15 +24,33 @@ def check_engine(config: ExperimentConfig) -> None:
     Raises:
         ConfigError: one of them does not.
     """
-    name, device = config.engine.name, config.engine.device
+    name = config.engine.name
     if name not in ENGINES:
         raise ConfigError(f"engine.name is {name!r}; this version has {', '.join(ENGINES)}")
+    check_device(config.engine.device, "engine.device")
+
+
+def check_device(device: str, key: str = "--device") -> None:
+    """Check that torch can compute on a device.
+
+    Args:
+        device: The device.
+        key: Where it is named.
+
+    Raises:
+        ConfigError: It cannot.
+    """
     try:
-        kind = torch.device(device).type
-    except RuntimeError as error:
-        raise ConfigError(f"engine.device is {device!r}; write cpu, cuda or cuda:0") from error
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"engine.device is {device!r}, but torch finds no CUDA device; use cpu")
+        kind = torch.device(device)
+        if kind.type != "cuda":  # whose memory other processes may want
+            torch.empty(0, device=kind)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"{key} is {device!r}; write cpu, cuda or cuda:0") from error
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if kind.type == "cuda" and (kind.index or 0) >= count:
+        found = {0: "no CUDA device", 1: "one CUDA device"}.get(count, f"{count} CUDA devices")
+        other = "cuda" if count else "cpu"
+        raise ConfigError(f"{key} is {device!r}, but torch finds {found}; use {other}")
 
 
 def check_network(config: ExperimentConfig, sites: Mapping[str, Site]) -> None:
@@ -42,7 +60,7 @@ def check_network(config: ExperimentConfig, sites: Mapping[str, Site]) -> None:
         ConfigError: the network cannot be built, or does not suit the images or the task.
         DataError: a site's images do not fit into one batch.
     """
-    network, task = _build(config).eval(), task_of(config)
+    network, task = build_network(config).eval(), task_of(config)
     for site in sites.values():
         rows = range(min(len(site.train), config.training.batch_size))
         if not rows:
@@ -103,12 +121,17 @@ def check_adapters(config: ExperimentConfig) -> None:
                     f"the adapter {chosen.label!r} needs personal models, and no site hands its "
                     f"own out; write share: [personal] at those that agree to it"
                 )
-            module = _build(config)
+            module = build_network(config)
             method.extend(module)
             adapter.check(module)
 
 
-def _build(config: ExperimentConfig) -> nn.Module:
+def build_network(config: ExperimentConfig) -> nn.Module:
+    """Make the network of an experiment.
+
+    Raises:
+        ConfigError: It cannot be built.
+    """
     model = config.model
     try:
         with ambient(0, "preflight"):

@@ -122,6 +122,30 @@ def test_what_was_not_handed_out_is_said() -> None:
         Sources({"global": model}, network, TASK).require_personal("ensemble")
 
 
+def test_the_server_s_own_models_are_no_personal_ones() -> None:
+    models = {name: filled(value) for name, value in MODELS.items()}
+    every = Sources(models, network, TASK, server=("cluster-1", "cluster-2"))
+    assert every.require_personal("ensemble") == ["north", "south"]
+    started, names = every.starting_model()
+    assert names == ["cluster-1", "cluster-2"]
+    assert {float(tensor.mean()) for tensor in started.values()} == {1.5}  # of 1 and 2
+    clusters = Sources(
+        {name: model for name, model in models.items() if name.startswith("cluster")},
+        network, TASK, server=("cluster-1", "cluster-2"),
+    )  # fmt: skip
+    assert clusters.require_personal("ensemble") == ["cluster-1", "cluster-2"]
+    by_folder = Sources({**models, "global": filled(9.0)}, network, TASK)
+    assert by_folder.personal == sorted(MODELS)
+    assert by_folder.starting_model()[1] == ["global"]
+
+
+MODELS = {"north": 5.0, "south": 7.0, "cluster-1": 1.0, "cluster-2": 2.0}
+
+
+def filled(value: float) -> Tensors:
+    return Tensors(network().state_dict()).map(lambda tensor: torch.full_like(tensor, value))
+
+
 def test_a_step_goes_down_the_gradient_and_never_on_a_loss_that_is_not_finite() -> None:
     weight = torch.tensor([2.0], requires_grad=True)
     optimizer = torch.optim.SGD([weight], lr=0.25)

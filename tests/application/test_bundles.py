@@ -11,6 +11,7 @@ from typing import Any
 
 import nibabel as nib
 import numpy as np
+import pydicom
 import pytest
 import SimpleITK
 import torch
@@ -214,6 +215,25 @@ def test_recipes_of_volumes_are_kept(
     assert_equal_masks(random_model(config, tmp_path), images, tmp_path)
 
 
+@pytest.mark.parametrize(("unit", "scale"), [("mm", 1.0), ("meter", 1000.0)])
+def test_the_sform_decides_also_where_the_voxel_sizes_are_those_of_the_qform(
+    tmp_path: Path, unit: str, scale: float
+) -> None:
+    images, affine = tmp_path / "site" / "images", np.diag([1 / scale] * 3 + [1]) @ OBLIQUE
+    images.mkdir(parents=True)
+    image = nib.Nifti1Image(draw((17, 15, 9), 1)[0], affine)
+    image.set_sform(affine, 1)
+    image.set_qform(np.diag([2.0, 2.0, 2.0, 1.0]), 1)  # which sets the voxel sizes
+    image.header.set_xyzt_units(unit)
+    nib.save(image, images / "c0.nii.gz")
+    federation = {"image": {"spacing": [1.0, 0.9, 2.0]}, "sampling": {"crop": [8, 8, 8]}}
+    sites = {"site": {"folder": "site"}}
+    config = experiment(tmp_path, sites, model=SPACE, federation=federation)
+    (mask,) = assert_equal_masks(random_model(config, tmp_path), images, tmp_path)
+    for found in (mask, tmp_path / "own" / mask.name):
+        np.testing.assert_allclose(nib.load(found).affine, affine, rtol=1e-5)  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     ("mode", "inputs", "image"),
     [
@@ -234,9 +254,11 @@ def test_recipes_of_pictures_are_kept(
     assert_equal_masks(random_model(config, tmp_path), images, tmp_path)
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_files_of_one_image_are_its_channels_and_a_site_may_lack_some(
-    tmp_path: Path, whole: bool
+@pytest.mark.parametrize(
+    ("whole", "channels"), [(True, [2, 0]), (False, [2, 0]), (True, [1, 2, 0])]
+)
+def test_files_of_one_image_are_its_channels_and_a_site_may_lack_or_turn_some(
+    tmp_path: Path, whole: bool, channels: list[int]
 ) -> None:
     numbers = (0, 1, 2) if whole else (0, 2)
     images = tmp_path / "images"
@@ -246,7 +268,7 @@ def test_files_of_one_image_are_its_channels_and_a_site_may_lack_some(
             array, _ = draw((17 + case, 15, 9), 3 * case + number)
             image = nib.Nifti1Image(array, OBLIQUE)
             nib.save(image, images / f"c{case}_{numbers.index(number):04}.nii.gz")
-    sites = {"site": {"folder": "site", "channels": [2, 0]}}
+    sites = {"site": {"folder": "site", "channels": channels}}
     model = {**SPACE, "in_channels": 3}
     federation = {"image": {"inputs": 3}, "sampling": {"crop": [8, 8, 8]}}
     config = experiment(tmp_path, sites, model=model, federation=federation)
@@ -330,8 +352,8 @@ def test_a_bundle_holds_what_monai_asks_for_and_no_pickle(of_volumes: Path, tmp_
     bundle = export_bundle(open_model(of_volumes), tmp_path / "bundle")
     files = sorted(str(path.relative_to(bundle)) for path in bundle.rglob("*") if path.is_file())
     assert files == [
-        "configs/inference.json", "configs/metadata.json", "docs/README.md",
-        "models/model.safetensors",
+        "configs/collegium.json", "configs/inference.json", "configs/metadata.json",
+        "docs/README.md", "models/model.safetensors",
     ]  # fmt: skip
     described = json.loads((bundle / "configs" / "metadata.json").read_text())
     for entry in MetaProperties.values():
@@ -373,6 +395,44 @@ def test_what_cannot_be_a_bundle_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds something already"):
         export_bundle(random_model(space, tmp_path), tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["random.safetensors", "site"]
+
+
+def xray(path: Path) -> None:
+    file = pydicom.Dataset()
+    file.file_meta = pydicom.dataset.FileMetaDataset()
+    file.file_meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
+    file.SOPClassUID = pydicom.uid.ComputedRadiographyImageStorage
+    file.SOPInstanceUID, file.Modality, file.Rows, file.Columns = "1.2.3", "CR", 4, 4
+    file.save_as(path, enforce_file_format=False)
+
+
+def test_why_there_is_no_bundle_is_true(tmp_path: Path) -> None:
+    volumes(tmp_path / "site", LPS, count=1)
+    sites, images = {"site": {"folder": "site"}}, tmp_path / "site" / "images"
+    flat = random_model(experiment(tmp_path, sites, model=UNET), tmp_path)
+    (images / "c0.nii.gz").unlink()
+    xray(images / "c0.dcm")
+    with pytest.raises(ConfigError, match="reads PNG pictures and NIfTI volumes, not DICOM, from"):
+        export_bundle(flat, tmp_path / "bundle")
+    (images / "c0.dcm").unlink()
+    (images / "c0.nrrd").write_bytes(b"NRRD0004")
+    with pytest.raises(ConfigError, match=r"NIfTI volumes, not \.nrrd, from which"):
+        export_bundle(flat, tmp_path / "bundle")
+
+
+def test_a_network_of_the_user_s_own_has_the_axes_of_its_convolutions(tmp_path: Path) -> None:
+    code = "from torch import nn\ndef make(out_channels):\n"
+    code += "    return nn.Conv3d(1, out_channels, 3, padding=1)\n"
+    (tmp_path / "own.py").write_text(code)
+    images = volumes(tmp_path / "site", LPS, count=1) / "images"
+    model, sites = {"name": f"{tmp_path / 'own.py'}:make"}, {"site": {"folder": "site"}}
+    handed = random_model(experiment(tmp_path, sites, model=model), tmp_path)
+    assert_equal_masks(handed, images, tmp_path)
+    inference = (tmp_path / "bundle" / "configs" / "inference.json").read_text()
+    targets = [step["_target_"] for step in json.loads(inference)["preprocessing"]["transforms"]]
+    assert "Orientationd" in targets  # of volumes only
+    assert (tmp_path / "bundle" / "scripts" / "own.py").read_text() == code
+    assert str(tmp_path) not in inference  # the code goes with the bundle, its path does not
 
 
 @pytest.mark.slow

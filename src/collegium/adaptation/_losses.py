@@ -39,7 +39,7 @@ def shape_map(probabilities: Tensor, radius: int = 10) -> Tensor:
     if probabilities.ndim not in (4, 5):
         raise ConfigError(
             f"the shape loss needs images or volumes, but the prediction has the shape "
-            f"{tuple(probabilities.shape)}; switch it off for this task"
+            f"{tuple(probabilities.shape)}; leave it out, such as by terms=[consistency,entropy]"
         )
     pool = functional.max_pool2d if probabilities.ndim == 4 else functional.max_pool3d
     window = partial(pool, kernel_size=2 * radius + 1, stride=1, padding=radius)

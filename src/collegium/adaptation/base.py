@@ -60,12 +60,15 @@ class Sources:
     """The models that were handed out, and what it takes to run them.
 
     Attributes:
-        models: whole models by name, `GLOBAL` or that of the site whose personal model it is. They
-            may be read from the disk at every look, so look at one at a time and let it go.
+        models: whole models by name, one of the server's or that of the site whose personal model
+            it is. They may be read from the disk at every look, so look at one at a time and let
+            it go.
         network: makes the network.
         task: how a case is predicted.
         device: where to compute.
         seed: of everything random.
+        server: which names are of the server's own models: `GLOBAL`, and those of methods that have
+            several, such as one for each cluster.
     """
 
     models: Mapping[str, Tensors]
@@ -73,11 +76,16 @@ class Sources:
     task: Task
     device: str = "cpu"
     seed: int = 0
+    server: Collection[str] = (GLOBAL,)
 
     @property
     def personal(self) -> list[str]:
-        """The names of the personal models, sorted."""
-        return sorted(name for name in self.models if name != GLOBAL)
+        """The names of the personal models, sorted; where no site handed one out, of the clusters'.
+
+        Sites of a cluster may have equal models; each site counts.
+        """
+        sites = sorted(name for name in self.models if name not in self.server)
+        return sites or sorted(name for name in self.models if name != GLOBAL)
 
     def require_global(self, adapter: str) -> Tensors:
         """Return the global model.
@@ -107,9 +115,10 @@ class Sources:
         return self.personal
 
     def starting_model(self) -> tuple[Tensors, list[str]]:
-        """Return the global model or, without one, the mean of the personal models; and its names.
+        """Return a model to start from, and the names of those that it is the mean of.
 
-        Integer counters of a mean are the maximum.
+        The global one; without it, the mean of the server's others or, without any, of the personal
+        models. Integer counters of a mean are the maximum.
 
         Raises:
             ConfigError: no model was handed out.
@@ -119,9 +128,10 @@ class Sources:
         if not self.models:
             raise ConfigError("no model was handed out; finish the run first")
         running = Mean()
-        for name in self.personal:
+        names = sorted(name for name in self.models if name in self.server) or self.personal
+        for name in names:
             running.add(self.models[name], 1.0, source=f"the model {name!r}")
-        return running.result(), self.personal
+        return running.result(), names
 
     def open(self, model: Tensors) -> nn.Module:
         """Return a new network that holds ``model``, in evaluation mode, on the device."""
@@ -155,12 +165,14 @@ class Account:
     Attributes:
         sources: the names of the models that it used.
         steps: optimiser steps taken.
-        losses: a row for each epoch or step, by name; "step" counts them, "total" was minimised.
+        losses: a row for each `over`, by name; "step" counts them, "total" was minimised.
         chosen: the "step" of the row whose model predicts; None where none was chosen.
         coefficients: by layer in the order of the network, then by source, the mean over the cases
             of the routing coefficients.
         notes: what else a reader should know, a sentence each.
         spreads: by layer, in the order of `coefficients`, how the cases differ.
+        over: what a row of losses is of: an optimiser "step", a "pass" over all cases, a "batch" of
+            cases or a "case".
     """
 
     sources: Sequence[str]
@@ -170,6 +182,7 @@ class Account:
     coefficients: dict[str, dict[str, float]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     spreads: dict[str, Spread] = field(default_factory=dict)
+    over: str = "step"
 
 
 @dataclass(frozen=True)

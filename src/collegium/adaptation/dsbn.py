@@ -97,7 +97,7 @@ class DSBN(Adapter):
         module = sources.open(body)
         require_batch_norms(module, "dsbn")
         site = _Site(module, sources.task.batched(self.batch_size), cases, self.batch_size)
-        account = Account(names)
+        account = Account(names, over="pass")
         if self.affine == "nearest":
             self._take_nearest(site, sources, account)
         else:

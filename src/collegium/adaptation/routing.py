@@ -125,7 +125,7 @@ class Routing(Adapter):
         """Train the routers, and predict with the mixed network."""
         with ambient(sources.seed, "routing"):
             network = self._open(sources)
-            account = Account(network.names)
+            account = Account(network.names, over="pass" if self.mode == "all" else "batch")
             if self.mode == "all":
                 self._adapt_to_all(network, cases, account)
                 for members, example in groups(cases, self.batch_size):
@@ -362,6 +362,8 @@ class _Move(_Stay):
     """Mirrors images along the first spatial axis and turns them in the plane, at random."""
 
     def __init__(self, rng: torch.Generator, images: Tensor) -> None:
+        if images.ndim == 2:
+            raise ConfigError("routing.transforms turns images, not rows; set it to false")
         square = images.ndim > 3 and images.shape[2] == images.shape[3]
         self.mirror = bool(torch.randint(2, (), generator=rng))
         self.turns = int(torch.randint(4, (), generator=rng)) if square else 0
@@ -371,5 +373,7 @@ class _Move(_Stay):
         return torch.rot90(moved, self.turns, (2, 3)) if self.turns else moved
 
     def undo(self, maps: Tensor) -> Tensor:
+        if maps.ndim == 2:  # classes of whole images
+            return maps
         back = torch.rot90(maps, -self.turns, (2, 3)) if self.turns else maps
         return back.flip(2) if self.mirror else back

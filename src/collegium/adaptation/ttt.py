@@ -80,7 +80,7 @@ class TTTAdapter(Adapter):
         moving = _moving(module)
         start = [parameter.detach().clone() for parameter in moving]
         optimizer = torch.optim.SGD(moving, lr=self.lr)
-        task, account = sources.task.batched(self.batch_size), Account([GLOBAL])
+        task, account = sources.task.batched(self.batch_size), Account([GLOBAL], over="case")
         for index in range(len(cases)):
             example = cases.example(index)
             if not self.online:

@@ -212,8 +212,9 @@ class ByDistance(Surveyed, Algorithm):
         for number, view in enumerate(self._views(server), start=1):
             if super().has_global:
                 models[f"cluster-{number}"] = view.state["model"]
-            named = super().deploy(view).items()
-            models |= {f"cluster-{number}-{name}": model for name, model in named}
+            for name, model in super().deploy(view).items():
+                if name != "global":  # the one above
+                    models[f"cluster-{number}-{name}"] = model
         return models
 
 

@@ -1,13 +1,13 @@
-"""Trained models applied at a hospital outside: from a folder of images to masks and an account."""
+"""Trained models applied at a hospital outside: from a folder of images to predictions."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,25 @@ from collegium import __version__, outside
 from collegium.adaptation.base import Adapted, Sources, Unlabelled
 from collegium.application.cases import check_channels, draw_case, write_prediction
 from collegium.application.models import Handed
+from collegium.application.predicting import (
+    PROBABILITIES,
+    SCORES,
+    open_rows,
+    probabilities,
+    write_table,
+)
 from collegium.building import build_adapter
 from collegium.cell import cache_folder
 from collegium.config import AdapterConfig
 from collegium.data.cache import prepare
+from collegium.data.dataset import Dataset
 from collegium.data.sampling import ImageDataset
 from collegium.data.site import Case
 from collegium.data.unlabelled import list_images
 from collegium.errors import ConfigError, DataError
 from collegium.models.files import export_model
 from collegium.outcome import ACCOUNT_FILE, task_of
+from collegium.preflight import check_device
 from collegium.report.account import Picture, write_account
 from collegium.state import write_atomically
 
@@ -42,100 +51,141 @@ def adapt_folder(
     *,
     labels: Path | None = None,
     device: str = "cpu",
-    seed: int = 0,
 ) -> Path:
-    """Adapt models to the images in a folder, and write the predictions and an account.
+    """Adapt models to new cases, and write the predictions and an account.
+
+    Of a segmentation every case gets a mask, as by `collegium.application.predict_folder`; of a
+    classification there is the same table of probabilities.
 
     Args:
-        handed: the models.
-        images: see `collegium.data.unlabelled.list_images`.
+        handed: the models; whatever is random follows from their seed.
+        images: see `collegium.data.unlabelled.list_images`; or a table, where the models learnt
+            from tables.
         adapter: the adapter.
         output: a folder that is made; it must not hold anything.
         labels: a folder of masks, which score the predictions and are not seen by the adapter.
         device: where to compute.
-        seed: of everything random.
 
     Returns:
         The account's page.
 
     Raises:
-        ConfigError: the adapter does not suit the models, or gives no prediction of its own.
-        DataError: an image cannot be used, or the output folder is not empty.
+        ConfigError: the adapter does not suit the models or the task, or gives no prediction of its
+            own; there is no such device; or labels are given where none can be.
+        DataError: a case cannot be used, or the output folder is not empty.
     """
     if output.exists() and any(output.iterdir()):
         raise DataError(f"{output} holds something already; choose another output folder")
-    cases, problems = list_images(images, labels)
-    if problems:
-        more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
-        raise DataError(f"{problems[0]}{more}")
-    labelled = all(case.label is not None for case in cases)
-    if adapter.name == "average" and not labelled:
+    check_device(device)
+    cases = _open(handed, images, labels)
+    if adapter.name == "average" and not cases.labelled:
         raise ConfigError(
             "average gives a prediction for every personal model, none of its own; choose ensemble"
         )
-    config = handed.config
-    if config.federation.task.name != "segmentation":
-        raise ConfigError(
-            "masks are written for segmentations; a classification is adapted in a run, with "
-            "adapters in its experiment, and applied by: collegium predict"
-        )
-    federation = config.federation
-    prepared = [prepare(c, federation.image, federation.task, cache_folder()) for c in cases]
-    check_channels(prepared, config)
-    data = ImageDataset(prepared, federation.sampling)
-    sources = Sources(handed.models, handed.network, task_of(config), device, seed)
-    whole, partial_output = output, output.with_name(f".{output.name}.unfinished")
-    shutil.rmtree(partial_output, ignore_errors=True)
-    (partial_output / "predictions").mkdir(parents=True)
+    sources = Sources(
+        handed.models, handed.network, task_of(handed.config), device, handed.seed, handed.server
+    )
+    unfinished = output.with_name(f".{output.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
     try:
-        writer = _Writer(
-            cases, data, sources, partial_output,
-            labelled=labelled, classes=federation.task.classes,
-        )  # fmt: skip
+        writer = _Writer(cases, sources, handed.config.federation.task.classes, unfinished)
         start = time.perf_counter()
-        adapted = build_adapter(adapter).adapt(sources, Unlabelled(data), writer)
+        adapted = build_adapter(adapter).adapt(sources, Unlabelled(cases.data), writer)
         seconds = time.perf_counter() - start
-        _write_rest(adapted, handed, adapter, writer, seconds, partial_output)
-        whole.parent.mkdir(parents=True, exist_ok=True)
-        if whole.exists():
-            whole.rmdir()
-        partial_output.rename(whole)
+        _write_rest(adapted, handed, adapter, writer, seconds, unfinished)
+        if output.exists():
+            output.rmdir()
+        unfinished.rename(output)
     finally:
-        shutil.rmtree(partial_output, ignore_errors=True)
-    return whole / "account.html"
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return output / "account.html"
+
+
+@dataclass(frozen=True)
+class _Cases:
+    """What is predicted.
+
+    Attributes:
+        names: of the cases.
+        data: the cases as the network gets them.
+        files: the same as found; None where they get no masks.
+        labelled: whether there are labels, to score by.
+    """
+
+    names: Sequence[str]
+    data: Dataset
+    files: Sequence[Case] | None = None
+    labelled: bool = False
+
+
+def _open(handed: Handed, place: Path, labels: Path | None) -> _Cases:
+    """Find and prepare the cases."""
+    federation = handed.config.federation
+    masks = federation.task.name == "segmentation"
+    if labels is not None and not masks:
+        raise ConfigError("a folder of labels scores segmentations only; leave it out")
+    if federation.table is not None:
+        return _Cases(*open_rows(place, federation))
+    cases, problems = list_images(place, labels, masks=masks)
+    if problems:
+        more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
+        raise DataError(f"{problems[0]}{more}")
+    prepared = [prepare(c, federation.image, federation.task, cache_folder()) for c in cases]
+    check_channels(prepared, handed)
+    data, names = ImageDataset(prepared, federation.sampling), [case.case for case in cases]
+    if not masks:
+        return _Cases(names, data)
+    return _Cases(names, data, cases, all(case.label is not None for case in cases))
 
 
 class _Writer:
     """Writes every prediction as it is delivered, and scores it where there are labels."""
 
     def __init__(
-        self,
-        cases: Sequence[Case],
-        data: ImageDataset,
-        sources: Sources,
-        folder: Path,
-        *,
-        labelled: bool,
-        classes: tuple[str, ...],
+        self, cases: _Cases, sources: Sources, classes: tuple[str, ...], folder: Path
     ) -> None:
-        self.cases, self._data, self._task = cases, data, sources.task
-        self._folder, self._labelled, self._classes = folder, labelled, classes
+        self.cases, self._task = cases, sources.task
+        self._classes, self._folder = classes, folder
+        self._rows: dict[int, dict[str, str]] = {}
         self.scores: list[dict[str, Any]] = []
         self.pictures: list[Picture] = []
 
     def __call__(self, model: str, index: int, prediction: Tensor) -> None:
+        """Take the prediction of one case."""
+        if self.cases.files is None:
+            name = self.cases.names[index]
+            self._rows[index] = probabilities(name, prediction, self._classes)
+        else:
+            self._write_mask(model, self.cases.files[index], index, prediction)
+
+    def _write_mask(self, model: str, case: Case, index: int, prediction: Tensor) -> None:
         """Write the mask of one case; of several models each has a folder of its own."""
-        case, example = self.cases[index], self._data.example(index)
+        data = self.cases.data
+        assert isinstance(data, ImageDataset)
+        example = data.example(index)
         folder = self._folder / "predictions" / model
-        folder.mkdir(exist_ok=True)
-        write_prediction(case, self._data.cases[index], prediction, folder, self._classes)
-        scores = self._task.scores(prediction, example) if self._labelled else {}
-        if self._labelled:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_prediction(case, data.cases[index], prediction, folder, self._classes)
+        labelled = self.cases.labelled
+        scores = self._task.scores(prediction, example) if labelled else {}
+        if labelled:
             which = {"model": model} if model else {}
             self.scores.append({"case": case.case, "patient": case.patient, **which, **scores})
         if len(self.pictures) < MOST_PICTURES:
             caption = f"{case.case}{f', {model}' if model else ''}"
             self.pictures.append(draw_case(caption, example, prediction, scores, self._task.metric))
+
+    def finish(self) -> dict[str, int] | None:
+        """Write the tables; of a classification return how many cases each class got."""
+        if self.scores:
+            write_table(self.scores, self._folder / SCORES)
+        if not self._rows:
+            return None
+        rows = [self._rows[index] for index in sorted(self._rows)]
+        write_table(rows, self._folder / PROBABILITIES)
+        found = Counter(row["class"] for row in rows)
+        return {name: found[name] for name in self._classes}
 
 
 def _write_rest(
@@ -146,27 +196,19 @@ def _write_rest(
     seconds: float,
     folder: Path,
 ) -> None:
-    """Write the adapted model, the scores, and last the account."""
+    """Write the adapted model, the tables, and last the account."""
     if adapted.model is not None:
         export_model(adapted.model, folder / "adapted.safetensors")
-    if writer.scores:
-        write_atomically(folder / "scores.csv", _table(writer.scores).encode())
     account = {
         "adapter": {"name": adapter.name, "label": adapter.label, **adapter.params},
         "models": handed.origin,
+        "seed": handed.seed,
         "handed_out": sorted(handed.models),
-        "cases": len(writer.cases),
+        "cases": len(writer.cases.names),
+        "classes": writer.finish(),
         "seconds": seconds,
         "collegium": __version__,
         **outside.describe(adapted.account),
     }
     write_account(folder / "account.html", account, writer.pictures, writer.scores)
     write_atomically(folder / ACCOUNT_FILE, json.dumps(account, indent=1).encode())
-
-
-def _table(rows: Sequence[Mapping[str, Any]]) -> str:
-    text = io.StringIO()
-    table = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    table.writeheader()
-    table.writerows(rows)
-    return text.getvalue()

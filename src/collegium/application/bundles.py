@@ -2,10 +2,10 @@
 
 The weights are safetensors, nothing is pickled. The bundle repeats the experiment's recipe with
 MONAI's own transforms: orientation, spacing or size, clipping, normalisation, padding, sliding
-window. What MONAI does otherwise (resizing, how colours become grey, files x_0000, x_0001 of one
-image, channels that a site lacks) stands in the bundle as an expression. Fields of view and voxels
-that are no numbers are not heeded. Networks that MONAI does not have are built by Collegium, which
-the bundle then names as a requirement.
+window. What MONAI does otherwise (which affine of a NIfTI counts, resizing, how colours become
+grey, files x_0000, x_0001 of one image, channels that a site lacks) stands in the bundle as an
+expression. Fields of view and voxels that are no numbers are not heeded. Networks that MONAI does
+not have are built by Collegium, which the bundle then names as a requirement.
 """
 
 from __future__ import annotations
@@ -13,20 +13,23 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from collegium import __version__
-from collegium.application.models import Handed
+from torch.nn.modules.conv import _ConvNd
+
+from collegium.application.bundletexts import metadata_of, readme_of
+from collegium.application.models import BUNDLE_SETTINGS, Handed
 from collegium.building import network_of
 from collegium.config import ExperimentConfig
 from collegium.data.federation import ImageConfig, TaskConfig, find_cases
+from collegium.data.formats.dicom import is_dicom
 from collegium.errors import CollegiumError, ConfigError, DataError
 from collegium.models.factory import parameters_of
 from collegium.models.files import export_model
 from collegium.models.standardised import Standardised
+from collegium.outside import settings_of
 from collegium.state import write_atomically
 
 _NORMS = {"batch": ["BATCH", {}], "instance": ["INSTANCE", {"affine": True}]}
@@ -47,11 +50,17 @@ _CHANNELS: Mapping[str, str] = {
     "green": "$lambda x: x if len(x) == 1 else x[1:2]",
 }
 _PICTURES = ("png", "jpg", "jpeg", "bmp", "tif", "tiff")
+_VOLUMES = ("nii", "nii.gz")
 _CONVERT = (
     "$lambda image: (ImageOps.exif_transpose(image) if image.format in ('JPEG', 'MPO') "
     "else image).convert('L' if image.mode in ('1', 'LA') else image.mode "
     "if image.mode in ('L', 'F') or image.mode.startswith('I') else 'RGB')"
 )
+_PLACED = (
+    "$lambda x: (x.meta.update(affine=torch.as_tensor("
+    "nibabel.load(x.meta['filename_or_obj']).affine)), x)[1]"
+)
+"""The sform where it is set: MONAI takes the qform where only that agrees with the voxel sizes."""
 _RESIZE: Mapping[str, str] = {
     "interpolate": "$torch.nn.functional.interpolate",
     "resize_plane": "$lambda x, size: @interpolate(x, size, mode='bilinear', antialias=True)",
@@ -97,7 +106,7 @@ def export_bundle(handed: Handed, folder: Path, *, pictures: bool | None = None)
     config = handed.config
     if config.federation.table is not None or isinstance(handed.network(), Standardised):
         raise ConfigError("MONAI's bundles are for images; a model for tables stays safetensors")
-    flat = int(config.model.params.get("spatial_dims", 2)) == 2
+    flat = _axes(handed) == 2
     if flat and not (_are_pictures(config) if pictures is None else pictures):
         raise ConfigError(
             "the network sees slices of volumes, which a bundle does not cut; use collegium predict"
@@ -108,14 +117,19 @@ def export_bundle(handed: Handed, folder: Path, *, pictures: bool | None = None)
     try:
         for part in ("models", "configs", "docs"):
             (unfinished / part).mkdir(parents=True)
+        if (code := _own_code(config)) is not None:
+            (unfinished / "scripts").mkdir()
+            shutil.copy(code, unfinished / "scripts" / code.name)
         own = model.select(network_of(config)().state_dict())  # without a method's own parts
         export_model(own, unfinished / "models" / "model.safetensors")
         inference = _inference(config, _divisors(handed, 2 if flat else 3), name, flat=flat)
         contents = {
             "configs/inference.json": json.dumps(inference, indent=1),
-            "configs/metadata.json": json.dumps(_metadata(handed, name, flat=flat), indent=1),
-            "docs/README.md": _readme(handed),
+            "configs/metadata.json": json.dumps(metadata_of(handed, name, flat=flat), indent=1),
+            "docs/README.md": readme_of(handed),
         }
+        if (settings := settings_of(config, handed.seed)) is not None:
+            contents[str(BUNDLE_SETTINGS)] = json.dumps(settings, indent=1)
         for path, text in contents.items():
             write_atomically(unfinished / path, text.encode())
         if folder.exists():
@@ -146,8 +160,17 @@ def _network(config: ExperimentConfig) -> dict[str, Any]:
              "out_channels": config.federation.task.channels}  # fmt: skip
     taken = parameters_of(config.model.name)
     filled = {key: value for key, value in known.items() if key in taken and value is not None}
-    target = "collegium.models.factory.build_model"
-    return {"_target_": target, "name": config.model.name, **filled, **params}
+    target, name = "collegium.models.factory.build_model", config.model.name
+    if (code := _own_code(config)) is not None:
+        made = f"{code.name}:{name.rpartition(':')[2]}"
+        name = f"$@bundle_root + '/scripts/{made}'"
+    return {"_target_": target, "name": name, **filled, **params}
+
+
+def _own_code(config: ExperimentConfig) -> Path | None:
+    """Give the file of a network that the user has written, which goes into the bundle."""
+    place = config.model.name.rpartition(":")[0]
+    return Path(place).expanduser().resolve() if place.endswith(".py") else None
 
 
 def _divisors(handed: Handed, axes: int) -> list[int]:
@@ -159,13 +182,32 @@ def _divisors(handed: Handed, axes: int) -> list[int]:
     return [prod(level[axis] for level in levels) for axis in range(axes)]
 
 
+def _axes(handed: Handed) -> int:
+    """How many spatial axes the network sees: as is said, or as its convolutions have."""
+    said = handed.config.model.params.get("spatial_dims")
+    if said is not None:
+        return int(said)
+    convolutions = (module for module in handed.network().modules() if isinstance(module, _ConvNd))
+    return max((len(module.kernel_size) for module in convolutions), default=2)
+
+
 def _are_pictures(config: ExperimentConfig) -> bool:
-    """Whether the first image that is found is a picture, or none is there."""
+    """Whether the first image that is found is a picture and no volume, or none is there.
+
+    Raises:
+        ConfigError: It is of a kind that a bundle does not read.
+    """
     for site in config.federation.sites:
         try:
             image = find_cases(config.federation, site)[0].images[0]
         except (CollegiumError, OSError):
             continue
+        if not image.name.lower().endswith((*_PICTURES, *_VOLUMES)):
+            kind = "DICOM" if is_dicom(image) else image.suffix
+            raise ConfigError(
+                f"MONAI's bundle reads PNG pictures and NIfTI volumes, not {kind}, from which the "
+                f"network learnt; use collegium predict"
+            )
         return image.name.lower().endswith(_PICTURES)
     return config.federation.image.spacing is None
 
@@ -180,10 +222,11 @@ def _preprocessing(
         load |= {"reader": "PILReader", "reverse_indexing": False, "converter": _CONVERT}
     steps: list[dict[str, Any]] = [load]
     if not flat:
+        steps.append({"_target_": "Lambdad", "func": _PLACED})
         steps.append({"_target_": "Orientationd", "axcodes": "RAS", "labels": ["LR", "PA", "IS"]})
     if image.channels in _CHANNELS:
         steps.append({"_target_": "Lambdad", "func": _CHANNELS[image.channels]})
-    if channels is not None:
+    if channels is not None and len(channels) < (image.inputs or 0):
         have = f"$lambda x: x[{[*channels]}] if len(x) == {image.inputs} else x"
         steps.append({"_target_": "Lambdad", "func": have})
     if image.clip is not None:
@@ -208,7 +251,8 @@ def _preprocessing(
 def _resizing(image: ImageConfig) -> dict[str, str]:
     """Give the expressions by which images are resized, where they are."""
     if image.spacing is not None:
-        have = "numpy.linalg.norm(numpy.asarray(x.affine)[:3, :3], axis=0).tolist()"
+        unit = "{1: 1000, 3: 0.001}.get(int(x.meta['xyzt_units']) & 7, 1)"  # metres, microns
+        have = f"({unit} * numpy.linalg.norm(numpy.asarray(x.affine)[:3, :3], axis=0)).tolist()"
         zipped = f"zip(x.shape[1:], {have}, {[*image.spacing]})"
         rest = f"*x.shape[{1 + len(image.spacing)}:]"
         size = f"[*(max(1, round(n * old / new)) for n, old, new in {zipped}), {rest}]"
@@ -224,13 +268,14 @@ def _resizing(image: ImageConfig) -> dict[str, str]:
 def _inference(
     config: ExperimentConfig, divisors: Sequence[int], name: str, *, flat: bool
 ) -> dict[str, Any]:
-    suffixes = _PICTURES if flat else ("nii", "nii.gz")
+    suffixes = _PICTURES if flat else _VOLUMES
     found = " + ".join(f"glob.glob(os.path.join(@dataset_dir, '*.{end}'))" for end in suffixes)
     return {
         "imports": [
             "$import functools", "$import glob", "$import itertools", "$import numpy",
             "$import os", "$import re", "$import torch",
-            "$from PIL import ImageOps", "$from safetensors.torch import load_file",
+            "$from safetensors.torch import load_file",
+            "$from PIL import ImageOps" if flat else "$import nibabel",
         ],
         "bundle_root": ".",
         "dataset_dir": "$@bundle_root + '/images'",
@@ -318,79 +363,3 @@ def _postprocessing(task: TaskConfig, *, flat: bool) -> list[dict[str, Any]]:
         turn = {"_target_": "Transposed", "keys": "pred", "indices": [0, 2, 1]}
         return [*steps, turn, {**save, "output_ext": ".png"}]
     return [*steps, save]
-
-
-def _metadata(handed: Handed, name: str, *, flat: bool) -> dict[str, Any]:
-    config = handed.config
-    versions = {package: metadata.version(package) for package in ("monai", "torch", "numpy")}
-    reader = "pillow" if flat else "nibabel"
-    needs = {package: metadata.version(package) for package in ("safetensors", reader)}
-    needs["pytorch-ignite"] = "0.4.11"  # of MONAI's evaluator
-    if config.model.name != "unet":
-        needs["collegium"] = __version__
-    return {
-        "schema": "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/"
-        "0.8.1/meta_schema_20240725.json",
-        "version": "0.1.0",
-        "changelog": {"0.1.0": "exported by Collegium"},
-        "monai_version": versions["monai"],
-        "pytorch_version": versions["torch"].partition("+")[0],
-        "numpy_version": versions["numpy"],
-        "required_packages_version": needs,
-        "name": f"{config.name} {name}",
-        "task": config.federation.task.name,
-        "description": f"{handed.origin}; trained by federated learning",
-        "authors": "the federation's sites",
-        "copyright": "the federation's sites",
-        "intended_use": "research; not a medical device",
-        "network_data_format": _data_format(config, flat=flat),
-    }
-
-
-def _data_format(config: ExperimentConfig, *, flat: bool) -> dict[str, Any]:
-    image, task = config.federation.image, config.federation.task
-    channels = config.model.params.get("in_channels", image.inputs or 3)
-    segmented = task.name == "segmentation"
-    common = {"dtype": "float32", "value_range": [], "modality": "n/a"}
-    space = ["*"] * (2 if flat else 3)
-    return {
-        "inputs": {
-            "image": {
-                **common,
-                "type": "image",
-                "format": "magnitude",
-                "num_channels": channels,
-                "spatial_shape": space,
-                "is_patch_data": config.inference.window is not None,
-                "channel_def": {str(index): f"channel {index}" for index in range(channels)},
-            }
-        },
-        "outputs": {
-            "pred": {
-                **common,
-                "type": "image" if segmented else "probabilities",
-                "format": "labels" if segmented and not task.regions else "classes",
-                "num_channels": task.channels,
-                "spatial_shape": space if segmented else [],
-                "is_patch_data": segmented and config.inference.window is not None,
-                "channel_def": {
-                    str(k): name for k, name in enumerate(task.regions or task.classes)
-                },
-            }
-        },
-    }
-
-
-def _readme(handed: Handed) -> str:
-    return f"""# {handed.config.name}
-
-{handed.origin}. Exported by Collegium {__version__} as a MONAI bundle.
-
-```bash
-python -m monai.bundle run --config_file configs/inference.json --bundle_root . \\
-    --dataset_dir IMAGES --output_dir PREDICTIONS
-```
-
-This needs `pip install 'monai[nibabel,pillow,ignite,fire]' safetensors`.
-The weights are `models/model.safetensors`. For research; not a medical device.
-"""

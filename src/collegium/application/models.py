@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from collegium import outside
+from collegium.adaptation.base import GLOBAL
 from collegium.algorithm import Extended
 from collegium.building import build_algorithm, network_of
 from collegium.config import ExperimentConfig
@@ -21,7 +22,15 @@ from collegium.grid import Cell, cells_of, holders
 from collegium.models.files import import_model
 from collegium.models.rotation import ROTATION, attach_rotation_head
 from collegium.outcome import DEPLOYED
+from collegium.preflight import build_network
+from collegium.randomness import ambient
 from collegium.tensors import Tensors
+
+BUNDLE_MODEL = Path("models") / "model.safetensors"
+"""In a bundle, the model."""
+
+BUNDLE_SETTINGS = Path("configs") / "collegium.json"
+"""In a bundle, what `collegium.outside.SETTINGS` is beside other models."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +59,16 @@ class Handed:
         network: makes their network.
         config: the settings.
         origin: where they are from, in words.
+        server: which of them are the server's own, see `collegium.adaptation.base.Sources`.
+        seed: the seed that they were trained with.
     """
 
     models: Mapping[str, Tensors]
     network: Callable[[], nn.Module]
     config: ExperimentConfig
     origin: str
+    server: Collection[str] = (GLOBAL,)
+    seed: int = 0
 
 
 def open_models(
@@ -64,25 +77,23 @@ def open_models(
     """Open the models of a finished run, or those in a folder.
 
     Args:
-        place: the output folder of a run, or a folder of ``<name>.safetensors``, where "global"
-            names the global model and any other name a site's.
-        choice: which cell of the run.
-        config: the experiment that a folder's models were trained with.
+        place: the output folder of a run; a bundle, whose one model is the global one; or a folder
+            of ``<name>.safetensors``, where "global" names the global model and any other name a
+            site's.
+        choice: which cell of the run; of a folder its seed counts, as that of the adaptation.
+        config: the experiment that a folder's models were trained with; None: the settings that the
+            folder holds.
 
     Raises:
-        ConfigError: there are several cells to choose from, or none; or the settings are missing.
+        ConfigError: there are several cells to choose from, or none; the settings are missing, or
+            are not those of the models; or there is no such folder.
         CheckpointError: the run holds no models for sites outside.
         DataError: the folder holds no models.
     """
+    if not place.is_dir():
+        raise ConfigError(f"{place}: there is no such folder; correct the path")
     if not (place / RUN_FILE).exists():
-        if config is None:
-            raise ConfigError(
-                f"{place} is no run, and a folder of models needs the experiment they were trained "
-                f"with; name its file with --config"
-            )
-        models = outside.ModelFiles(place)
-        network = partial(_network, config, next(iter(models.values())))
-        return Handed(models, network, config, f"models in {place.name}")
+        return _open_folder(place, choice, config)
     stored = read_run_config(place)
     cells = cells_of(stored)
     cell = _choose(cells, choice, place)
@@ -93,15 +104,69 @@ def open_models(
             f"collegium resume {place}"
         )
     extended = Extended(network_of(cell.config), build_algorithm(cell.algorithm))
-    return Handed(outside.ModelFiles(folder), extended, cell.config, f"{stored.name}: {cell.name}")
+    models = outside.ModelFiles(folder)
+    origin = f"{stored.name}: {cell.name}"
+    return Handed(models, extended, cell.config, origin, models.server, cell.seed)
+
+
+def _open_folder(place: Path, choice: Choice, config: ExperimentConfig | None) -> Handed:
+    """Open models that were copied out of a run, or a bundle."""
+    bundled = (place / BUNDLE_MODEL).is_file()
+    settings = place / (BUNDLE_SETTINGS if bundled else outside.SETTINGS)
+    if config is None and settings.is_file():
+        config = outside.read_settings(settings)
+    if config is None:
+        raise ConfigError(
+            f"{place} is no run, and a folder of models needs the experiment they were trained "
+            f"with; name its file with --config"
+        )
+    server: Collection[str] = (GLOBAL,)
+    if bundled:
+        models: Mapping[str, Tensors] = {GLOBAL: import_model(place / BUNDLE_MODEL)}
+    else:
+        models = files = outside.ModelFiles(place)
+        server = files.server
+    network = partial(_network, config, next(iter(models.values())))
+    for name, model in models.items():
+        _check_fit(model, network, f"the model {name} in {place}", config)
+    seed = config.seeds[0] if choice.seed is None else choice.seed
+    return Handed(models, network, config, f"models in {place.name}", server, seed)
 
 
 def _network(config: ExperimentConfig, model: Tensors) -> nn.Module:
     """Make the network of a model in a folder, with a rotation head where the model has one."""
-    module = network_of(config)()
+    module = build_network(config)
     if any(name.startswith(f"{ROTATION}.") for name in model):
         attach_rotation_head(module)
     return module
+
+
+def _check_fit(
+    model: Tensors, network: Callable[[], nn.Module], what: str, config: ExperimentConfig
+) -> None:
+    """Refuse a model that is none of the network."""
+    with ambient(0, "fit"):
+        module = network()
+    try:
+        module.load_state_dict(dict(model))
+    except RuntimeError as error:
+        wanted = module.state_dict()
+        raise ConfigError(
+            f"{what} does not fit the network {config.model.name!r} of the experiment "
+            f"{config.name!r} ({_difference(model, wanted)}); correct what stands under model, or "
+            f"name the experiment that it was trained with by --config"
+        ) from error
+
+
+def _difference(model: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
+    """Say where a model is not as it should be, for the first tensor of which that is so."""
+    for name, tensor in wanted.items():
+        if name not in model:
+            return f"it holds no {name}"
+        have, want = (tuple(found.shape) for found in (model[name], tensor))
+        if have != want:
+            return f"its {name} has the shape {have}, the network's {want}"
+    return f"it holds {min(model.keys() - wanted.keys())}, which the network does not have"
 
 
 def _choose(cells: Sequence[Cell], choice: Choice, place: Path) -> Cell:
@@ -148,9 +213,12 @@ def open_model(
         site: whose personal model; None: the global one.
 
     Raises:
-        ConfigError: there are several cells to choose from, no such site, or no settings.
+        ConfigError: there are several cells to choose from, no such site or place, or no settings
+            or others than those of the model.
         CheckpointError: there is no such model.
     """
+    if not place.exists():
+        raise ConfigError(f"{place}: there is no such run or file; correct the path")
     if not (place / RUN_FILE).exists():
         if config is None or not place.is_file():
             raise ConfigError(
@@ -158,7 +226,9 @@ def open_model(
                 f"name it with --config"
             )
         model = import_model(place)
-        return Handed({place.stem: model}, partial(_network, config, model), config, place.name)
+        make = partial(_network, config, model)
+        _check_fit(model, make, f"the model {place}", config)
+        return Handed({place.stem: model}, make, config, place.name, seed=config.seeds[0])
     stored = read_run_config(place)
     cells = cells_of(stored)
     cell = _choose(cells, choice, place)
@@ -177,4 +247,5 @@ def open_model(
         )
     network = Extended(network_of(cell.config), build_algorithm(cell.algorithm))
     origin = f"{stored.name}: {cell.name}, {site or 'global'}"
-    return Handed({site or "global": import_model(file)}, network, cell.config, origin)
+    model = import_model(file)
+    return Handed({site or GLOBAL: model}, network, cell.config, origin, seed=cell.seed)

@@ -10,18 +10,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from collegium.application.cases import check_channels, write_prediction
 from collegium.application.models import Handed
 from collegium.cell import cache_folder
 from collegium.data.cache import prepare
 from collegium.data.columns import SUFFIXES
 from collegium.data.dataset import Dataset
+from collegium.data.federation import FederationConfig
 from collegium.data.sampling import ImageDataset
 from collegium.data.tables import read_table
 from collegium.data.tabular import unlabelled_rows
 from collegium.data.unlabelled import list_images
 from collegium.errors import ConfigError, DataError
 from collegium.outcome import task_of
+from collegium.preflight import check_device
 from collegium.randomness import ambient
 from collegium.state import write_atomically
 from collegium.training import LocalTraining, TrainingConfig
@@ -57,12 +61,14 @@ def predict_folder(
         The folder.
 
     Raises:
-        ConfigError: Tables and images are mixed up, or labels are given where none can be.
+        ConfigError: Tables and images are mixed up, labels are given where none can be, or there is
+            no such device.
         DataError: A case cannot be used, or the output folder is not empty.
         StorageError: Something cannot be written.
     """
     if output.exists() and any(output.iterdir()):
         raise DataError(f"{output} holds something already; choose another output folder")
+    check_device(device)
     config = handed.config
     if labels is not None and config.federation.task.name != "segmentation":
         raise ConfigError("a folder of labels scores segmentations only; leave it out")
@@ -87,7 +93,8 @@ def _predict_images(
 ) -> None:
     labels, device = how
     config, federation = handed.config, handed.config.federation
-    cases, problems = list_images(place, labels)
+    masks = federation.task.name == "segmentation"
+    cases, problems = list_images(place, labels, masks=masks)
     if problems:
         more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
         raise DataError(f"{problems[0]}{more}")
@@ -95,9 +102,9 @@ def _predict_images(
     if site is not None and site.channels is not None:  # its own model expects what it has
         cases = [replace(case, channels=case.channels or site.channels) for case in cases]
     prepared = [prepare(case, federation.image, federation.task, cache_folder()) for case in cases]
-    check_channels(prepared, config)
+    check_channels(prepared, handed)
     data = ImageDataset(prepared, federation.sampling)
-    if federation.task.name == "classification":
+    if not masks:
         _write_probabilities(handed, data, [case.case for case in cases], folder, device)
         return
     task, rows = task_of(config), []
@@ -108,34 +115,52 @@ def _predict_images(
             about = {"case": case.case, "patient": case.patient}
             rows.append(about | task.scores(prediction, example))
     if rows:
-        _write_table(rows, folder / SCORES)
+        write_table(rows, folder / SCORES)
 
 
 def _predict_table(handed: Handed, place: Path, folder: Path, device: str) -> None:
-    federation = handed.config.federation
+    names, data = open_rows(place, handed.config.federation)
+    _write_probabilities(handed, data, names, folder, device)
+
+
+def open_rows(place: Path, federation: FederationConfig) -> tuple[Sequence[str], Dataset]:
+    """Give the cases' names and the rows of a table that is only predicted.
+
+    Raises:
+        ConfigError: It is no table.
+        DataError: It cannot be read or understood.
+    """
     assert federation.table is not None
     if place.suffix.lower() not in SUFFIXES:
         raise ConfigError(
             f"{place}: the model learnt from tables; name a table ({', '.join(SUFFIXES)})"
         )
     table = read_table(place, federation.table, labelled=False)
-    data = unlabelled_rows(table, federation.table)
-    _write_probabilities(handed, data, list(table.cases), folder, device)
+    return table.cases, unlabelled_rows(table, federation.table)
 
 
 def _write_probabilities(
     handed: Handed, data: Dataset, names: Sequence[str], folder: Path, device: str
 ) -> None:
     classes = handed.config.federation.task.classes
-    rows = []
-    for index, _, prediction in _training(handed, device).predictions(_model(handed), data):
-        chances = [float(chance) for chance in prediction.double().mean(dim=0)]
-        found = classes[chances.index(max(chances))]
-        row = {"case": names[index], "class": found}
-        for name, chance in zip(classes, chances, strict=True):
-            row[f"probability of {name}" if name in ("case", "class") else name] = f"{chance:.6f}"
-        rows.append(row)
-    _write_table(rows, folder / PROBABILITIES)
+    predicted = _training(handed, device).predictions(_model(handed), data)
+    rows = [probabilities(names[index], found, classes) for index, _, found in predicted]
+    write_table(rows, folder / PROBABILITIES)
+
+
+def probabilities(case: str, prediction: Tensor, classes: Sequence[str]) -> dict[str, str]:
+    """Give the row of a case: its class, and the probability of every class.
+
+    Args:
+        case: The case.
+        prediction: Probabilities (B, classes); of several slices their mean counts.
+        classes: Names of the classes.
+    """
+    chances = [float(chance) for chance in prediction.double().mean(dim=0)]
+    row = {"case": case, "class": classes[chances.index(max(chances))]}
+    for name, chance in zip(classes, chances, strict=True):
+        row[f"probability of {name}" if name in ("case", "class") else name] = f"{chance:.6f}"
+    return row
 
 
 def _training(handed: Handed, device: str) -> LocalTraining:
@@ -148,7 +173,8 @@ def _model(handed: Handed) -> Any:
     return next(iter(handed.models.values()))
 
 
-def _write_table(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+def write_table(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Write rows with the same keys as CSV, the keys first."""
     text = io.StringIO()
     table = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     table.writeheader()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Config = Annotated[
     Path | None,
-    typer.Option(help="For files of models: the experiment that they were trained with."),
+    typer.Option(help="For models without a run: the experiment that they were trained with."),
 ]
 OfRun = Annotated[str | None, typer.Option(help="Which algorithm of a run.")]
 Seed = Annotated[int | None, typer.Option(help="Which seed of a run.")]
@@ -176,10 +176,12 @@ def assess(
 @guarded
 def adapt(
     models: Annotated[
-        Path, typer.Argument(metavar="MODELS", help="A finished run, or a folder of models.")
+        Path,
+        typer.Argument(metavar="MODELS", help="A finished run, a folder of models, or a bundle."),
     ],
     images: Annotated[
-        Path, typer.Argument(metavar="IMAGES", help="A folder of images, or a manifest (CSV).")
+        Path,
+        typer.Argument(metavar="IMAGES", help="A folder of images, a manifest (CSV), or a table."),
     ],
     settings: Annotated[
         list[str] | None,
@@ -190,7 +192,7 @@ def adapt(
         str, typer.Option(help="One of 'collegium list adapters', or file.py:Class.")
     ] = "routing",
     output: Annotated[
-        Path, typer.Option("--output", help="Where masks and account go; a new or empty folder.")
+        Path, typer.Option("--output", help="Where all of it goes; a new or empty folder.")
     ] = Path("adapted"),
     labels: Annotated[
         Path | None, typer.Option(help="A folder of masks, which only score the predictions.")
@@ -202,7 +204,7 @@ def adapt(
     variation: Variation = None,
     device: Device = "cpu",
 ) -> None:
-    """Adapt trained models to a folder of unlabelled images, and write masks and an account."""
+    """Adapt trained models to unlabelled cases, and write predictions and an account."""
     from collegium import process
     from collegium.application import Choice, adapt_folder, open_models
     from collegium.building import build_adapter, read_settings
@@ -213,10 +215,7 @@ def adapt(
     chosen = replace(asked, params=build_adapter(asked).hyperparameters())
     trained = trained_with(config)
     handed = open_models(models, Choice(algorithm, seed, fold, variation), trained)
-    page = adapt_folder(
-        handed, images, chosen, output, labels=labels, device=device, seed=seed or 0
-    )
-    typer.echo(page)
+    typer.echo(adapt_folder(handed, images, chosen, output, labels=labels, device=device))
 
 
 @app.command()
