@@ -1,12 +1,16 @@
+import csv
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
+import yaml
 
 from collegium.cell import Event, cache_folder, open_sites
 from collegium.config import parse_config
@@ -81,11 +85,15 @@ def test_experiment_runs_and_is_not_run_again(settings):
     assert all(0 <= score <= 1 for event in rounds for score in event.scores.values())
     for name in ("results.csv", "results.parquet", "report.html", "run.json"):
         assert (output / name).stat().st_size > 0
+    assert _tables_agree_with_scores(config)
     before = bits(output)
+    for file in (output / "tables").iterdir():
+        file.unlink()
     again: list[Event] = []
     resume_experiment(output, again.append)
     assert again == []
     assert bits(output) == before
+    assert _tables_agree_with_scores(config)
     folder = cells_of(config)[1].folder
     network = build_model("unet", **{k: v for k, v in MODEL.items() if k != "name"})
     norm = find_parts(network).norm
@@ -98,6 +106,25 @@ def test_experiment_runs_and_is_not_run_again(settings):
         assert sent
         assert not sent & norm
     assert _rows_agree_with_scores(config, folder)
+
+
+def _tables_agree_with_scores(config) -> bool:
+    """Every site's mean over patients of FedAvg is in the table, and the comparisons are there."""
+    folder = cells_of(config)[0].folder
+    scores = json.loads((folder / "server/records/test.json").read_text())
+    tables = Path(config.output) / "tables"
+    with (tables / "dice.csv").open(newline="") as file:
+        found = {
+            line["column"]: float(line["mean"])
+            for line in csv.DictReader(file) if line["method"] == "FedAvg global" and line["mean"]
+        }  # fmt: skip
+    for site, by_model in scores.items():
+        patients: dict[str, list[float]] = {}
+        for case in by_model["global"]:
+            patients.setdefault(case["patient"], []).append(case["dice"])
+        assert found[site] == pytest.approx(fmean(map(fmean, patients.values())))
+    assert "Nobody trained alone" in (tables / "dice-joining.txt").read_text()
+    return len(scores) == 2
 
 
 def _rows_agree_with_scores(config, folder: Path) -> bool:
@@ -172,6 +199,35 @@ def test_killed_run_has_the_same_bits_when_resumed(settings, tmp_path):
         assert rows(read_run_config(output)) == rows(whole)
 
 
+def test_variations_whose_adapters_have_no_site_outside_are_warned_of(settings, caplog):
+    # all share one training, for they differ in adapters alone
+    variations = {
+        "all": {"adapters": ["tent", "none"]},
+        "no": {},
+        "own": {"algorithms": [{"name": "fedavg", "adapters": ["dsbn"]}]},
+    }
+    changes = {"algorithms": ["fedavg"], "variations": variations, "rounds": 1}
+    with caplog.at_level(logging.WARNING):
+        run_experiment(parse_config({**settings, **changes}))
+    end = "do nothing; name a site in federation.outside, or write protocol: leave-one-site-out"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"variation 'all': no site is outside, so nothing is adapted and the adapters (tent, none) "
+        f"{end}",
+        f"variation 'own': no site is outside, so nothing is adapted and the adapters (dsbn) {end}",
+    ]
+
+
+def test_run_without_test_cases_ends_in_a_report_and_no_tables(settings, phantoms, caplog):
+    federation = yaml.safe_load(phantoms.read_text())
+    federation |= {"root": str(phantoms.parent), "splits": {"validation": 0.3, "test": 0.0}}
+    changes = {"federation": federation, "algorithms": ["fedavg"], "adapters": ["tent"]}
+    with caplog.at_level(logging.WARNING):
+        output = run_experiment(parse_config({**settings, **changes, "rounds": 1}))
+    assert (output / "report.html").exists()
+    assert not (output / "tables").exists()
+    assert caplog.messages[0].startswith("no site is outside, so nothing is adapted and the ada")
+
+
 def test_folder_of_another_experiment_is_refused(settings):
     config = parse_config({**settings, "algorithms": ["fedavg"], "rounds": 1})
     run_experiment(config)
@@ -200,8 +256,6 @@ def test_method_that_does_not_suit_is_refused_before_any_cell_runs(settings):
 
 
 def test_forbidden_part_is_refused_before_any_cell_runs(settings, phantoms):
-    import yaml
-
     federation = yaml.safe_load(phantoms.read_text())
     federation["root"] = str(phantoms.parent)
     site = sorted(federation["sites"])[0]

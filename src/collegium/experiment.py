@@ -1,6 +1,6 @@
 """An experiment: a grid of algorithms, seeds, folds and variations over one federation.
 
-It can be stopped at any moment and resumed, and ends in a table and a report.
+It can be stopped at any moment and resumed, and ends in tables and a report.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ RUN_FILE = "run.json"
 
 
 def run_experiment(config: ExperimentConfig, observe: Observer = lambda event: None) -> Path:
-    """Run every cell that is not finished, then write the table and the report.
+    """Run every cell that is not finished, then write the results, the tables and the report.
 
     Args:
         config: the experiment.
@@ -57,9 +57,9 @@ def run_experiment(config: ExperimentConfig, observe: Observer = lambda event: N
         process.prepare(config.engine.threads)
         for variation, settings in variations_of(config).items():
             _check(settings, output / variation)
+            _warn_of_idle_adapters(settings, variation)
         _run_cells(config, observe)
-        write_table(collect_rows(config), output)
-        write_report(output)
+        _write_results(collect_rows(config), output)
     return output
 
 
@@ -74,6 +74,19 @@ def _check(config: ExperimentConfig, base: Path) -> None:
         check_adapters(fold)
 
 
+def _warn_of_idle_adapters(config: ExperimentConfig, variation: str) -> None:
+    """Say so where adapters are configured and there is no site to adapt to."""
+    chosen = [adapters_of(config, algorithm) for algorithm in config.algorithms]
+    labels = dict.fromkeys(adapter.label for adapters in chosen for adapter in adapters)
+    if labels and config.protocol == "inside" and not config.federation.outside:
+        logger.warning(
+            "%sno site is outside, so nothing is adapted and the adapters (%s) do nothing; name a "
+            "site in federation.outside, or write protocol: leave-one-site-out",
+            f"variation {variation!r}: " if variation else "",
+            ", ".join(labels),
+        )
+
+
 def resume_experiment(output: Path, observe: Observer = lambda event: None) -> Path:
     """Go on with the experiment in ``output``.
 
@@ -83,11 +96,15 @@ def resume_experiment(output: Path, observe: Observer = lambda event: None) -> P
     return run_experiment(read_run_config(output), observe)
 
 
-def write_report(output: Path) -> Path:
-    """Write the HTML report of what is in ``output`` and return its path."""
-    from collegium.report.html import write_report as write
+def _write_results(rows: Sequence[Row], output: Path) -> None:
+    """Write what a run ends with: its rows, the tables of its test cases, and the report."""
+    from collegium.benchmark.writing import write_tables
+    from collegium.report.html import write_report
 
-    return write(output)
+    write_table(rows, output)
+    if any(row.case for row in rows):
+        write_tables(output)
+    write_report(output)
 
 
 def collect_rows(config: ExperimentConfig) -> list[Row]:

@@ -50,9 +50,9 @@ def three_methods():
 
 @pytest.fixture
 def joined_rows():
-    alone = [0.50, 0.52, 0.54, 0.56, 0.58, 0.60]
+    alone = [0.50, 0.52, 0.54, 0.56, 0.58, 0.60, 0.62, 0.64]
     rows = make_scores("local", "personal", "A", alone)
     rows += make_scores("fedavg", "global", "A", [value + 0.1 for value in alone])
     rows += make_scores("ditto", "personal", "A", [value - 0.1 for value in alone])
-    rows += make_scores("ditto", "global", "A", [0.9, *[None] * 5])
+    rows += make_scores("ditto", "global", "A", [0.9, *[None] * 7])
     return rows

@@ -72,11 +72,23 @@ def test_a_method_without_scores_at_a_site_is_not_compared_over_all(adapted):
     assert [c.family for c in table.comparisons if c.site == "A"] == [1, 1]
 
 
-def test_adapting_names_the_algorithms_never_scored_unadapted(adapted, scores):
+def test_adapting_names_the_algorithms_never_scored_unadapted(adapted, scores, outside):
     rows = [r for r in adapted[0] if (r.algorithm, r.model) != ("iopfl", "none")]
     table = adapting_table(rows, "dice")
     assert {c.algorithm for c in table.comparisons} == {"fedavg"}
-    assert "of IOP-FL," in table.missing
+    iopfl = (
+        "There are no scores without an adapter of IOP-FL, so whether adapting helps cannot be "
+        "said there. Add the adapter 'none'."
+    )
+    assert table.missing == iopfl
+    # Inside, IOP-FL has a global model too; SiloBN and FedPer have personal ones alone.
+    rows += outside("silobn", "dsbn", "A", [0.5]) + outside("fedper", "ensemble", "B", [0.5])
+    rows += scores("silobn", "personal", "A", [0.5]) + scores("fedper", "personal", "A", [0.5])
+    rows += scores("iopfl", "personal", "A", [0.5]) + scores("iopfl", "global", "A", [0.5])
+    assert adapting_table(rows, "dice", ["silobn", "fedper"]).missing == (
+        f"{iopfl} No global model comes from SiloBN, FedPer, so there is nothing unadapted to "
+        "compare with."
+    )
     inside = scores("fedavg", "global", "A", [0.5])
     assert "no scores of a site outside" in adapting_table(inside, "dice").missing
     assert adapting_table(adapted[0], "dice").missing == ""

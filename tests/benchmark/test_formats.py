@@ -1,4 +1,5 @@
 import csv
+import re
 from io import StringIO
 
 import pytest
@@ -8,7 +9,9 @@ from collegium.benchmark.comparisons import comparison_table
 from collegium.benchmark.formats import (
     cell_text,
     comparisons_to_csv,
+    comparisons_to_latex,
     comparisons_to_markdown,
+    comparisons_to_text,
     to_csv,
     to_latex,
     to_markdown,
@@ -106,11 +109,11 @@ def test_comparisons_in_markdown_ask_and_answer(joined_rows):
     lines = comparisons_to_markdown(joining_table(joined_rows, "dice", ["fedavg"])).splitlines()
     assert lines[0] == "**Does joining help this site?** dice, higher is better"
     assert lines[2].startswith("| site | method | alone | joined | difference | 95 % interval |")
-    # six of six patients up by the same: p = 2 / 2**6; of two methods, twice that
+    # eight of eight patients up by the same: p = 2 / 2**8; of two methods, twice that
     assert lines[4] == (
-        "| A | FedAvg global | 0.550 | 0.650 | +0.100 | [+0.100, +0.100] | 6 | 0.031 | 0.062 | "
-        "yes | Helps: better on average over 6 patients, and the interval does not hold zero. It "
-        "does not survive the correction for 2 methods (p = 0.031, corrected p = 0.062). |"
+        "| A | FedAvg global | 0.570 | 0.670 | +0.100 | [+0.100, +0.100] | 8 | 0.008 | 0.016 | "
+        "yes | Helps: better on average over 8 patients, and the interval does not hold zero. It "
+        "survives the correction for 2 methods (p = 0.008, corrected p = 0.016). |"
     )
     assert "| no | Hurts: " in lines[6]
     assert "| \u2013 | \u2013 | cannot tell | Cannot tell: 1 patient," in lines[5]
@@ -122,6 +125,63 @@ def test_comparisons_in_markdown_say_what_is_missing():
         "**Does joining help this site?** dice, higher is better\n\n"
         "Nobody trained alone \\| in this run.\n"
     )
+
+
+def test_comparisons_for_a_terminal_have_the_cells_of_each_line(joined_rows):
+    legend, *lines = comparisons_to_text(joining_table(joined_rows, "dice", ["fedavg"])).split("\n")
+    assert legend == (
+        "Does joining help this site? dice, higher is better; "
+        "yes or no where the interval leaves out zero and p corrected is below 0.05"
+    )
+    assert lines[0] == lines[2] == lines[6] == "-" * len(lines[1])
+    assert {len(line) for line in lines[:7]} == {len(lines[1])}
+    assert lines[7:] == [""]
+    assert lines[3].startswith("A     FedAvg global   ")  # words stand left, the others right
+    assert lines[3].endswith("        0.016          yes")
+    cells = [[cell.strip() for cell in re.split("  +", line)] for line in [lines[1], *lines[3:6]]]
+    assert cells == [
+        ["site", "method", "alone", "joined", "difference", "95 % interval", "patients", "p",
+         "p corrected", "answer"],
+        ["A", "FedAvg global", "0.570", "0.670", "+0.100", "[+0.100, +0.100]", "8", "0.008",
+         "0.016", "yes"],
+        ["A", "Ditto global", "0.570", "0.900", "+0.400", "\u2013", "1", "\u2013", "\u2013",
+         "cannot tell"],
+        ["A", "Ditto personal", "0.570", "0.470", "\u22120.100", "[\u22120.100, \u22120.100]",
+         "8", "0.008", "0.016", "no"],
+    ]  # fmt: skip
+
+
+def test_comparisons_in_latex_are_a_table_of_booktabs_letter_by_letter(scores):
+    rows = scores("local", "personal", "a_b", [9.0] * 12, metric="hd95_x", unit="mm")
+    rows += scores("50% & {x}", "global", "a_b", [7.5] * 12, metric="hd95_x", unit="mm")
+    assert comparisons_to_latex(joining_table(rows, "hd95_x")).splitlines() == [
+        r"\begin{table}",
+        r"  \centering",
+        r"  \caption{Does joining help this site? hd95\_x (mm), lower is better; "
+        r"yes or no where the interval leaves out zero and p corrected is below 0.05.}",
+        r"  \begin{tabular}{llrrrrrrrr}",
+        r"    \toprule",
+        r"    Site & Method & alone & joined & difference & 95 \% interval & patients & p "
+        r"& p corrected & answer \\",
+        r"    \midrule",  # twelve of twelve go down: p is 2 / 2**12
+        r"    a\_b & 50\% \& \{x\} global & 9.00 & 7.50 & $-$1.50 & [$-$1.50, $-$1.50] & 12 "
+        r"& \textless{} 0.001 & \textless{} 0.001 & yes \\",
+        r"    \bottomrule",
+        r"  \end{tabular}",
+        r"\end{table}",
+    ]
+
+
+def test_comparisons_as_text_and_latex_say_what_is_missing():
+    table = JoiningTable("dice", "", True, (), "Nobody_here trained alone.", variation="tau=0.5")
+    legend, missing = comparisons_to_text(table).splitlines()
+    assert legend.startswith("Does joining help this site? dice, tau=0.5, higher is better; yes")
+    assert missing == "Nobody_here trained alone."
+    latex = comparisons_to_latex(table)
+    assert r"is below 0.05. Nobody\_here trained alone.}" in latex
+    assert latex.count(r"\\") == 1  # the head alone
+    assert r"\caption{50 \% of \_}" in comparisons_to_latex(table, caption="50 % of _")
+    assert r"\caption{a ''b''}" in comparisons_to_latex(table, caption='a "b"')
 
 
 def test_comparisons_in_csv_have_a_line_each_and_those_over_all_sites(scores):

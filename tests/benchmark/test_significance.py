@@ -90,14 +90,15 @@ def test_one_patient_has_no_interval():
     found = paired_difference([0.9, 0.8], [0.5, 0.5], ["p1", "p1"])
     assert found.mean == pytest.approx(0.35)
     assert (found.low, found.high, found.patients) == (None, None, 1)
-    assert outcome(found) == "cannot tell"
-    assert verdict(found).startswith("Cannot tell: 1 patient,")
+    test = signed_rank([0.35])
+    assert outcome(found, test) == "cannot tell"
+    assert verdict(found, test).startswith("Cannot tell: 1 patient,")
 
 
 def test_no_defined_pair_has_no_mean():
     found = paired_difference([None], [0.5], ["p1"])
     assert found == Interval(None, None, None, 0, 1)
-    assert verdict(found) == "Cannot tell: no patient has a score with both."
+    assert verdict(found, signed_rank([])) == "Cannot tell: no patient has a score with both."
 
 
 def test_sequences_of_unequal_length_and_no_resamples_are_refused():
@@ -120,15 +121,17 @@ def test_sequences_of_unequal_length_and_no_resamples_are_refused():
     ],
 )
 def test_outcome_by_the_place_of_zero(low, high, patients, higher, expected):
-    found = Interval(0.02, low, high, patients, 0)
-    assert outcome(found, higher_is_better=higher) == expected
-    assert verdict(found, higher_is_better=higher).lower().startswith(expected)
+    found = Interval((low + high) / 2, low, high, patients, 0)
+    test = RankTest(0.01, 1 if high > 0 else -1, 0.03, 3)
+    assert outcome(found, test, higher_is_better=higher) == expected
+    assert verdict(found, test, higher_is_better=higher).lower().startswith(expected)
 
 
 def test_verdict_names_the_patients():
-    assert "12 patients" in verdict(Interval(0.02, 0.01, 0.03, 12, 0))
-    assert "worse on average" in verdict(Interval(-0.02, -0.03, -0.01, 12, 0))
-    assert "holds zero" in verdict(Interval(0.02, -0.01, 0.03, 12, 0))
+    up, down = RankTest(0.01, 1, 0.03, 3), RankTest(0.01, -1, 0.03, 3)
+    assert "12 patients" in verdict(Interval(0.02, 0.01, 0.03, 12, 0), up)
+    assert "worse on average" in verdict(Interval(-0.02, -0.03, -0.01, 12, 0), down)
+    assert "holds zero" in verdict(Interval(0.02, -0.01, 0.03, 12, 0), up)
 
 
 def test_worst_site_follows_the_direction_of_the_metric():
@@ -288,32 +291,60 @@ def test_a_site_with_one_patient_leaves_no_interval_and_one_with_none_no_mean():
     found = interval_over_sites([many, {"p": 0.3}])
     assert found.mean == pytest.approx(0.2)
     assert (found.low, found.high) == (None, None)
-    assert outcome(found) == "cannot tell"
-    assert "single patient" in verdict(found)
+    test = RankTest(0.01, 1, 0.01, 1)
+    assert outcome(found, test) == "cannot tell"
+    assert "single patient" in verdict(found, test)
     assert interval_over_sites([many, {}]) == Interval(None, None, None, 9, 0)
 
 
-HELPS, UNSURE = Interval(0.02, 0.01, 0.03, 12, 0), Interval(0.02, -0.01, 0.03, 12, 0)
+HELPS, HURTS = Interval(0.02, 0.01, 0.03, 12, 0), Interval(-0.02, -0.03, -0.01, 12, 0)
+UNSURE = Interval(0.02, -0.01, 0.03, 12, 0)
+BETTER = "better on average over 12 patients, and the interval does not hold zero"
+ZERO = "Cannot tell: over 12 patients the interval holds zero."
 
 
 @pytest.mark.parametrize(
     ("interval", "test", "expected"),
     [
-        (HELPS, RankTest(0.01, 1, 0.03, 5), "survives the correction for 5 methods (p = 0.010"),
-        (HELPS, RankTest(0.02, 1, 0.06, 5), "does not survive the correction for 5 methods"),
-        (HELPS, RankTest(0.2, 1, 0.6, 5), "test does not confirm it (p = 0.200, corrected p = 0."),
-        (HELPS, RankTest(0.01, -1, 0.03, 5), "points the other way"),
-        (HELPS, RankTest(0.01, 1, 0.01, 1), "The signed-rank test confirms it (p = 0.010)."),
-        (UNSURE, RankTest(0.2, 1, 0.6, 5), "sees no difference either"),
-        (UNSURE, RankTest(0.0001, 1, 0.0005, 5), "By ranks there is a difference (p < 0.001, corr"),
-        (HELPS, RankTest(None, 1, None, 0), "the interval does not hold zero."),
+        (HELPS, RankTest(0.01, 1, 0.03, 5),
+         f"Helps: {BETTER}. It survives the correction for 5 methods "
+         "(p = 0.010, corrected p = 0.030)."),
+        (HELPS, RankTest(0.01, 1, 0.01, 1),
+         f"Helps: {BETTER}. The signed-rank test confirms it (p = 0.010)."),
+        (HELPS, RankTest(0.02, 1, 0.06, 5),
+         f"Cannot tell: {BETTER}, but the signed-rank test does not survive the correction for 5 "
+         "methods (p = 0.020, corrected p = 0.060)."),
+        (HELPS, RankTest(0.2, 1, 0.6, 5),
+         f"Cannot tell: {BETTER}, but the signed-rank test does not confirm it "
+         "(p = 0.200, corrected p = 0.600)."),
+        (HELPS, RankTest(0.05, 1, 0.05, 1),
+         f"Cannot tell: {BETTER}, but the signed-rank test does not confirm it (p = 0.050)."),
+        (HELPS, RankTest(0.01, -1, 0.03, 5),
+         f"Cannot tell: {BETTER}, but the signed-rank test points the other way "
+         "(p = 0.010, corrected p = 0.030): a few patients make the mean."),
+        (HELPS, RankTest(None, 0, None, 0),
+         f"Cannot tell: {BETTER}, but the differences are too small to be ranked."),
+        (HURTS, RankTest(0.01, -1, 0.03, 5),
+         f"Hurts: {BETTER}. It survives the correction for 5 methods "
+         "(p = 0.010, corrected p = 0.030).".replace("better", "worse")),
+        (HURTS, RankTest(0.25, -1, 0.5, 2),
+         f"Cannot tell: {BETTER}, but the signed-rank test does not confirm it "
+         "(p = 0.250, corrected p = 0.500).".replace("better", "worse")),
+        (UNSURE, RankTest(0.2, 1, 0.6, 5),
+         f"{ZERO} The signed-rank test sees no difference either "
+         "(p = 0.200, corrected p = 0.600)."),
+        (UNSURE, RankTest(0.0001, 1, 0.0005, 5),
+         f"{ZERO} By ranks there is a difference (p < 0.001, corrected p < 0.001), but the mean "
+         "does not show it."),
+        (UNSURE, RankTest(None, 0, None, 0), ZERO),
     ],
-)
-def test_verdict_says_whether_the_difference_survives(interval, test, expected):
-    found = verdict(interval, test=test)
-    assert found.startswith(verdict(interval))
-    assert expected in found
-    assert verdict(Interval(0.02, 0.01, 0.03, 5, 0), test=test).endswith("by chance.")
+)  # fmt: skip
+def test_interval_and_test_must_agree_and_the_verdict_says_which_does_not(interval, test, expected):
+    assert verdict(interval, test) == expected
+    assert outcome(interval, test) == expected.partition(":")[0].lower()
+    few = Interval(0.02, 0.01, 0.03, 5, 0)
+    assert outcome(few, test) == "cannot tell"
+    assert verdict(few, test).endswith("by chance.")
 
 
 def test_a_few_patients_with_large_gains_do_not_hide_many_with_small_losses():
@@ -321,8 +352,10 @@ def test_a_few_patients_with_large_gains_do_not_hide_many_with_small_losses():
     differences = [-0.001 * (place + 1) for place in range(36)] + [0.9, 0.91, 0.92, 0.93]
     interval = paired_difference(differences, [0.0] * 40, names(40))
     (test,) = corrected([signed_rank(differences)])
-    assert outcome(interval) == "helps"
-    assert "points the other way" in verdict(interval, test=test)
+    assert interval.low is not None
+    assert interval.low > 0
+    assert outcome(interval, test) == "cannot tell"
+    assert "points the other way" in verdict(interval, test)
 
 
 def test_p_values_are_written_with_three_decimals_or_a_bound():

@@ -3,9 +3,11 @@ import json
 from dataclasses import replace
 
 import pytest
+from typer.testing import CliRunner
 
 from collegium.benchmark.tables import joining_table, method_table
 from collegium.benchmark.writing import write_tables
+from collegium.cli import app
 from collegium.errors import DataError
 from collegium.results import append_rows, write_table
 
@@ -29,7 +31,8 @@ def test_every_table_of_a_run_is_written_in_every_form(tmp_path, three_methods, 
     paths = write_tables(tmp_path)
     assert all(path.parent == tmp_path / "tables" for path in paths)
     assert sorted(path.name for path in paths) == [
-        "dice-adapting.csv", "dice-adapting.md", "dice-joining.csv", "dice-joining.md",
+        "dice-adapting.csv", "dice-adapting.md", "dice-adapting.tex", "dice-adapting.txt",
+        "dice-joining.csv", "dice-joining.md", "dice-joining.tex", "dice-joining.txt",
         "dice-outside.csv", "dice-outside.md", "dice-outside.tex", "dice-outside.txt",
         "dice.csv", "dice.md", "dice.tex", "dice.txt",
     ]  # fmt: skip
@@ -42,6 +45,15 @@ def test_every_table_of_a_run_is_written_in_every_form(tmp_path, three_methods, 
     assert float(adapting["difference"]) == pytest.approx(0.1)
     joined = joining_table(rows, "dice").comparisons
     assert len(records(folder / "dice-joining.csv")) == len(joined) + 2  # and the two over sites
+
+
+def test_the_command_shows_the_comparisons_beside_the_tables(tmp_path, joined_rows):
+    run_with(tmp_path, joined_rows)
+    said = CliRunner().invoke(app, ["tables", str(tmp_path)]).output
+    assert said.count("Does joining help this site? dice, higher is better") == 1
+    (line,) = [text for text in said.splitlines() if text.startswith("A     Ditto personal")]
+    # all of eight patients lose 0.1: p is 2 / 2**8, and twice that for two methods
+    assert line.split()[-4:] == ["8", "0.008", "0.016", "no"]
 
 
 def test_the_results_of_a_finished_run_are_read_and_its_order_kept(tmp_path, three_methods):
@@ -74,16 +86,31 @@ def test_settings_of_a_sweep_have_their_own_files_and_one_together(tmp_path, sco
         rows += outside("fedavg", "none", "A", [0.25], variation=name)
     run_with(tmp_path, rows)
     names = {path.name for path in write_tables(tmp_path)}
-    assert len(names) == 4 * 2 * (4 + 2) + 2 * 4
+    assert len(names) == 4 * 2 * (4 + 4) + 2 * 4
     assert names >= {
         "dice-tau=0.5.md", "dice-outside-tau=0.9.tex", "dice-tau=0.5-joining.md",
         "dice-tau=0.9-adapting.csv", "dice-sweep.csv", "dice-outside-sweep.txt",
         "dice-a_b.md", "dice-a_b_2.md",
     }  # fmt: skip
+    adapting = (tmp_path / "tables" / "dice-tau=0.9-adapting.txt").read_text()
+    assert adapting.startswith("Does adapting help this hospital? dice, tau=0.9, higher is better")
     sweep = records(tmp_path / "tables" / "dice-outside-sweep.csv")
     assert [(r["column"], r["mean"]) for r in sweep] == [
         ("a/b", "0.25"), ("a:b", "0.25"), ("tau=0.5", "0.25"), ("tau=0.9", "0.25"),
     ]  # fmt: skip
+
+
+def test_an_algorithm_without_a_global_model_is_not_told_to_add_no_adapter(
+    tmp_path, scores, outside
+):
+    rows = scores("fedbn", "personal", "A", [0.5]) + outside("fedbn", "ensemble", "B", [0.25])
+    rows += scores("ditto", "global", "A", [0.5]) + outside("ditto", "tent", "B", [0.25])
+    run_with(tmp_path, rows, ("ditto", "fedbn"))
+    write_tables(tmp_path)
+    for extension in ("md", "txt"):
+        said = (tmp_path / "tables" / f"dice-adapting.{extension}").read_text()
+        assert "an adapter of Ditto, so whether adapting helps cannot be said there. Add" in said
+        assert "No global model comes from FedBN, so there is nothing unadapted to comp" in said
 
 
 def test_a_run_without_scores_of_cases_has_no_tables(tmp_path, scores):

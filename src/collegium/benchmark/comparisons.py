@@ -1,5 +1,6 @@
 """Comparisons with a reference of one's choice, and "does adapting help this hospital?"."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import partial
 
@@ -48,11 +49,19 @@ def comparison_table(
     question = f"Is it better than {name}?"
     if reference not in groups:
         missing = f"This run holds no scores of {name}, so nothing can be compared with it."
-        return ComparisonTable(metric, unit, higher, (), missing, question=question)
+        return ComparisonTable(
+            metric, unit, higher, (), missing, question=question, variation=variation
+        )
     others = {key: group for key, group in groups.items() if key != reference}
     comparisons, pooled = compare(others, groups[reference], order, how)
     return ComparisonTable(
-        metric, unit, higher, tuple(comparisons), pooled=tuple(pooled), question=question
+        metric,
+        unit,
+        higher,
+        tuple(comparisons),
+        pooled=tuple(pooled),
+        question=question,
+        variation=variation,
     )
 
 
@@ -70,7 +79,8 @@ def adapting_table(
     The adapters of one algorithm at one site are one family of the correction.
 
     Args:
-        rows: Rows of results.
+        rows: Rows of results. The scores of sites inside tell which algorithms have a global model,
+            the one that is scored unadapted.
         metric: Which metric.
         order: Labels of the algorithms in the order wanted; the others follow by name.
         variation: The setting of a sweep.
@@ -79,15 +89,16 @@ def adapting_table(
 
     Returns:
         The comparisons by site, algorithm and adapter. `missing` names the algorithms whose models
-        were adapted but never scored without an adapter.
+        were adapted but never scored without an adapter, and says which of them never can be.
     """
+    rows = list(rows)
     scores = final_scores(rows, metric, where="outside", variation=variation)
     unit, groups = unit_of(scores), group_scores(scores)
     higher = higher_is_better(metric, unit)
     how = Comparing(higher, partial(scored_name, where="outside"), resamples, seed)
     comparisons: list[Comparison] = []
     pooled: list[Comparison] = []
-    lacking = []
+    lacking: dict[str, None] = {}
     for algorithm, adapter in sorted(groups, key=lambda key: position(key, order)):
         if adapter == NO_ADAPTER:
             adapted = {
@@ -99,26 +110,40 @@ def adapting_table(
             comparisons += found
             pooled += overall
         elif (algorithm, NO_ADAPTER) not in groups:
-            lacking.append(method_name(algorithm, ""))
+            lacking[algorithm] = None
     return ComparisonTable(
         metric,
         unit,
         higher,
         tuple(sorted(comparisons, key=lambda comparison: comparison.site)),
-        _missing(lacking, any_scores=bool(scores)),
+        _missing(lacking, final_scores(rows, metric, variation=variation), any_scores=bool(scores)),
         tuple(pooled),
         "Does adapting help this hospital?",
         ("unadapted", "adapted"),
+        variation,
     )
 
 
-def _missing(lacking: Sequence[str], *, any_scores: bool) -> str:
+def _missing(lacking: Iterable[str], inside: Iterable[Row], *, any_scores: bool) -> str:
+    """Say of which algorithms there is nothing unadapted, by whether there could be."""
     if not any_scores:
         return "This run holds no scores of a site outside, so whether adapting helps is not known."
-    if not lacking:
-        return ""
-    names = ", ".join(dict.fromkeys(lacking))
-    return (
-        f"There are no scores without an adapter of {names}, so whether adapting helps them cannot "
-        f"be said. Add the adapter {NO_ADAPTER!r}."
-    )
+    models: dict[str, set[str]] = defaultdict(set)
+    for row in inside:
+        models[row.algorithm].add(row.model)
+    names: dict[bool, list[str]] = {True: [], False: []}
+    for algorithm in lacking:
+        could = not models[algorithm] or "global" in models[algorithm]
+        names[could].append(method_name(algorithm, ""))
+    sentences = []
+    if names[True]:
+        sentences.append(
+            f"There are no scores without an adapter of {', '.join(names[True])}, so whether "
+            f"adapting helps cannot be said there. Add the adapter {NO_ADAPTER!r}."
+        )
+    if names[False]:
+        sentences.append(
+            f"No global model comes from {', '.join(names[False])}, so there is nothing unadapted "
+            "to compare with."
+        )
+    return " ".join(sentences)

@@ -7,6 +7,7 @@ from io import StringIO
 
 from collegium.benchmark.cells import Cell
 from collegium.benchmark.paired import Comparison, ComparisonTable
+from collegium.benchmark.significance import LEVEL
 from collegium.benchmark.tables import (
     DASH,
     MINUS,
@@ -20,10 +21,11 @@ from collegium.benchmark.tables import (
 _LATEX = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#",
     "%": r"\%", "_": r"\_", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}",
+    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': "''",
     "`": r"\textasciigrave{}", MINUS: "$-$", PLUS_MINUS: r"$\pm$", DASH: "--", "\n": " ", "\r": " ",
 }  # fmt: skip
 
+_ANSWERED = f"yes or no where the interval leaves out zero and p corrected is below {LEVEL:g}"
 _COLUMNS = ("method", "column", "mean", "sd", "rank", "unit", "note")
 _COMPARISON_COLUMNS = (
     "site", "method", "algorithm", "model", "reference_mean", "method_mean", "difference", "low",
@@ -46,17 +48,8 @@ def to_text(table: MethodTable) -> str:
     for method in table.methods:
         cells = _cells(table, method)
         lines.append([method.name, *(cell_text(c, table.unit) + marks[c.rank] for c in cells)])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    texts = [
-        "  ".join(
-            [line[0].ljust(widths[0])]
-            + [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
-        )
-        for line in lines
-    ]
-    rule = "-" * len(texts[0])
     legend = f"{_about(table)}: mean {PLUS_MINUS} sd over seeds; * best, + second"
-    return "\n".join([legend, rule, texts[0], rule, *texts[1:], rule]) + "\n"
+    return "\n".join([legend, *_text_table(lines)]) + "\n"
 
 
 def to_markdown(table: MethodTable) -> str:
@@ -93,21 +86,7 @@ def to_latex(table: MethodTable, *, caption: str | None = None) -> str:
     for method in table.methods:
         cells = [_latex_cell(cell, table.unit) for cell in _cells(table, method)]
         lines.append([_latex(method.name), *cells])
-    head, *body = [f"    {' & '.join(line)} \\\\" for line in lines]
-    parts = [
-        r"\begin{table}",
-        r"  \centering",
-        rf"  \caption{{{_latex(caption)}}}",
-        rf"  \begin{{tabular}}{{l{'r' * len(table.columns)}}}",
-        r"    \toprule",
-        head,
-        r"    \midrule",
-        *body,
-        r"    \bottomrule",
-        r"  \end{tabular}",
-        r"\end{table}",
-    ]
-    return "\n".join(parts) + "\n"
+    return _latex_table(caption, lines)
 
 
 def to_csv(table: MethodTable) -> str:
@@ -122,32 +101,82 @@ def to_csv(table: MethodTable) -> str:
     )
 
 
+def comparisons_to_text(table: ComparisonTable) -> str:
+    """Return the question, what could not be compared, and a line per comparison, for a terminal.
+
+    The columns are those of `comparisons_to_markdown` without the sentence.
+    """
+    parts = [f"{table.question} {_compared(table)}; {_ANSWERED}"]
+    if table.missing:
+        parts.append(table.missing)
+    if found := table.comparisons + table.pooled:
+        lines = [_comparison_texts(one, table.unit) for one in found]
+        parts += _text_table([_comparison_head(table), *lines], left=2)
+    return "\n".join(parts) + "\n"
+
+
 def comparisons_to_markdown(table: ComparisonTable) -> str:
     """Return the question, a line per comparison with its answer, and what could not be compared.
 
     The last column is the whole sentence. P-values are those of the signed-rank test, then the
     same corrected for all methods at the site; a dash where there are too few patients.
     """
-    unit = f" ({table.unit})" if table.unit else ""
-    better = "higher" if table.higher_is_better else "lower"
-    head = [
-        "site", "method", *table.sides, "difference", "95 % interval", "patients", "p",
-        "p corrected", "answer", "verdict",
-    ]  # fmt: skip
-    parts = [
-        f"**{_markdown(table.question)}** {_markdown(table.metric + unit)}, {better} is better"
-    ]
+    parts = [f"**{_markdown(table.question)}** {_markdown(_compared(table))}"]
     if table.missing:
         parts.append(_markdown(table.missing))
-    lines = [_comparison_line(found, table.unit) for found in table.comparisons + table.pooled]
+    lines = [
+        [_markdown(text) for text in (*_comparison_texts(found, table.unit), found.verdict)]
+        for found in table.comparisons + table.pooled
+    ]
     if lines:
         left = ("site", "method", "answer", "verdict")
-        parts.append(_markdown_table([_markdown(text) for text in head], lines, left).rstrip("\n"))
+        head = [_markdown(text) for text in (*_comparison_head(table), "verdict")]
+        parts.append(_markdown_table(head, lines, left).rstrip("\n"))
     return "\n\n".join(parts) + "\n"
 
 
-def _comparison_line(found: Comparison, unit: str) -> list[str]:
-    texts = [
+def comparisons_to_latex(table: ComparisonTable, *, caption: str | None = None) -> str:
+    r"""Return the comparisons in LaTeX, for the package booktabs.
+
+    The columns are those of `comparisons_to_markdown` without the sentence.
+
+    Args:
+        table: The table.
+        caption: Plain text under which the table stands; by default the question, how it is
+            answered, and what could not be compared. Every character that means something to LaTeX
+            is escaped.
+
+    Returns:
+        A ``table`` environment that needs ``\usepackage{booktabs}``.
+    """
+    if caption is None:
+        caption = " ".join(
+            filter(None, [f"{table.question} {_compared(table)}; {_ANSWERED}.", table.missing])
+        )
+    site, method, *head = _comparison_head(table)
+    lines = [[site.capitalize(), method.capitalize(), *head]] + [
+        _comparison_texts(found, table.unit) for found in table.comparisons + table.pooled
+    ]
+    return _latex_table(caption, [list(map(_latex, line)) for line in lines], left=2)
+
+
+def _compared(table: ComparisonTable) -> str:
+    """What is compared, and which way is better."""
+    unit = f" ({table.unit})" if table.unit else ""
+    setting = f", {table.variation}" if table.variation else ""
+    better = "higher" if table.higher_is_better else "lower"
+    return f"{table.metric}{unit}{setting}, {better} is better"
+
+
+def _comparison_head(table: ComparisonTable) -> list[str]:
+    return [
+        "site", "method", *table.sides, "difference", "95 % interval", "patients", "p",
+        "p corrected", "answer",
+    ]  # fmt: skip
+
+
+def _comparison_texts(found: Comparison, unit: str) -> list[str]:
+    return [
         found.site,
         found.name,
         number(found.local, unit),
@@ -157,9 +186,7 @@ def _comparison_line(found: Comparison, unit: str) -> list[str]:
         str(found.difference.patients),
         *(DASH if p is None else _p_number(p) for p in (found.p, found.p_holm)),
         found.answer,
-        found.verdict,
     ]
-    return [_markdown(text) for text in texts]
 
 
 def comparisons_to_csv(table: ComparisonTable) -> str:
@@ -196,6 +223,39 @@ def _about(table: MethodTable) -> str:
 
 def _p_number(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def _text_table(lines: Sequence[Sequence[str]], *, left: int = 1) -> list[str]:
+    """Align and rule the lines, the first of which is the head; ``left`` columns stand left."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    texts = [
+        "  ".join(
+            cell.ljust(width) if place < left else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    ]
+    rule = "-" * len(texts[0])
+    return [rule, texts[0], rule, *texts[1:], rule]
+
+
+def _latex_table(caption: str, lines: Sequence[Sequence[str]], *, left: int = 1) -> str:
+    """Set lines of LaTeX, the first of which is the head; the caption is plain text."""
+    head, *body = [f"    {' & '.join(line)} \\\\" for line in lines]
+    parts = [
+        r"\begin{table}",
+        r"  \centering",
+        rf"  \caption{{{_latex(caption)}}}",
+        rf"  \begin{{tabular}}{{{'l' * left}{'r' * (len(lines[0]) - left)}}}",
+        r"    \toprule",
+        head,
+        r"    \midrule",
+        *body,
+        r"    \bottomrule",
+        r"  \end{tabular}",
+        r"\end{table}",
+    ]
+    return "\n".join(parts) + "\n"
 
 
 def _markdown(text: str) -> str:

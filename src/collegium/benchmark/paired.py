@@ -34,8 +34,8 @@ class Comparison:
         local: Mean of the reference: in a `JoiningTable`, of training alone.
         joined: Mean of the method.
         difference: Method minus reference, with the bootstrap interval over patients.
-        outcome: What the interval says.
-        verdict: A plain sentence, which says too whether the difference survives the correction.
+        outcome: What interval and signed-rank test say together.
+        verdict: The same in plain sentences, which say what does not agree where it cannot tell.
         p: The signed-rank test's p-value; None where it is undefined.
         p_holm: The same, corrected for all methods compared with the reference at the site.
         family: How many methods that are.
@@ -76,6 +76,7 @@ class ComparisonTable:
             a site where others have one is left out, as in the average of a table.
         question: What the table answers.
         sides: What the reference and the method are called in the head of the table.
+        variation: The setting of a sweep that the scores are of; empty outside a sweep.
     """
 
     metric: str
@@ -86,6 +87,7 @@ class ComparisonTable:
     pooled: tuple[Comparison, ...] = ()
     question: str = "Is it better than the reference?"
     sides: tuple[str, str] = ("reference", "method")
+    variation: str = ""
 
 
 @dataclass(frozen=True)
@@ -218,8 +220,8 @@ def _family(
                 _mean([pair.local for pair in pairs]),
                 _mean([pair.joined for pair in pairs]),
                 difference,
-                outcome(difference, higher_is_better=how.higher_is_better),
-                verdict(difference, higher_is_better=how.higher_is_better, test=test),
+                outcome(difference, test, higher_is_better=how.higher_is_better),
+                verdict(difference, test, higher_is_better=how.higher_is_better),
                 test.p,
                 test.p_holm,
                 test.family,

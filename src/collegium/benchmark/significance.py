@@ -3,8 +3,8 @@
 The unit is the patient: the cases of one patient, and the seeds that scored them, are not
 independent and are averaged first. The bootstrap interval says how much the mean depends on which
 patients were tested; the signed-rank test asks for a shift of the ranks, and is corrected for how
-many methods were compared with one reference at one site (`corrected`). Sites are not corrected
-for: each hospital asks for itself.
+many methods were compared with one reference at one site (`corrected`). Only where both agree is
+the answer yes or no (`outcome`). Sites are not corrected for: each hospital asks for itself.
 """
 
 import math
@@ -28,7 +28,7 @@ If a method changed nothing, all of n patients would still point the same way wi
 """
 
 LEVEL = 0.05
-"""A p-value above it is no evidence."""
+"""Only a p-value below it is evidence."""
 
 _LOWER_IS_BETTER = frozenset({"loss", "log_loss", "hd", "hd95", "hausdorff", "assd", "asd", "msd"})
 _BLOCK = 200_000  # numbers resampled at once; bounds the memory, and fits the cache
@@ -255,38 +255,39 @@ def higher_is_better(metric: str, unit: str = "") -> bool:
     return unit not in ("mm", "px") and not {name, first} & _LOWER_IS_BETTER
 
 
-def outcome(interval: Interval, *, higher_is_better: bool = True) -> Outcome:
-    """Return what the interval says of the method, in one of three words.
+def outcome(interval: Interval, test: RankTest, *, higher_is_better: bool = True) -> Outcome:
+    """Return in one of three words whether the method helps.
+
+    "helps" and "hurts" need both: an interval that does not hold zero, and a signed-rank test that
+    points the same way with a corrected p-value below `LEVEL`.
 
     Args:
         interval: Method minus reference.
+        test: The signed-rank test of the same differences, see `corrected`.
         higher_is_better: False for distances and losses.
 
     Returns:
-        "cannot tell" where the interval holds zero or fewer than `MINIMUM_PATIENTS` were scored.
+        "cannot tell" where one of the two does not agree, or fewer than `MINIMUM_PATIENTS` were
+        scored.
     """
     if interval.low is None or interval.high is None or interval.patients < MINIMUM_PATIENTS:
         return "cannot tell"
-    if interval.low <= 0 <= interval.high:
+    if interval.low <= 0 <= interval.high or _disagreement(interval, test):
         return "cannot tell"
     return "helps" if (interval.low > 0) == higher_is_better else "hurts"
 
 
-def verdict(
-    interval: Interval, *, higher_is_better: bool = True, test: RankTest | None = None
-) -> str:
-    """Return a plain sentence: does it help? With a test, a second one: does that hold?
-
-    The interval decides; the test qualifies. A site that takes the one method it chose on its own
-    validation cases asks one question, to which the correction for all methods does not apply.
+def verdict(interval: Interval, test: RankTest, *, higher_is_better: bool = True) -> str:
+    """Return plain sentences: does it help, and what do the interval and the test say of it?
 
     Args:
         interval: Method minus reference.
+        test: The signed-rank test of the same differences, see `corrected`.
         higher_is_better: False for distances and losses.
-        test: The signed-rank test of the same differences, corrected for its family.
 
     Returns:
-        A sentence that begins with "Helps", "Hurts" or "Cannot tell".
+        Sentences that begin with "Helps", "Hurts" or "Cannot tell", as `outcome` has it. Where only
+        one of interval and test shows a difference, they say which.
     """
     if interval.mean is None:
         return "Cannot tell: no patient has a score with both."
@@ -296,39 +297,56 @@ def verdict(
             f"Cannot tell: {interval.patients} {plural}, and fewer than {MINIMUM_PATIENTS} can all "
             "point the same way by chance."
         )
-    if interval.low is None:
+    if interval.low is None or interval.high is None:
         return "Cannot tell: a site with a single patient leaves no interval."
-    answer = outcome(interval, higher_is_better=higher_is_better)
-    if answer == "cannot tell":
+    if interval.low <= 0 <= interval.high:
         text = f"Cannot tell: over {interval.patients} patients the interval holds zero."
-    else:
-        side = "better" if answer == "helps" else "worse"
-        text = (
-            f"{answer.capitalize()}: {side} on average over {interval.patients} patients, "
-            "and the interval does not hold zero."
+        return " ".join([text, *_beside_zero(test)])
+    side = "better" if (interval.low > 0) == higher_is_better else "worse"
+    seen = f"{side} on average over {interval.patients} patients, and the interval does not hold"
+    if against := _disagreement(interval, test):
+        return f"Cannot tell: {seen} zero, but {against}."
+    held = (
+        "The signed-rank test confirms it"
+        if test.family < 2
+        else f"It survives the correction for {test.family} methods"
+    )
+    answer = outcome(interval, test, higher_is_better=higher_is_better)
+    return f"{answer.capitalize()}: {seen} zero. {held} ({_p_values(test)})."
+
+
+def _disagreement(interval: Interval, test: RankTest) -> str:
+    """What the test has against an interval that does not hold zero; empty where it agrees."""
+    if test.p is None or test.p_holm is None or interval.low is None:
+        return "the differences are too small to be ranked"
+    if test.p >= LEVEL:
+        return f"the signed-rank test does not confirm it ({_p_values(test)})"
+    if test.direction != (1 if interval.low > 0 else -1):
+        return (
+            f"the signed-rank test points the other way ({_p_values(test)}): a few patients make "
+            "the mean"
         )
-    return " ".join([text, *_qualified(interval, answer, test)])
+    if test.p_holm >= LEVEL:
+        return (
+            "the signed-rank test does not survive the correction for "
+            f"{test.family} methods ({_p_values(test)})"
+        )
+    return ""
 
 
-def _qualified(interval: Interval, answer: Outcome, test: RankTest | None) -> list[str]:
-    """What the signed-rank test adds to the answer."""
-    if test is None or test.p is None or test.p_holm is None or interval.mean is None:
+def _beside_zero(test: RankTest) -> list[str]:
+    """What the test says beside an interval that holds zero."""
+    if test.p is None or test.p_holm is None:
         return []
-    alone = test.family < 2
-    value = p_text(test.p) if alone else f"{p_text(test.p)}, corrected {p_text(test.p_holm)}"
-    if answer == "cannot tell":
-        if test.p_holm > LEVEL:
-            return [f"The signed-rank test sees no difference either ({value})."]
-        return [f"By ranks there is a difference ({value}), but the mean does not show it."]
-    if test.p > LEVEL:
-        return [f"The signed-rank test does not confirm it ({value})."]
-    if test.direction * interval.mean < 0:
-        return [f"But by ranks it points the other way ({value}): a few patients make the mean."]
-    if test.p_holm > LEVEL:
-        return [f"It does not survive the correction for {test.family} methods ({value})."]
-    if alone:
-        return [f"The signed-rank test confirms it ({value})."]
-    return [f"It survives the correction for {test.family} methods ({value})."]
+    if test.p_holm >= LEVEL:
+        return [f"The signed-rank test sees no difference either ({_p_values(test)})."]
+    return [f"By ranks there is a difference ({_p_values(test)}), but the mean does not show it."]
+
+
+def _p_values(test: RankTest) -> str:
+    """The p-value, and beside it the corrected one where there are several methods."""
+    known = [p for p in (test.p, test.p_holm) if p is not None]
+    return ", corrected ".join(map(p_text, known if test.family > 1 else known[:1]))
 
 
 def p_text(p: float) -> str:

@@ -251,9 +251,14 @@ def joining_table(
             f"Nobody trained alone in this run: it holds no scores of an algorithm labelled "
             f"{local!r}, so whether joining helps cannot be said. Add it to the algorithms."
         )
-        return JoiningTable(metric, unit, how.higher_is_better, (), missing)
+        return JoiningTable(metric, unit, how.higher_is_better, (), missing, variation=variation)
     others = {key: group for key, group in groups.items() if key[0] != local}
     comparisons, pooled = compare(others, alone, order, how)
     return JoiningTable(
-        metric, unit, how.higher_is_better, tuple(comparisons), pooled=tuple(pooled)
+        metric,
+        unit,
+        how.higher_is_better,
+        tuple(comparisons),
+        pooled=tuple(pooled),
+        variation=variation,
     )

@@ -13,7 +13,9 @@ from typing import Any
 from collegium.benchmark.comparisons import adapting_table
 from collegium.benchmark.formats import (
     comparisons_to_csv,
+    comparisons_to_latex,
     comparisons_to_markdown,
+    comparisons_to_text,
     to_csv,
     to_latex,
     to_markdown,
@@ -37,7 +39,8 @@ _WRITERS: dict[str, Callable[[MethodTable], str]] = {
     "txt": to_text, "md": to_markdown, "tex": to_latex, "csv": to_csv,
 }  # fmt: skip
 _COMPARISON_WRITERS: dict[str, Callable[[ComparisonTable], str]] = {
-    "md": comparisons_to_markdown, "csv": comparisons_to_csv,
+    "txt": comparisons_to_text, "md": comparisons_to_markdown, "tex": comparisons_to_latex,
+    "csv": comparisons_to_csv,
 }  # fmt: skip
 _UNSAFE = re.compile(r"[^\w.=+-]+")
 
@@ -53,10 +56,10 @@ class _Labels:
 def write_tables(output: Path) -> tuple[Path, ...]:
     """Write every table and comparison of a run into the folder ``tables`` of its output.
 
-    ``<metric>[-outside][-<setting>]`` as ``.txt``, ``.md``, ``.tex`` and ``.csv``; of a sweep also
-    ``<metric>[-outside]-sweep``; and the comparisons ``<metric>[-<setting>]-joining`` and
-    ``-adapting`` as ``.md`` and ``.csv``. Where sites are outside, ``time[-<setting>]`` holds time
-    against quality. Files of an earlier call are replaced.
+    ``<metric>[-outside][-<setting>]``, of a sweep also ``<metric>[-outside]-sweep``, and the
+    comparisons ``<metric>[-<setting>]-joining`` and ``-adapting``. Where sites are outside,
+    ``time[-<setting>]`` holds time against quality. Each is there as ``.txt``, ``.md``, ``.tex``
+    and ``.csv``. Files of an earlier call are replaced.
 
     Args:
         output: The output folder of an experiment, finished or not.
@@ -79,9 +82,7 @@ def write_tables(output: Path) -> tuple[Path, ...]:
             f"{output}: there are no scores of test cases to make tables of; "
             "run the experiment until a cell is finished."
         )
-    made = [
-        _texts(scores, metric, where, labels) for (metric, where), scores in sorted(groups.items())
-    ]
+    made = [_texts(groups, metric, where, labels) for metric, where in sorted(groups)]
     texts: dict[str, str] = {}
     for stem, extension, text in chain(*made, _time_texts(output, rows, labels)):
         texts[_free(f"{_UNSAFE.sub('_', stem)}.{extension}", texts)] = text
@@ -92,9 +93,10 @@ def write_tables(output: Path) -> tuple[Path, ...]:
 
 
 def _texts(
-    scores: Sequence[Row], metric: str, where: Where, labels: _Labels
+    groups: Mapping[tuple[str, Where], Sequence[Row]], metric: str, where: Where, labels: _Labels
 ) -> Iterator[tuple[str, str, str]]:
     """Yield name, extension and content of the files of one metric."""
+    scores, inside = groups[metric, where], groups.get((metric, "inside"), ())
     place = "-outside" if where == "outside" else ""
     by_setting: dict[str, list[Row]] = {name: [] for name in variations(scores)}
     for row in scores:
@@ -108,7 +110,7 @@ def _texts(
                 rows, metric, labels.order, local=labels.local, variation=name
             )
         else:
-            compared = adapting_table(rows, metric, labels.order, variation=name)
+            compared = adapting_table([*rows, *inside], metric, labels.order, variation=name)
         word = "joining" if where == "inside" else "adapting"
         for extension, write in _COMPARISON_WRITERS.items():
             yield f"{metric}{setting}-{word}", extension, write(compared)
