@@ -53,6 +53,8 @@ def make_run():
         (folder / "run.json").write_text(json.dumps({"config": config, "versions": versions}))
         if overlays:
             _overlays(folder, rng)
+        if overlays and outside:
+            _overlays_outside(folder, rng)
         _ledgers(folder)
         return folder
 
@@ -161,32 +163,47 @@ def _assessment() -> dict[str, Any]:
     }
 
 
-def _overlays(folder, rng):
+def _disc(across: float, radius: float) -> Any:
     down, right = np.mgrid[:160, :160]
-    truth = (down - 80) ** 2 + (right - 80) ** 2 < 40**2
-    mask = (down - 80) ** 2 + (right - 80) ** 2 < 76**2
-    images = {site: truth * 1.0 + rng.normal(0, 0.4, truth.shape) for site in SITES}
+    return (down - 80) ** 2 + (right - 80 - across) ** 2 < radius**2
+
+
+def _draw_cases(folder, about, image, shift, start=""):
+    """Draw a case of each rank, and yield its entry of the index."""
+    for number, rank in enumerate(("best", "median", "worst", "common")):
+        guess = _disc(6 * number + shift, 38 - 4 * number)
+        case = (image[None], _disc(0, 40) * 1, guess * 1, _disc(0, 76))
+        stem = f"{(*SITES, 'Oslo').index(about['site'])}-{about['model']}-{rank}"
+        draw_overlay(*case).save(folder / f"{stem}.png")
+        layers = {name: f"{stem}-{name}.png" for name in ("image", "truth", "prediction", "errors")}
+        for name, layer in draw_layers(*case).items():
+            layer.save(folder / layers[name])
+        yield about | {
+            "rank": rank, "case": f"{start}c00{number + 1}", "metric": "dice",
+            "value": 0.9 - 0.1 * number, "file": f"{stem}.png", "layers": layers,
+        }  # fmt: skip
+
+
+def _overlays_outside(folder, rng):
+    image = _disc(0, 40) + rng.normal(0, 0.4, (160, 160))
+    for shift, adapter in enumerate(("none", "tent", "routing")):
+        place = folder / "ditto" / "seed-0" / "outside" / "Oslo" / adapter / "overlays"
+        place.mkdir(parents=True)
+        about = {"site": "Oslo", "model": adapter}
+        index = list(_draw_cases(place, about, image, 3 * shift, "outside-"))
+        (place / "index.json").write_text(json.dumps(index))
+
+
+def _overlays(folder, rng):
+    images = {site: _disc(0, 40) + rng.normal(0, 0.4, (160, 160)) for site in SITES}
     for shift, (algorithm, models) in enumerate(METHODS.items()):
         cell = folder / algorithm / "seed-0" / "overlays"
         cell.mkdir(parents=True)
         index = []
         for site in SITES:
             for model in models:
-                for number, rank in enumerate(("best", "median", "worst", "common")):
-                    off = 6 * number + shift
-                    guess = (down - 80) ** 2 + (right - 80 - off) ** 2 < (38 - 4 * number) ** 2
-                    case = (images[site][None], truth * 1, guess * 1, mask)
-                    stem = f"{SITES.index(site)}-{model}-{rank}"
-                    draw_overlay(*case).save(cell / f"{stem}.png")
-                    entry: dict[str, Any] = {
-                        "site": site, "model": model, "rank": rank, "case": f"c00{number + 1}",
-                        "metric": "dice", "value": 0.9 - 0.1 * number, "file": f"{stem}.png",
-                        "layers": {},
-                    }  # fmt: skip
-                    for name, layer in draw_layers(*case).items():
-                        layer.save(cell / f"{stem}-{name}.png")
-                        entry["layers"][name] = f"{stem}-{name}.png"
-                    index.append(entry)
+                about = {"site": site, "model": model}
+                index += _draw_cases(cell, about, images[site], shift)
         (cell / "index.json").write_text(json.dumps(index))
 
 

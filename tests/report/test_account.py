@@ -21,16 +21,26 @@ ROUTED: dict[str, Any] = {
 
 def account(**changes: Any) -> dict[str, Any]:
     return {
-        "adapter": {"name": "routing", "label": "<b>mine", "epochs": 3},
-        "models": "demo: iopfl, seed 0",
+        "adapter": {
+            "name": "routing",
+            "label": "<b>mine",
+            "epochs": 3,
+            "terms": ("shape", "<i>entropy"),
+            "transforms": False,
+            "crop": None,
+        },
+        "models": "demo: iopfl, seed 5",
+        "seed": 5,
         "handed_out": ["global", "<b>Quito"],
         "cases": 2,
+        "classes": None,
         "seconds": 1.25,
         "collegium": "0.1.0",
         "sources": ["global", "<b>Quito"],
         "steps": 3,
         "losses": [{"step": k, "total": 2.0 - k, "entropy": 1.0} for k in range(2)],
         "chosen": 1,
+        "over": "pass",
         "coefficients": ROUTED,
         "notes": ["Seen by <b>nobody."],
         **changes,
@@ -63,7 +73,37 @@ def test_an_account_without_weight_variation_shows_the_rest(tmp_path: Path) -> N
     text = written(tmp_path, account(coefficients=old))
     assert "0.250</td>" in text
     assert "eight variation" not in text
-    assert "Losses over steps 0 to 1. Last values: total 1; entropy 1." in text
+    assert "Losses over passes 0 to 1. Last values: total 1; entropy 1." in text
+
+
+def plain(text: str) -> str:
+    """What a reader reads."""
+    return " ".join(re.sub(r"<[^>]+>", " ", text).split())
+
+
+def test_steps_and_passes_and_the_seed_are_told_apart(tmp_path: Path) -> None:
+    text = plain(written(tmp_path, account(steps=12)))
+    assert "in 12 optimiser steps; the state after pass 1 over all cases predicts." in text
+    assert "Whatever is random follows from the seed 5." in text
+    none_better = plain(written(tmp_path, account(chosen=0)))
+    assert "the state before the first pass over all cases had the least loss" in none_better
+
+
+def test_settings_are_folded_and_written_in_words(tmp_path: Path) -> None:
+    text = written(tmp_path, account())
+    folded = plain(text[text.index("<details>") : text.index("</details>")])
+    for setting in ("epochs 3", "terms shape, &lt;i&gt;entropy", "transforms no", "crop none",
+                    "seed 5"):  # fmt: skip
+        assert setting in folded
+    assert "(&#39;" not in text
+
+
+def test_a_classification_counts_its_classes_and_shows_no_masks(tmp_path: Path) -> None:
+    text = written(tmp_path, account(classes={"well": 0, "<b>ill": 2}))
+    rows = [plain(row) for row in re.findall(r"<tr>.*?</tr>", text)]
+    assert {"well 0", "&lt;b&gt;ill 2"} <= {*rows}
+    assert "predictions.csv" in text
+    assert "masks" not in plain(text)
 
 
 def test_an_adapter_without_routing_and_training_has_neither_table_nor_chart(

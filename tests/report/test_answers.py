@@ -2,8 +2,9 @@ from typing import Any
 
 import pytest
 
+from collegium.benchmark.comparisons import adapting_table
 from collegium.benchmark.tables import joining_table
-from collegium.report.answers import answer_sites, select_on_validation
+from collegium.report.answers import answer_outside, answer_sites, select_on_validation
 from collegium.report.reading import Run
 from collegium.results import Row
 
@@ -73,3 +74,26 @@ def test_without_validation_no_method_is_chosen():
     answer = answer_sites(run, joining_table(rows, "dice", run.order))["A"]
     assert (answer.chosen, answer.outcome) == (None, "")
     assert "No method was chosen for A" in answer.sentence
+
+
+def test_every_site_outside_is_answered_for_each_adapted_method():
+    gains = {"A": {"none": 0.0, "tent": 0.1, "dsbn": -0.2}, "B": {"none": 0.0, "tent": 0.1}}
+    rows = [
+        Row(**{**ABOUT, "site": site}, algorithm="a", split="outside", model=adapter, round=2,
+            case=f"c{k}", patient=f"p{k}", value=0.5 + 0.01 * k + gain)
+        for site, adapters in gains.items()
+        for adapter, gain in adapters.items()
+        for k in range(8)
+    ]  # fmt: skip
+    first, second = answer_outside(adapting_table(rows, "dice", ["a"]))
+    assert (first.site, second.site) == ("A", "B")
+    said = [(c.model, c.outcome, sentence) for c, sentence in first.methods]
+    gain, loss = "+0.100 [+0.100, +0.100]", "-0.200 [-0.200, -0.200]".replace("-", "\u2212")
+    assert said == [
+        ("tent", "helps",
+         f"With a + Tent, Dice 0.535 unadapted, 0.635 adapted, difference {gain}."),
+        ("dsbn", "hurts",
+         f"With a + DSBN, Dice 0.535 unadapted, 0.335 adapted, difference {loss}."),
+    ]  # fmt: skip
+    assert first.counts == {"helps": 1, "hurts": 1, "cannot tell": 0}
+    assert (first.outcome, second.outcome) == ("", "helps")

@@ -186,6 +186,19 @@ def test_cases_are_browsed_with_the_keyboard_alone(open_page):
     assert focused.startswith("Common, case c004")
 
 
+def test_a_case_outside_is_compared_between_adapters(open_page):
+    page = open_page("#cases")
+    page.locator("#cases .case[data-site='Oslo, outside']").first.click()
+    assert about(page)[0] == "Oslo, outside: Ditto"
+    page.keyboard.press("ArrowDown")
+    title, text = about(page)
+    assert title == "Oslo, outside: Ditto + Tent"
+    assert text.startswith("Best, case outside-c001, Dice 0.900")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")  # three methods, and none of them of a site inside
+    assert about(page)[0] == "Oslo, outside: Ditto"
+
+
 def test_a_picture_is_zoomed_and_moved_and_its_layers_hidden(open_page):
     page = open_page("#cases")
     page.locator("#cases .case").first.click()

@@ -180,8 +180,8 @@ def test_images_that_were_learnt_from_are_said_to_be() -> None:
 
 
 def test_zero_has_no_sign() -> None:
-    assert ">0<" in render(content())
-    assert ">\u22120<" not in render(content())
+    assert ">0.0<" in render(content())
+    assert ">\u22120.0<" not in render(content())
 
 
 def test_the_page_is_written_beside_the_numbers(tmp_path: Path) -> None:

@@ -118,7 +118,8 @@ def test_every_picture_and_drawing_says_what_it_is_or_hides(page):
     assert "Basel: Dice on validation over rounds 1 to 12. Last values: Local personal 0." in labels
     texts = [v for v in page.values("span", "aria-label") if "contours" in v]
     # every method of a site once on the site's page, the first one also among the cases
-    assert len(texts) == 4 * 6 * 4 + 4 * 4
+    # and all three adapters of Oslo on both
+    assert len(texts) == 4 * 6 * 4 + 4 * 4 + 2 * 3 * 4
     assert "Basel, FedBN personal, worst case c003: contours of truth and prediction over the " \
         "image, Dice 0.700" in texts  # fmt: skip
 
@@ -164,8 +165,38 @@ def test_undefined_scores_are_counted_and_shown(page):
 def test_what_a_hospital_outside_got_is_shown(page):
     said = words(page)
     assert "A hospital that never took part" in said
-    assert "If Oslo had not taken part" in said
+    assert "Oslo A hospital that took no part 8 patients" in said
     assert re.search(r"Ditto \+ routing 0\.60\d 0\.68\d \+0\.0(79|8\d) ", said)
+
+
+def test_the_overview_says_whether_adapting_helps(page):
+    said = words(page)
+    start = said.index("Does adapting help the hospital outside?")
+    assert said.index("Does joining help us?") < start < said.index("What was run")
+    assert (
+        "Of 2 comparisons with the unadapted model, at 1 site outside, adapting helps in 1 and "
+        "hurts in 0; in 1 this run cannot tell." in said
+    )
+    assert re.search(r"Oslo Cannot tell With Ditto \+ Tent, Dice 0\.60\d unadapted, 0\.60\d", said)
+    assert re.search(r"Helps With Ditto \+ routing, Dice 0\.60\d unadapted, 0\.68\d adapted", said)
+    assert "Of 2 adapted methods, 1 helps, 0 hurt, 1 undecided." in said
+
+
+def test_where_nobody_trained_alone_adapting_is_the_first_question(tmp_path):
+    rows = [
+        Row(experiment="e", algorithm="fedavg", seed=0, round=1, site="A", case=f"c{k}",
+            patient=f"p{k}", split="outside", model=model, metric="dice", value=value + k / 99)
+        for k in range(8)
+        for model, value in (("none", 0.5), ("tent", 0.6))
+    ]  # fmt: skip
+    write_table(rows, tmp_path)
+    page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
+    said = words(page)
+    first = said.index("Does adapting help the hospital outside?")
+    assert first < said.index("Does joining help us?") < said.index("Nobody trained alone")
+    assert "adapting helps in 1 and hurts in 0; in 0 this run cannot tell. A Helps With" in said
+    levels = [int(tag[1]) for tag in page.tags if re.fullmatch("h[1-6]", tag)]
+    assert all(b <= a + 1 for a, b in pairwise(levels))
 
 
 def test_the_heat_map_holds_the_means_of_the_coefficients_over_seeds(text):

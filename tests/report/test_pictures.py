@@ -59,6 +59,24 @@ def test_of_a_sweep_only_the_pictures_of_the_setting_are_shown(tmp_path):
     assert [o.rank for o in read_overlays(tmp_path, "tau-2")] == ["worst"]
 
 
+def test_pictures_of_a_site_outside_are_found_unadapted_first(tmp_path):
+    cell = "without-A/fedavg/seed-"
+    for adapter in ("tent", "none", "my own"):
+        place = f"{cell}3/outside/A/{adapter}"
+        write_index(tmp_path, place, [entry("best", model=adapter, case="outside-c001")])
+    write_index(tmp_path, f"{cell}10/outside/A/tent", [entry("worst", model="tent")])
+    write_index(tmp_path, "without-B/fedavg/seed-3", [entry("best")])
+    found = read_overlays(tmp_path)
+    assert [(o.where, o.name, o.rank, o.seed, o.place) for o in found] == [
+        ("inside", "FedAvg global", "best", 3, ("without-B",)),
+        ("outside", "FedAvg", "best", 3, ("without-A",)),
+        ("outside", "FedAvg + Tent", "best", 3, ("without-A",)),
+        ("outside", "FedAvg + my own", "best", 3, ("without-A",)),
+    ]
+    folder = tmp_path / "without-A/fedavg/seed-3/outside/A/tent/overlays"
+    assert found[2].file == folder / "A-global-best.png"
+
+
 @pytest.mark.parametrize("text", ["[{]", '[{"site": "A"}]', "[3]", '[{"layers": 3}]'])
 def test_a_damaged_index_is_named(tmp_path, text):
     cell = write_index(tmp_path, "fedavg/seed-0", [])

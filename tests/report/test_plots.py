@@ -80,8 +80,8 @@ def test_nothing_to_draw_is_no_curve():
 
 def test_a_line_is_drawn_to_scale():
     svg = line_chart([line({1: 0.0, 2: 0.5, 5: 1.0})], "Loss", (0.0, 1.0))
-    # the frame reaches from 52 to 508 and, downwards, from 10 to 212
-    assert lines_in(svg)["FedAvg"] == [(52, 212), (52 + 456 / 4, 111), (508, 10)]
+    # the frame reaches from 66 to 508 and, downwards, from 10 to 212
+    assert lines_in(svg)["FedAvg"] == [(66, 212), (66 + 442 / 4, 111), (508, 10)]
     assert ElementTree.fromstring(svg).attrib["data-y"] == "212 10 0 1"
 
 
@@ -89,7 +89,7 @@ def test_a_line_of_many_rounds_is_thinned_but_keeps_its_ends():
     points = {number: float(number) for number in range(1, 1001)}
     drawn = lines_in(line_chart([line(points)], "Loss"))["FedAvg"]
     assert 100 < len(drawn) <= 151
-    assert (drawn[0][0], drawn[-1][0]) == (52, 508)
+    assert (drawn[0][0], drawn[-1][0]) == (66, 508)
 
 
 def test_the_first_rounds_do_not_decide_what_the_frame_holds():

@@ -60,7 +60,9 @@ def write_account(
     page = template.render(
         account=account,
         adapter=account["adapter"],
-        settings={k: v for k, v in account["adapter"].items() if k not in ("name", "label")},
+        settings={
+            k: _words(v) for k, v in account["adapter"].items() if k not in ("name", "label")
+        },
         losses=losses,
         frame=plots.limits(losses, warm_up=0.0),
         routes=mean_routes([account["coefficients"]]),
@@ -68,6 +70,15 @@ def write_account(
         means=mean_scores(scores),
     )
     write_atomically(path, page.encode())
+
+
+def _words(value: Any) -> str:
+    """A setting as a reader writes it."""
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_words, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "none" if value is None else str(value)
 
 
 def mean_scores(scores: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float | None, int]]:

@@ -1,15 +1,18 @@
-"""The first question of the report: does joining help this hospital?"""
+"""The first questions of the report: does joining help this hospital, and does adapting?"""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from collegium.benchmark.paired import Comparison, JoiningTable
+from collegium.benchmark.paired import Comparison, ComparisonTable, JoiningTable
 from collegium.benchmark.significance import Outcome, higher_is_better
 from collegium.benchmark.tables import interval_text, number
 from collegium.report.plots import title
 from collegium.report.reading import Run
+
+MOST_ANSWERS = 6
+"""Adapted methods of a site that the overview shows one by one; where there are more it counts."""
 
 OUTCOMES: tuple[Outcome, ...] = ("helps", "hurts", "cannot tell")
 
@@ -55,27 +58,78 @@ def answer_sites(run: Run, joining: JoiningTable) -> dict[str, Answer]:
     answers = {}
     for site, methods in sorted(by_site.items()):
         own = next((c for c in methods if (c.algorithm, c.model) == chosen.get(site)), None)
-        joinable = [c for c in methods if c.algorithm not in run.pooled]
-        counts = {word: sum(c.outcome == word for c in joinable) for word in OUTCOMES}
+        counts = _count(c for c in methods if c.algorithm not in run.pooled)
         answers[site] = Answer(site, own, _sentence(site, own, joining), counts, methods)
     return answers
+
+
+@dataclass(frozen=True)
+class AdaptingAnswer:
+    """What adapting does for one site outside.
+
+    Nothing but test scores could choose one method for such a site, so each has its own answer.
+
+    Attributes:
+        site: Name of the site.
+        methods: The comparisons of all adapted methods, each with a sentence.
+        counts: How many of them help, hurt, or neither.
+    """
+
+    site: str
+    methods: Sequence[tuple[Comparison, str]]
+    counts: dict[Outcome, int]
+
+    @property
+    def outcome(self) -> str:
+        """The answer that all methods agree on; empty where they do not."""
+        return next((word for word in OUTCOMES if self.counts[word] == len(self.methods)), "")
+
+
+def answer_outside(adapting: ComparisonTable) -> list[AdaptingAnswer]:
+    """Answer each site outside: does adapting help?
+
+    Args:
+        adapting: The comparisons with the unadapted models.
+
+    Returns:
+        The answers by site.
+    """
+    by_site: dict[str, list[Comparison]] = defaultdict(list)
+    for comparison in adapting.comparisons:
+        by_site[comparison.site].append(comparison)
+    return [
+        AdaptingAnswer(site, [(c, f"With {_numbers(c, adapting)}.") for c in found], _count(found))
+        for site, found in sorted(by_site.items())
+    ]
+
+
+def _count(comparisons: Iterable[Comparison]) -> dict[Outcome, int]:
+    words = [comparison.outcome for comparison in comparisons]
+    return {word: words.count(word) for word in OUTCOMES}
+
+
+def _numbers(comparison: Comparison, table: ComparisonTable) -> str:
+    """E.g. "FedBN personal, Dice 0.812 alone, 0.851 joined, difference +0.039 [...]"."""
+    unit, (without, with_) = table.unit, table.sides
+    metric = title(table.metric) + (f" in {unit}" if unit else "")
+    numbers = (
+        f"{number(comparison.local, unit)} {without}, {number(comparison.joined, unit)} {with_}"
+    )
+    mean = number(comparison.difference.mean, unit, signed=True)
+    known = comparison.difference.low is not None
+    between = f" {interval_text(comparison.difference, unit)}" if known else ""
+    return f"{comparison.name}, {metric} {numbers}, difference {mean}{between}"
 
 
 def _sentence(site: str, chosen: Comparison | None, joining: JoiningTable) -> str:
     if chosen is None:
         return f"No method was chosen for {site}, for it has no scores on validation."
-    unit = joining.unit
-    metric = title(joining.metric) + (f" in {unit}" if unit else "")
-    numbers = f"{number(chosen.local, unit)} alone, {number(chosen.joined, unit)} joined"
-    mean = number(chosen.difference.mean, unit, signed=True)
-    known = chosen.difference.low is not None
-    between = f" {interval_text(chosen.difference, unit)}" if known else ""
     start = {
         "helps": f"Joining helps {site}",
         "hurts": f"Joining hurts {site}",
         "cannot tell": f"Nobody can tell from this run whether joining helps {site}",
     }[chosen.outcome]
-    return f"{start}: with {chosen.name}, {metric} {numbers}, difference {mean}{between}."
+    return f"{start}: with {_numbers(chosen, joining)}."
 
 
 def select_on_validation(run: Run) -> dict[str, tuple[str, str]]:

@@ -15,6 +15,7 @@ from collegium.benchmark.paired import Comparison
 from collegium.benchmark.significance import MINIMUM_PATIENTS
 from collegium.benchmark.tables import DASH, cell_html
 from collegium.report import assessment, plots
+from collegium.report.answers import MOST_ANSWERS
 from collegium.report.ledgers import Summary, ledger_summaries
 from collegium.report.page import environment
 from collegium.report.pages import Report, gather
@@ -79,6 +80,7 @@ def render(
             run=run,
             pages=list_pages(report),
             minimum_patients=MINIMUM_PATIENTS,
+            most_answers=MOST_ANSWERS,
             configuration=text,
             saved=f"data:application/yaml;base64,{base64.b64encode(text.encode()).decode()}",
             versions=_versions(run.info),
@@ -122,7 +124,7 @@ def list_pages(report: Report) -> list[dict[str, str]]:
         ("distances", "How sites differ", run.assessment),
         ("curves", "Learning curves", report.curves),
         ("routing", "Routing", [found for found in report.adaptations if found.routes]),
-        ("cases", "Cases", [page for page in report.sites if page.pictures]),
+        ("cases", "Cases", [page for page in report.sites if any(page.pictures.values())]),
         ("traffic", "Bytes and time", report.traffic),
         ("ledger", "What left each site", report.ledgers),
         ("reproduce", "How to reproduce", True),

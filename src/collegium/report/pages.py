@@ -22,7 +22,7 @@ from collegium.benchmark.tables import (
 )
 from collegium.benchmark.timing import TimeTable, time_table
 from collegium.report import plots
-from collegium.report.answers import Answer, answer_sites
+from collegium.report.answers import AdaptingAnswer, Answer, answer_outside, answer_sites
 from collegium.report.ledgers import Summary, ledger_rows
 from collegium.report.pictures import Overlay, Picture, Sheet
 from collegium.report.reading import Run
@@ -33,6 +33,9 @@ WHERES: tuple[Where, Where] = ("inside", "outside")
 
 Groups = dict[str, list[Picture]]
 """Name of the method -> its pictures."""
+
+Lane = tuple[str, Where]
+"""A site, and whether its pictures are those of a site inside."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,8 @@ class SitePage:
         scores: By "inside" and "outside", all its scores.
         adapting: Of a site outside, adapters against none.
         curves: Its charts.
-        pictures: Its pictures by method, the method of its answer first.
+        pictures: By "inside" and "outside", its pictures by method; inside, the method of its
+            answer first.
         traffic: What it sent and received.
         ledger: What its ledgers say.
         adaptations: What adapters did there.
@@ -94,7 +98,7 @@ class SitePage:
     scores: Mapping[Where, Scores]
     adapting: Sequence[Comparison]
     curves: Sequence[Curves]
-    pictures: Groups
+    pictures: Mapping[Where, Groups]
     traffic: Sequence[Traffic]
     ledger: Sequence[Mapping[str, Any]]
     adaptations: Sequence[Adaptation]
@@ -111,6 +115,7 @@ class Report:
         tables: By "inside" and "outside", a table for each metric, the headline metric first.
         sweeps: The tables of a sweep.
         adapting: Adapters against none, at all sites outside.
+        adapting_answers: The answer to each site outside: does adapting help?
         timing: Time against quality, at all sites outside.
         sites: A page for each site.
         curves: The charts of all sites.
@@ -130,6 +135,7 @@ class Report:
     tables: Mapping[Where, Sequence[MethodTable]]
     sweeps: Sequence[MethodTable]
     adapting: ComparisonTable
+    adapting_answers: Sequence[AdaptingAnswer]
     timing: TimeTable
     sites: Sequence[SitePage]
     curves: Sequence[Curves]
@@ -156,13 +162,15 @@ def gather(
     joining = joining_table(run.rows, run.metric, run.order, local=run.local, variation=run.setting)
     sheet, answers = Sheet(), answer_sites(run, joining)
     pictures, left_out = gather_pictures(overlays, answers, sheet)
+    adapting = adapting_table(run.rows, run.metric, run.order, variation=run.setting)
     report = Report(
         run=run,
         joining=joining,
         answers=answers,
         tables={where: _method_tables(run, where) for where in WHERES},
         sweeps=_sweeps(run),
-        adapting=adapting_table(run.rows, run.metric, run.order, variation=run.setting),
+        adapting=adapting,
+        adapting_answers=answer_outside(adapting),
         timing=time_table(run.rows, run.accounts, run.metric, run.order, variation=run.setting),
         sites=(),
         curves=_curves(run),
@@ -176,11 +184,11 @@ def gather(
         left_out=left_out,
     )
     ids = site_ids(run.sites)
-    pages = [_site_page(report, site, ids[site], pictures.get(site, {})) for site in run.sites]
+    pages = [_site_page(report, site, ids[site], pictures) for site in run.sites]
     return replace(report, sites=pages)
 
 
-def _site_page(report: Report, site: str, page: str, pictures: Groups) -> SitePage:
+def _site_page(report: Report, site: str, page: str, pictures: Mapping[Lane, Groups]) -> SitePage:
     run = report.run
     return SitePage(
         name=site,
@@ -190,7 +198,7 @@ def _site_page(report: Report, site: str, page: str, pictures: Groups) -> SitePa
         scores={where: _site_scores(report.tables[where], site) for where in WHERES},
         adapting=[found for found in report.adapting.comparisons if found.site == site],
         curves=[own for drawn in report.curves if (own := drawn.of(site)).panels],
-        pictures=pictures,
+        pictures={where: pictures.get((site, where), {}) for where in WHERES},
         traffic=count_traffic([row for row in run.rows if row.site == site], run.order),
         ledger=report.ledgers.get(site, ()),
         adaptations=[found for found in report.adaptations if found.site == site],
@@ -265,8 +273,10 @@ def _tested(run: Run, site: str, where: Where) -> tuple[int, int]:
 
 def gather_pictures(
     overlays: Iterable[Overlay], answers: Mapping[str, Answer], sheet: Sheet
-) -> tuple[dict[str, Groups], int]:
-    """Take up pictures, the method of each site's answer first, and each site in its turn.
+) -> tuple[dict[Lane, Groups], int]:
+    """Take up pictures, a method of each site in its turn, the method of the site's answer first.
+
+    A site that is both inside and outside has a turn for each.
 
     Args:
         overlays: The pictures, in the order wanted.
@@ -274,27 +284,26 @@ def gather_pictures(
         sheet: Takes them up.
 
     Returns:
-        Site -> method -> pictures; and how many found no room.
+        Site and where -> method -> pictures; and how many found no room.
     """
-    groups: dict[str, dict[tuple[str, str], list[Overlay]]]
-    groups = defaultdict(lambda: defaultdict(list))
+    groups: dict[Lane, dict[str, list[Overlay]]] = defaultdict(lambda: defaultdict(list))
     for overlay in overlays:
-        groups[overlay.site][overlay.algorithm, overlay.model].append(overlay)
-    ordered: dict[str, list[list[Overlay]]] = {}
-    for site, methods in sorted(groups.items()):
+        groups[overlay.site, overlay.where][overlay.name].append(overlay)
+    ordered: dict[Lane, list[list[Overlay]]] = {}
+    for (site, where), methods in sorted(groups.items()):
         chosen = answers[site].chosen if site in answers else None
-        first = (chosen.algorithm, chosen.model) if chosen else None
-        ordered[site] = [methods[key] for key in sorted(methods, key=lambda key: key != first)]
-    shown: dict[str, Groups] = {site: {} for site in ordered}
+        first = chosen.name if chosen else ""
+        ordered[site, where] = [methods[name] for name in sorted(methods, key=first.__ne__)]
+    shown: dict[Lane, Groups] = {lane: {} for lane in ordered}
     left_out = 0
     for turn in zip_longest(*ordered.values(), fillvalue=()):
         for overlay in (overlay for method in turn for overlay in method):
             picture = sheet.add(overlay)
-            name = method_name(overlay.algorithm, overlay.model)
             if picture is None:
                 left_out += 1
             else:
-                shown[overlay.site].setdefault(name, []).append(picture)
+                methods_shown = shown[overlay.site, overlay.where]
+                methods_shown.setdefault(overlay.name, []).append(picture)
     return shown, left_out
 
 

@@ -11,14 +11,23 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
+from collegium.benchmark.scores import Where, position
+from collegium.benchmark.tables import scored_name
 from collegium.errors import DataError
 from collegium.report.overlays import LARGEST, RANKS
 
 BUDGET = 15_000_000
-"""Bytes of encoded pictures that a page may hold; in the page they are a third more."""
+"""Bytes of encoded pictures and their markup that a page may hold; pictures become a third more."""
+
+MARKUP = 1_000
+"""Bytes of markup that show a picture, about."""
 
 _QUALITY = 84
+
+_FOLDERS: dict[Where, str] = {"inside": "overlays", "outside": "outside/*/*/overlays"}
+"""Where a cell keeps the pictures, by whether the site is inside."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +38,7 @@ class Overlay:
         site: Name of the site.
         algorithm: Label of the algorithm.
         seed: Seed of the run.
-        model: ``"global"`` or ``"personal"``.
+        model: ``"global"`` or ``"personal"``; outside, the label of the adapter.
         rank: Why the case is shown, one of `collegium.report.overlays.RANKS`.
         case: Pseudonym of the case.
         metric: What ranks the cases.
@@ -39,6 +48,7 @@ class Overlay:
             the run stored none.
         place: The cell's variation and fold: its folder in the output folder, without algorithm and
             seed.
+        where: Whether the site is inside or outside.
     """
 
     site: str
@@ -52,32 +62,41 @@ class Overlay:
     file: Path
     layers: Mapping[str, Path] = field(default_factory=dict)
     place: tuple[str, ...] = ()
+    where: Where = "inside"
+
+    @property
+    def name(self) -> str:
+        """The method as a reader calls it."""
+        return scored_name(self.algorithm, self.model, self.where)
 
 
 def read_overlays(output: Path, setting: str = "") -> list[Overlay]:
     """Find the pictures of a run: ``[<variation>/][without-<site>/]<label>/seed-<s>/overlays``.
+
+    Those of a site outside are in ``outside/<site>/<adapter>/overlays`` of the same folder.
 
     Args:
         output: The output folder of an experiment.
         setting: The variation whose pictures are wanted; empty outside a sweep.
 
     Returns:
-        The pictures of each algorithm's first fold and lowest seed at a site, by site, algorithm,
-        model, rank and case.
+        The pictures of each algorithm's first fold and lowest seed at a site, by site, inside
+        before outside, algorithm, model, rank and case.
 
     Raises:
         DataError: An index cannot be read.
     """
     found: list[Overlay] = []
-    for index in sorted(output.rglob("seed-*/overlays/index.json")):
-        place = index.relative_to(output).parts[:-4]
-        if place[:1] == (setting,) if setting else len(place) < 2:
-            found += _read_index(index, place)
+    for where, folder in _FOLDERS.items():
+        for index in sorted(output.rglob(f"seed-*/{folder}/index.json")):
+            cell = index.parents[len(Path(folder).parts)]
+            place = cell.relative_to(output).parts[:-2]
+            if place[:1] == (setting,) if setting else len(place) < 2:
+                found += _read_index(index, cell, place, where)
     return _first_cells(found)
 
 
-def _read_index(index: Path, place: tuple[str, ...]) -> list[Overlay]:
-    cell = index.parent.parent
+def _read_index(index: Path, cell: Path, place: tuple[str, ...], where: Where) -> list[Overlay]:
     seed = int(cell.name.removeprefix("seed-"))
     try:
         entries = json.loads(index.read_text(encoding="utf-8"))
@@ -86,6 +105,7 @@ def _read_index(index: Path, place: tuple[str, ...]) -> list[Overlay]:
                 entry["site"], cell.parent.name, seed, entry["model"], entry["rank"], entry["case"],
                 entry["metric"], entry["value"], index.parent / entry["file"],
                 {key: index.parent / name for key, name in entry.get("layers", {}).items()}, place,
+                where,
             )
             for entry in entries
         ]  # fmt: skip
@@ -98,16 +118,17 @@ def _read_index(index: Path, place: tuple[str, ...]) -> list[Overlay]:
 
 def _first_cells(overlays: Iterable[Overlay]) -> list[Overlay]:
     overlays = list(overlays)
-    first: dict[tuple[str, str], tuple[int, tuple[str, ...]]] = {}
+    first: dict[tuple[str, str, str], tuple[int, tuple[str, ...]]] = {}
     for o in overlays:
-        key, cell = (o.site, o.algorithm), (o.seed, o.place)
+        key, cell = (o.site, o.where, o.algorithm), (o.seed, o.place)
         first[key] = min(cell, first.get(key, cell))
-    kept = [o for o in overlays if (o.seed, o.place) == first[o.site, o.algorithm]]
-    return sorted(kept, key=lambda o: (o.site, o.algorithm, o.model, _position(o.rank), o.case))
+    kept = [o for o in overlays if (o.seed, o.place) == first[o.site, o.where, o.algorithm]]
+    return sorted(kept, key=_order)
 
 
-def _position(rank: str) -> int:
-    return RANKS.index(rank) if rank in RANKS else len(RANKS)
+def _order(o: Overlay) -> tuple[Any, ...]:
+    rank = RANKS.index(o.rank) if o.rank in RANKS else len(RANKS)
+    return o.site, o.where, *position((o.algorithm, o.model), ())[1:], rank, o.case
 
 
 @dataclass(frozen=True)
@@ -176,7 +197,7 @@ class Sheet:
             for name, digest in digests.items()
             if digest not in self._found
         }
-        cost = sum(len(found.data) for found in new.values())
+        cost = MARKUP + sum(len(found.data) for found in new.values())
         if cost > self._left:
             return None
         self._left -= cost

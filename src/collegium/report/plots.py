@@ -28,7 +28,7 @@ MARKERS = (
 """The markers as paths from their middle."""
 
 WIDTH, HEIGHT = 520, 250
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 508, 10, 212  # the frame, in units of the drawing
+_LEFT, _RIGHT, _TOP, _BOTTOM = 66, 508, 10, 212  # the frame, in units of the drawing
 _AIR = 6  # beside the frame, for markers on its edge
 _MOST_POINTS, _MARKED = 150, 5
 WARM_UP = 0.15
@@ -174,7 +174,8 @@ def line_chart(
 
     drawn = [_line(line, [place(x, y) for x, y in _thinned(line.points)]) for line in lines]
     ends = "; ".join(f"{line.name} {list(line.points.values())[-1]:.3g}" for line in lines)
-    label = html.escape(f"{what} over {over}s {first} to {last}. Last values: {ends}.")
+    several = f"{over}es" if over.endswith(("s", "ch")) else f"{over}s"
+    label = html.escape(f"{what} over {several} {first} to {last}. Last values: {ends}.")
     return (
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}" '
         f'data-x="{_LEFT} {_RIGHT} {first} {last}" data-y="{_BOTTOM} {_TOP} {low:.6g} {high:.6g}" '
@@ -225,23 +226,31 @@ def legend_svg(line: Series) -> str:
 def _axes(xs: Limits, ys: Limits, place: Place, titles: tuple[str, str]) -> str:
     """Return grid, numbers and titles of the axes."""
     parts = []
-    for tick in ticks(*ys):
+    up = ticks(*ys)
+    for tick, text in zip(up, tick_texts(up), strict=True):
         y = place(xs[0], tick)[1]
         parts.append(f'<line class="grid" x1="{_LEFT}" y1="{y:.1f}" x2="{_RIGHT}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="end" x="{_LEFT - 6}" y="{y + 4:.1f}">{_tick(tick)}</text>')
+        parts.append(f'<text class="end" x="{_LEFT - 6}" y="{y + 4:.1f}">{text}</text>')
     for tick in ticks(*xs):
         if tick == int(tick):
             x = place(tick, ys[0])[0]
             parts.append(f'<text class="mid" x="{x:.1f}" y="{_BOTTOM + 17}">{tick:.0f}</text>')
-    across, up = map(html.escape, titles)
+    across, beside = map(html.escape, titles)
     middle = (_TOP + _BOTTOM) / 2
     parts.append(f'<text class="mid" x="{(_LEFT + _RIGHT) / 2}" y="{_BOTTOM + 34}">{across}</text>')
-    parts.append(f'<text class="mid" transform="translate(12 {middle}) rotate(-90)">{up}</text>')
+    parts.append(
+        f'<text class="mid" transform="translate(12 {middle}) rotate(-90)">{beside}</text>'
+    )
     return f'<g aria-hidden="true">{"".join(parts)}</g>'
 
 
-def _tick(value: float) -> str:
-    return f"{value:.6g}".replace("-", "\u2212")
+def tick_texts(values: Sequence[float]) -> list[str]:
+    """Return the numbers of an axis, all with as many decimals as one of them needs."""
+    texts = [f"{value:.6g}" for value in values]
+    if not any("e" in text for text in texts):
+        decimals = max((len(text.partition(".")[2]) for text in texts), default=0)
+        texts = [f"{value:.{decimals}f}" for value in values]
+    return [text.replace("-", "\u2212") for text in texts]
 
 
 def ticks(low: float, high: float) -> list[float]:

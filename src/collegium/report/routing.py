@@ -9,12 +9,12 @@ from typing import Any
 
 from collegium.benchmark.scores import position
 from collegium.benchmark.tables import number, scored_name
-from collegium.report.plots import HEIGHT, MARKERS, WIDTH, Limits, Series, limits, ticks
+from collegium.report.plots import HEIGHT, MARKERS, WIDTH, Limits, Series, limits, tick_texts, ticks
 
 Content = Mapping[str, Any]
 """The content of an ``account.json``."""
 
-LEFT, RIGHT, TOP, BOTTOM = 52, 508, 10, 212
+LEFT, RIGHT, TOP, BOTTOM = 66, 508, 10, 212
 """The frame of the chart of the weight variation, in units of the drawing."""
 
 MOST_NUMBERS = 16
@@ -262,15 +262,16 @@ def variation_svg(routes: Routes, what: str) -> str:
 def _axes(layers: int, high: float, place: Callable[[float, float], str]) -> str:
     """The grid, the numbers and the titles of a chart over layers."""
     parts = []
-    for tick in ticks(0.0, high):
+    up = ticks(0.0, high)
+    for tick, text in zip(up, tick_texts(up), strict=True):
         y = float(place(1, tick).partition(",")[2])
         parts.append(f'<line class="grid" x1="{LEFT}" y1="{y}" x2="{RIGHT}" y2="{y}"/>')
-        parts.append(f'<text class="end" x="{LEFT - 6}" y="{y + 4:.1f}">{tick:.6g}</text>')
+        parts.append(f'<text class="end" x="{LEFT - 6}" y="{y + 4:.1f}">{text}</text>')
     for layer in range(1, layers + 1, -(-layers // MOST_NUMBERS)):
         x = place(layer, 0.0).partition(",")[0]
         parts.append(f'<text class="mid" x="{x}" y="{BOTTOM + 17}">{layer}</text>')
-    across, up = (LEFT + RIGHT) / 2, (TOP + BOTTOM) / 2
+    across, middle = (LEFT + RIGHT) / 2, (TOP + BOTTOM) / 2
     parts.append(f'<text class="mid" x="{across}" y="{BOTTOM + 34}">layer</text>')
-    turned = f"translate(12 {up}) rotate(-90)"
+    turned = f"translate(12 {middle}) rotate(-90)"
     parts.append(f'<text class="mid" transform="{turned}">weight variation (%)</text>')
     return f'<g aria-hidden="true">{"".join(parts)}</g>'

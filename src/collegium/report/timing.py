@@ -2,6 +2,7 @@
 
 Seconds per image are on a logarithmic axis. A method has the colour of its algorithm and the marker
 of its adapter; its label stands where there is room, joined to its point where that is farther off.
+Without room it has none, and tells its name where the pointer rests on it.
 """
 
 import html
@@ -10,10 +11,10 @@ from collections.abc import Iterator, Sequence
 
 from collegium.benchmark.scores import ADAPTERS
 from collegium.benchmark.timing import Timed, TimeTable
-from collegium.report.plots import COLOURS, MARKERS, WIDTH, ticks, title
+from collegium.report.plots import COLOURS, MARKERS, WIDTH, tick_texts, ticks, title
 
 HEIGHT = 340
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 508, 12, 296  # the frame, in units of the drawing
+_LEFT, _RIGHT, _TOP, _BOTTOM = 66, 508, 12, 296  # the frame, in units of the drawing
 _GLYPH, _LINE = 6.3, 13.0  # width of a letter and height of a line of a label, on average
 _GAP = 8.0  # between a point and its label
 _MOST_TICKS = 9
@@ -79,7 +80,7 @@ def log_ticks(low: float, high: float) -> list[float]:
     return fine[start : end + 1] if end - start < _MOST_TICKS else decades
 
 
-def place_labels(names: Sequence[str], points: Sequence[Point]) -> list[Box]:
+def place_labels(names: Sequence[str], points: Sequence[Point]) -> list[Box | None]:
     """Return a box for the label of each point, clear of points and of other labels.
 
     Args:
@@ -87,16 +88,17 @@ def place_labels(names: Sequence[str], points: Sequence[Point]) -> list[Box]:
         points: Where their points are, in the frame of `time_chart`.
 
     Returns:
-        The boxes; where no place is clear, the one beside the point.
+        The boxes; None where no place is clear.
     """
     taken: list[Box] = [(x - 5, y - 5, x + 5, y + 5) for x, y in points]
-    boxes = []
+    boxes: list[Box | None] = []
     for name, point in zip(names, points, strict=True):
         wanted = list(_places(point, _GLYPH * len(name)))
         inside = [box for box in wanted if box[0] >= _LEFT and box[2] <= _RIGHT + 10]
-        clear = [box for box in inside if not any(_meet(box, other) for other in taken)]
-        boxes.append((clear or inside or wanted)[0])
-        taken.append(boxes[-1])
+        clear = (box for box in inside if not any(_meet(box, other) for other in taken))
+        box = next(clear, None)
+        boxes.append(box)
+        taken += [box] if box else []
     return boxes
 
 
@@ -116,14 +118,24 @@ def _meet(one: Box, other: Box) -> bool:
     return not apart
 
 
-def _mark(one: Timed, point: Point, box: Box, order: Sequence[str]) -> str:
-    """Return a point with its label, and a line between them where they are apart."""
+def _mark(one: Timed, point: Point, box: Box | None, order: Sequence[str]) -> str:
+    """Return a point and its label."""
     x, y = point
     labels = list(order)
     place = labels.index(one.algorithm) if one.algorithm in labels else len(labels)
     known = list(ADAPTERS)
     kind = known.index(one.adapter) if one.adapter in known else len(known)
     shape = MARKERS[kind % len(MARKERS)]
+    lead, text = _label(html.escape(one.name), point, box) if box else ("", "")
+    return (
+        f'{lead}<g class="line c{place % COLOURS}"><title>{html.escape(one.name)}</title>'
+        f'<path d="M{x:.1f} {y:.1f}{shape}"/>{text}</g>'
+    )
+
+
+def _label(name: str, point: Point, box: Box) -> tuple[str, str]:
+    """Return a line from a point to its label where they are apart, and the label."""
+    x, y = point
     right = box[0] > x
     end, middle = box[0] if right else box[2], (box[1] + box[3]) / 2
     lead = (
@@ -132,10 +144,7 @@ def _mark(one: Timed, point: Point, box: Box, order: Sequence[str]) -> str:
         else ""
     )
     anchor = "" if right else ' class="end"'
-    return (
-        f'{lead}<g class="line c{place % COLOURS}"><path d="M{x:.1f} {y:.1f}{shape}"/>'
-        f'<text{anchor} x="{end:.1f}" y="{box[3] - 3:.1f}">{html.escape(one.name)}</text></g>'
-    )
+    return lead, f'<text{anchor} x="{end:.1f}" y="{box[3] - 3:.1f}">{name}</text>'
 
 
 def _axes(
@@ -143,10 +152,9 @@ def _axes(
 ) -> str:
     """Return grid and numbers of both axes."""
     parts = []
-    for tick in up:
+    for tick, text in zip(up, tick_texts(up), strict=True):
         y = _BOTTOM - (_BOTTOM - _TOP) * (tick - low) / (high - low)
         parts.append(f'<line class="grid" x1="{_LEFT}" y1="{y:.1f}" x2="{_RIGHT}" y2="{y:.1f}"/>')
-        text = f"{tick:.6g}".replace("-", "\u2212")
         parts.append(f'<text class="end" x="{_LEFT - 6}" y="{y + 4:.1f}">{text}</text>')
     for tick, x in zip(across, places, strict=True):
         parts.append(f'<line class="grid" x1="{x:.1f}" y1="{_TOP}" x2="{x:.1f}" y2="{_BOTTOM}"/>')
