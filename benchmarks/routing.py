@@ -1,10 +1,11 @@
 """IOP-FL's test-time routing against a plain network, and against mixing outputs.
 
-One step of adaptation (forward and backward passes of 384 x 384 images, clean and noisy) with six
-models, five personal ones and the global one, of the prototype's U-Net (1.96 million parameters)
-or, with --large, of the IOP-FL U-Net (7.8 million), batches of one and of four:
+One step of adaptation (forward passes of 384 x 384 images, clean and noisy, the whole loss, the
+backward pass, Adam) with six models, five personal ones and the global one, of the prototype's
+U-Net (1.96 million parameters) or, with --large, of the IOP-FL U-Net (7.8 million), batches of one
+and of four:
 
-- plain: the same passes of one network, gradients of all its weights;
+- plain: the same loss of one network, gradients of all its weights, and no optimiser;
 - ours: weights mixed for every sample by one product, all samples in one grouped convolution;
 - outputs: every layer convolves with the weights of all six models, and the results are mixed.
 
@@ -29,6 +30,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from common.measuring import in_turns, medians, peak_of, verdict
@@ -66,6 +68,8 @@ def make_works(batch: int, *, large: bool) -> dict[str, Callable[[], object]]:
         make_routed,
         routing_parameters,
     )
+    from collegium.adaptation.base import descend
+    from collegium.adaptation.routing import Routing
     from collegium.process import prepare
     from collegium.tensors import Tensors
 
@@ -93,16 +97,17 @@ def make_works(batch: int, *, large: bool) -> dict[str, Callable[[], object]]:
     plain = make_network(large=large)
     use_batch_statistics(plain)
 
-    def step(module: nn.Module, moving: list[nn.Parameter]) -> Callable[[], object]:
-        def work() -> object:
-            clean = module(images).softmax(dim=1)
-            noisy = module(images + 0.5 * torch.randn_like(images)).softmax(dim=1)
-            loss = (clean - noisy).square().sum(dim=1).mean()
-            return torch.autograd.grad(loss, moving, allow_unused=True)
+    def loss_of(module: nn.Module) -> Tensor:
+        network: Any = SimpleNamespace(module=module, seed=0)
+        return Routing()._loss(network, images, ("benchmark",))[0]
 
-        return work
+    def step(module: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], object]:
+        return lambda: descend(optimizer, loss_of(module), "routing")
 
-    works = {"plain": step(plain, list(plain.parameters()))}
+    weights = list(plain.parameters())
+    works: dict[str, Callable[[], object]] = {
+        "plain": lambda: torch.autograd.grad(loss_of(plain), weights, allow_unused=True)
+    }
     for name in ("ours", "outputs"):
         module = make_network(large=large)
         layers = make_routed(module, SOURCES, layer_router(SOURCES, 0.2))
@@ -115,7 +120,7 @@ def make_works(batch: int, *, large: bool) -> dict[str, Callable[[], object]]:
         if name == "outputs":
             for layer in layers.values():
                 layer.__class__ = MixedOutputs
-        works[name] = step(module, moving)
+        works[name] = step(module, torch.optim.Adam(moving, lr=1e-4, foreach=False))
     return works
 
 
