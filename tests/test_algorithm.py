@@ -1,4 +1,3 @@
-import gc
 import weakref
 from dataclasses import FrozenInstanceError, dataclass
 from typing import ClassVar
@@ -37,7 +36,6 @@ def test_mean_of_fifty_clients_keeps_a_handful_of_replies_alive():
         for number in range(50):
             model = Tensors({"w": torch.full((10,), float(number))})
             alive.add(model["w"])
-            gc.collect()
             most = max(most, len(alive))
             message = Message.of(model=model, num_examples=1)
             del model

@@ -369,7 +369,7 @@ print(json.dumps({"different": different, "moments": moments, "states": len(expe
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize("name", ["ditto", "scaffold"])
+@pytest.mark.parametrize("name", ["ditto", pytest.param("scaffold", marks=pytest.mark.slow)])
 def test_run_killed_at_any_moment_has_the_same_bits_when_resumed(tmp_path, name):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(

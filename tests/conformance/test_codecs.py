@@ -55,7 +55,11 @@ def workers() -> Iterator[InProcess]:
 
 
 @pytest.mark.parametrize(
-    ("name", "coding"), CASES, ids=[f"{name}-{i}" for i, (name, _) in enumerate(CASES)]
+    ("name", "coding"),
+    [
+        pytest.param(*case, id=f"{case[0]}-{i}", marks=[pytest.mark.slow] if i > 2 else [])
+        for i, case in enumerate(CASES)
+    ],
 )
 def test_rules_hold_with_codecs(name, coding, workers, tmp_path):
     suite = Conformance(load_algorithm(name)(), tmp_path, workers, coding=coding)
