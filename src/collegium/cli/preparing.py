@@ -1,13 +1,16 @@
 """Commands before a run: making a federation out of pooled data."""
 
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
 from collegium.cli.base import Overrides, app, guarded, table
 from collegium.errors import ConfigError
+
+T = TypeVar("T")
 
 
 class Rule(StrEnum):
@@ -25,12 +28,7 @@ def read_ratios(text: str) -> tuple[float, ...]:
     Raises:
         ConfigError: Something else stands there.
     """
-    try:
-        return tuple(float(ratio) for ratio in text.split(",") if ratio.strip())
-    except ValueError as error:
-        raise ConfigError(
-            f"the ratios are {text!r}; write numbers with commas between them, as in 1,2,4,7"
-        ) from error
+    return _listed(text, float, "the ratios are", "numbers", "1,2,4,7")
 
 
 def read_sizes(text: str) -> tuple[int, ...]:
@@ -39,11 +37,17 @@ def read_sizes(text: str) -> tuple[int, ...]:
     Raises:
         ConfigError: Something else stands there.
     """
+    return _listed(text, int, "the sizes are", "whole numbers", "34,35")
+
+
+def _listed(
+    text: str, kind: Callable[[str], T], are: str, wanted: str, example: str
+) -> tuple[T, ...]:
     try:
-        return tuple(int(size) for size in text.split(",") if size.strip())
+        return tuple(kind(number) for number in text.split(",") if number.strip())
     except ValueError as error:
         raise ConfigError(
-            f"the sizes are {text!r}; write whole numbers with commas between them, as in 34,35"
+            f"{are} {text!r}; write {wanted} with commas between them, as in {example}"
         ) from error
 
 
