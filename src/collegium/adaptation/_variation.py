@@ -8,7 +8,7 @@ count. No case's weights are made: the norms follow from the sources' products w
 import torch
 from torch import Tensor
 
-AT_ONCE = 2**20
+AT_ONCE = 2**16
 """How many entries of a source are taken to double precision at once."""
 
 
