@@ -33,7 +33,7 @@ def network_of(config: ExperimentConfig) -> Callable[[], nn.Module]:
     if federation.table is not None:
         known |= {"in_features": federation.table.features, "groups": federation.table.groups}
     elif federation.image.inputs is not None:
-        known["in_channels"] = federation.image.inputs
+        known["in_channels"] = federation.image.inputs * (2 * federation.sampling.neighbours + 1)
     taken = parameters_of(model.name)
     filled = {key: value for key, value in known.items() if key in taken}
     build = partial(build_model, model.name, **{**filled, **model.params})

@@ -298,7 +298,7 @@ def plane_of(example: Example, prediction: Tensor) -> tuple[Array, Array, Array,
     Of a volume, or of a stack of slices, it is the slice with most foreground; a volume is shown
     with the patient's front up and right side on the right.
     """
-    tensors = {**example.batch, "prediction": prediction}
+    tensors = {**example.batch, "image": example.image, "prediction": prediction}
     arrays: dict[str, Array] = {key: tensor.cpu().numpy() for key, tensor in tensors.items()}
     if arrays["image"].ndim == 5:  # a volume: its slices first, turned so that y goes up
         arrays = {

@@ -76,12 +76,13 @@ def settings_of(config: ExperimentConfig, seed: int) -> dict[str, Any] | None:
     whole["model"].pop("weights", None)  # the file of what the models hold
     federation = whole["federation"]
     kept = {key: federation[key] for key in ("name", "task", "image", "table")}
+    sampling = {key: federation["sampling"][key] for key in ("crop", "neighbours")}
     return {
         "name": config.name,
         "seeds": [seed],
         "model": whole["model"],
         "inference": whole["inference"],
-        "federation": {**kept, "sampling": {"crop": federation["sampling"]["crop"]}},
+        "federation": {**kept, "sampling": sampling},
     }
 
 

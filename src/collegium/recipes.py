@@ -56,7 +56,8 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             "prostate and fundus of IOP-FL: 384x384, z-score per case, quarter turns and flips; "
             "batch 16, Adam 1e-3 (with AMSGrad, as its code), Dice loss, 100 rounds of one epoch. "
             "The paper names rotation and flips without angles; quarter turns are what its code "
-            "holds, commented out",
+            "holds, commented out. Its arrays hold three slices each; of volumes set "
+            "sampling.neighbours to 1 and, for slices with a label only, sampling.foreground to 1",
             {
                 "federation": {
                     "image": {"size": [384, 384], "normalise": "zscore"},

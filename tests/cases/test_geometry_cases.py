@@ -248,7 +248,7 @@ def test_geo11_missing_channel_one_case(shared: Path) -> None:
     assert f"case {values['incomplete_case']}: channel 0001 is missing" in problem
     assert str(folder / "images" / values["missing"]) in problem
     assert "2 of 3 cases are complete" in problem
-    arrays, _, _ = make(cases[0], ImageConfig(inputs=2), TaskConfig())
+    arrays = make(cases[0], ImageConfig(inputs=2), TaskConfig()).arrays
     assert arrays.image.shape[0] == 2
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import nibabel as nib
@@ -330,3 +331,23 @@ def test_files_of_a_layout_that_are_not_used_are_a_note(tmp_path):
     config = FederationConfig("f", {"HK": SiteConfig(folder="HK")}, root=str(tmp_path))
     (site,) = inspect_federation(config).sites
     assert site.notes[0].startswith("the split in HK-index.npy is not used")
+
+
+def test_volumes_that_are_cut_across_their_slices_are_a_note(tmp_path):
+    for number, spacing in enumerate([(3.3, 0.6, 0.6), (3.3, 0.6, 0.6), (0.6, 0.6, 3.3)]):
+        for kind, values in (("images", np.arange(60)), ("labels", np.arange(60) % 2)):
+            (tmp_path / "A" / kind).mkdir(parents=True, exist_ok=True)
+            volume(tmp_path / "A" / kind / f"c{number}.nii.gz", values.reshape(3, 4, 5), spacing)
+    config = FederationConfig("f", {"A": SiteConfig(folder="A")}, root=str(tmp_path))
+    sliced = replace(config, sampling=SamplingConfig((2, 2)))
+    turned = replace(sliced, image=ImageConfig(slices_along="acquisition"))
+    found = [inspect_federation(each).sites[0].notes for each in (config, sliced, turned)]
+    said = [[note for note in notes if "longest" in note] for notes in found]
+    assert said == [
+        [],
+        [
+            "2 of 3 cases: their voxels are longest along x, but slices are taken along z: "
+            "set image.slices_along to acquisition"
+        ],
+        [],
+    ]

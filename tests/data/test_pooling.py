@@ -217,7 +217,7 @@ def test_each_site_lacks_a_channel_of_images_in_several_files(tmp_path: Path) ->
         for case in cases:
             expected = np.zeros_like(volumes[case.case])
             expected[kept] = volumes[case.case][kept]
-            arrays, _, _ = make(case, image, TaskConfig())
+            arrays = make(case, image, TaskConfig()).arrays
             np.testing.assert_array_equal(arrays.image, expected)
     with pytest.raises(ConfigError, match=r"set image\.inputs to the number of channels"):
         divide(replace(old, image=ImageConfig()), Division("volume", 2, lack=True), tmp_path / "x")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from collegium.data.recipe import Arrays, decode, make, resize
+from collegium.data.recipe import Arrays, decode, make, resize, slice_axis, thick_axis
 from collegium.data.settings import ImageConfig, TaskConfig
 from collegium.data.site import Case
 from collegium.errors import ConfigError, DataError
@@ -40,6 +40,11 @@ def picture_case(folder: Path, pixels: np.ndarray, inside: np.ndarray | None = N
         Image.fromarray((inside * 255).astype(np.uint8)).save(folder / "f.png")
     fov = None if inside is None else folder / "f.png"
     return Case("C", "Case12", "p", (folder / "i.png",), folder / "l.png", fov)
+
+
+def arrays_of(case: Case, config: ImageConfig) -> tuple[Arrays, tuple[float, ...] | None]:
+    made = make(case, config, TASK)
+    return made.arrays, made.spacing
 
 
 def test_a_mask_of_another_shape_is_refused_with_both_shapes(tmp_path):
@@ -85,7 +90,7 @@ def test_several_files_become_the_channels_of_one_image(tmp_path):
 
 
 def test_spacing_grows_as_the_array_shrinks(tmp_path):
-    arrays, spacing, _ = make(volume_case(tmp_path), ImageConfig(size=(3, 5, 8)), TASK)
+    arrays, spacing = arrays_of(volume_case(tmp_path), ImageConfig(size=(3, 5, 8)))
     assert arrays.image.shape == (1, 3, 5, 8)
     assert spacing == (4.0, 1.0, 1.5)
 
@@ -93,14 +98,14 @@ def test_spacing_grows_as_the_array_shrinks(tmp_path):
 @pytest.mark.parametrize(("size", "shape"), [(8, (6, 8)), ((4, 4), (4, 4)), (None, (30, 40))])
 def test_one_number_sets_the_longest_side_and_several_the_exact_size(tmp_path, size, shape):
     pixels = np.arange(1200).reshape(30, 40).astype(np.uint8)
-    arrays, _, _ = make(picture_case(tmp_path, pixels), ImageConfig(size=size), TASK)
+    arrays, _ = arrays_of(picture_case(tmp_path, pixels), ImageConfig(size=size))
     assert arrays.image.shape == (1, *shape)
     assert arrays.label is not None
     assert arrays.label.shape == shape
 
 
 def test_two_numbers_resize_the_slices_of_a_volume_and_keep_their_number(tmp_path):
-    arrays, spacing, _ = make(volume_case(tmp_path), ImageConfig(size=(3, 10)), TASK)
+    arrays, spacing = arrays_of(volume_case(tmp_path), ImageConfig(size=(3, 10)))
     assert arrays.shape == (3, 10, 4)
     assert arrays.label is not None
     assert arrays.label.shape == (3, 10, 4)
@@ -148,7 +153,7 @@ def test_zscore_counts_inside_the_field_of_view_only(tmp_path):
     pixels = np.random.default_rng(5).integers(0, 255, (6, 6)).astype(np.uint8)
     inside = np.zeros((6, 6), bool)
     inside[:, :3] = True
-    arrays, spacing, _ = make(picture_case(tmp_path, pixels, inside), ImageConfig(), TASK)
+    arrays, spacing = arrays_of(picture_case(tmp_path, pixels, inside), ImageConfig())
     seen = pixels[:, :3].astype(np.float64)
     np.testing.assert_allclose(arrays.image[0], (pixels - seen.mean()) / seen.std(), rtol=1e-5)
     np.testing.assert_array_equal(arrays.mask, inside)
@@ -157,7 +162,7 @@ def test_zscore_counts_inside_the_field_of_view_only(tmp_path):
 
 def test_scale_divides_by_the_range_of_the_files_type(tmp_path):
     pixels = np.array([[0, 51], [102, 255]], np.uint8)
-    arrays, _, _ = make(picture_case(tmp_path, pixels), ImageConfig(normalise="scale"), TASK)
+    arrays, _ = arrays_of(picture_case(tmp_path, pixels), ImageConfig(normalise="scale"))
     np.testing.assert_allclose(arrays.image[0], [[0, 0.2], [0.4, 1]], rtol=1e-6)
 
 
@@ -189,10 +194,10 @@ def test_arrays_are_indexed_from_their_last_axes():
 def test_a_spacing_resamples_to_the_nearest_whole_number_of_voxels(tmp_path: Path) -> None:
     # 6 x 5 x 4 voxels of 2 x 1 x 3 mm: 12 x 5 x 12 mm
     case = volume_case(tmp_path)
-    arrays, spacing, _ = make(case, ImageConfig(spacing=(1.0, 2.0, 4.0)), TASK)
+    arrays, spacing = arrays_of(case, ImageConfig(spacing=(1.0, 2.0, 4.0)))
     assert arrays.shape == (12, 2, 3)
     assert spacing == (1.0, 2.5, 4.0)
-    arrays, spacing, _ = make(case, ImageConfig(spacing=(4.0, 0.5)), TASK)
+    arrays, spacing = arrays_of(case, ImageConfig(spacing=(4.0, 0.5)))
     assert arrays.shape == (3, 10, 4)  # the third axis stays
     assert spacing == (4.0, 0.5, 3.0)
 
@@ -206,7 +211,7 @@ def test_a_spacing_needs_files_that_say_theirs(tmp_path: Path) -> None:
 def test_clip_cuts_intensities_off_before_they_are_scaled(tmp_path: Path) -> None:
     pixels = np.array([[0, 50, 100], [150, 200, 250]], np.uint8)
     config = ImageConfig(clip=(50, 150), normalise="minmax")
-    arrays, _, _ = make(picture_case(tmp_path, pixels), config, TASK)
+    arrays, _ = arrays_of(picture_case(tmp_path, pixels), config)
     np.testing.assert_allclose(arrays.image[0], np.array([[0, 0, 0.5], [1, 1, 1]]))
 
 
@@ -228,7 +233,7 @@ def test_an_impossible_geometry_is_refused(change: dict[str, Any], text: str) ->
 def test_channels_that_a_site_lacks_are_zero_where_the_network_expects_them(tmp_path: Path) -> None:
     pixels = np.random.default_rng(6).integers(0, 255, (6, 6, 3)).astype(np.uint8)
     case = replace(picture_case(tmp_path, pixels), channels=(3, 0, 2))
-    arrays, _, _ = make(case, ImageConfig(inputs=4, normalise="none"), TASK)
+    arrays, _ = arrays_of(case, ImageConfig(inputs=4, normalise="none"))
     expected = np.stack([pixels[..., 1], 0 * pixels[..., 0], pixels[..., 2], pixels[..., 0]])
     np.testing.assert_array_equal(arrays.image, expected)
     with pytest.raises(DataError, match=r"has 3 channels .* and channels of the site says 2"):
@@ -323,5 +328,72 @@ def test_a_case_without_a_label_gets_zeros_in_a_segmentation_only(tmp_path: Path
 def test_channels_in_another_order_are_put_into_that_of_the_network(tmp_path: Path) -> None:
     pixels = np.random.default_rng(8).integers(0, 255, (6, 6, 3)).astype(np.uint8)
     case = replace(picture_case(tmp_path, pixels), channels=(1, 2, 0))
-    arrays, _, _ = make(case, ImageConfig(inputs=3, normalise="none"), TASK)
+    arrays, _ = arrays_of(case, ImageConfig(inputs=3, normalise="none"))
     np.testing.assert_array_equal(arrays.image, pixels.transpose(2, 0, 1)[[2, 0, 1]])
+
+
+@pytest.mark.parametrize(
+    ("along", "axis", "spacing"),
+    [
+        ("z", 2, (2.0, 1.5, 2.5)),
+        ("y", 1, (2.0, 2.5, 1.5)),
+        ("x", 0, (1.5, 2.5, 2.0)),
+        ("acquisition", 0, (1.5, 2.5, 2.0)),
+    ],
+)
+def test_slices_are_taken_along_an_axis_of_the_patient(
+    tmp_path: Path, along: str, axis: int, spacing: tuple[float, ...]
+) -> None:
+    """Stored as (superior, anterior, left), so that the third axis on disk is x."""
+    affine = np.array([[0, 0, -2.0, 9], [0, 1.5, 0, 0], [2.5, 0, 0, 0], [0, 0, 0, 1]])
+    rng = np.random.default_rng(3)
+    values = rng.normal(size=(4, 5, 6)).astype(np.float32)
+    label = rng.integers(0, 2, (4, 5, 6)).astype(np.uint8)
+    case = Case("C", "1", "p", (volume(tmp_path / "i.nii", values, affine),),
+                volume(tmp_path / "l.nii", label, affine))  # fmt: skip
+    made = make(case, ImageConfig(slices_along=along, normalise="none"), TASK)
+    assert made.arrays.label is not None
+    assert (made.across, made.spacing) == (axis, spacing)
+    for found, stored in ((made.arrays.image[0], values), (made.arrays.label, label)):
+        ras = nib.as_closest_canonical(nib.Nifti1Image(stored, affine)).get_fdata()
+        for place in range(ras.shape[axis]):
+            np.testing.assert_array_equal(found[..., place], np.take(ras, place, axis))
+
+
+def test_sizes_and_spacings_count_the_axes_of_the_slices_first(tmp_path: Path) -> None:
+    case = volume_case(tmp_path)  # 6 x 5 x 4 voxels of 2 x 1 x 3 mm
+    made = make(case, ImageConfig(slices_along="x", size=(10, 8)), TASK)
+    assert (made.arrays.shape, made.spacing) == ((10, 8, 6), (0.5, 1.5, 2.0))
+    made = make(case, ImageConfig(slices_along="y", spacing=(1.0, 1.0)), TASK)
+    assert (made.arrays.shape, made.spacing) == ((12, 12, 5), (1.0, 1.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("spacing", "stored", "axis"),
+    [
+        ((0.5, 0.5, 3.0), "LPS", 2),
+        ((3.3, 0.6, 0.6), "RAS", 0),  # a sagittal volume that was turned
+        ((0.6, 3.3, 0.6), "LPS", 1),
+        ((0.98, 0.98, 0.5), "LPS", 2),  # thin slices: longer along two axes is not thick
+        ((1.0, 1.0, 1.0), "PIR", 0),
+        ((1.0, 1.4, 1.0), "RSA", 1),
+        ((1.0, 1.0, 1.0), "RAI", 2),
+        (None, None, 2),
+    ],
+)
+def test_slices_are_as_acquired_by_thickness_and_by_the_third_axis_on_disk(
+    spacing: tuple[float, ...] | None, stored: str | None, axis: int
+) -> None:
+    assert slice_axis("acquisition", spacing, stored) == axis
+    assert [slice_axis(along, spacing, stored) for along in "xyz"] == [0, 1, 2]
+
+
+def test_voxels_are_thick_along_one_axis_or_none() -> None:
+    assert thick_axis((1.0, 1.5, 1.0)) == 1
+    assert thick_axis((1.0, 1.49, 1.0)) is None
+    assert thick_axis((2.0, 2.0, 1.0)) is None
+    assert thick_axis((1.0, 4.0)) is None
+    with pytest.raises(
+        ConfigError, match=r"image\.slices_along is 'w': choose one of x, y, z, acq"
+    ):
+        ImageConfig(slices_along="w")

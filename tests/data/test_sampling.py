@@ -154,6 +154,48 @@ def test_the_slices_of_a_volume_are_one_example_with_the_slice_distance_first(tm
     assert example.spacing == (3.0, 1.0, 2.0)
 
 
+def beside(volume: torch.Tensor, place: int) -> torch.Tensor:
+    """The slices before, at and behind a place of (C, x, y, z), channels of one after the other."""
+    last = volume.shape[-1] - 1
+    return torch.cat([volume[..., k] for k in (max(place - 1, 0), place, min(place + 1, last))])
+
+
+def test_a_slice_has_its_neighbours_as_channels_in_training_and_in_a_whole_case(tmp_path):
+    case = prepared(tmp_path, (4, 3, 5), channels=2, masked=True)
+    data = ImageDataset([case], SamplingConfig((4, 3), neighbours=1))
+    count = torch.arange(60.0).reshape(4, 3, 5)
+    volume = torch.stack([count, count + 1000])
+    wanted = torch.stack([beside(volume, place) for place in range(5)])
+    example = data.example(0)
+    torch.testing.assert_close(example.batch["image"], wanted, rtol=0, atol=0)
+    torch.testing.assert_close(example.image, volume.permute(3, 0, 1, 2), rtol=0, atol=0)
+    torch.testing.assert_close(example.batch["label"], count.permute(2, 0, 1).long() % 3)
+    batch = data.batch([0] * 40, rngs(*range(40)))
+    seen = set()
+    for image, label in zip(batch["image"], batch["label"], strict=True):
+        place = int(image[2, 0, 0])  # the first pixel of the slice itself
+        seen.add(place)
+        torch.testing.assert_close(image, wanted[place], rtol=0, atol=0)
+        torch.testing.assert_close(label, count[..., place].long() % 3)
+    assert seen == {0, 1, 2, 3, 4}
+
+
+def test_a_single_slice_stands_for_its_neighbours(tmp_path):
+    data = ImageDataset([prepared(tmp_path, (4, 3))], SamplingConfig((4, 3), neighbours=2))
+    pixels = torch.arange(12.0).reshape(1, 4, 3)
+    torch.testing.assert_close(data.example(0).batch["image"][0], pixels.repeat(5, 1, 1))
+    torch.testing.assert_close(data.example(0).image[0], pixels)
+    torch.testing.assert_close(data.batch([0], rngs(0))["image"][0], pixels.repeat(5, 1, 1))
+
+
+@pytest.mark.parametrize("crop", [None, (4, 4, 4)])
+def test_neighbours_are_of_slices(crop):
+    with pytest.raises(
+        ConfigError, match=r"sampling\.neighbours is of slices: give sampling\.crop"
+    ):
+        SamplingConfig(crop, neighbours=1)
+
+
 def test_a_crop_of_three_numbers_does_not_fit_pictures(tmp_path):
     with pytest.raises(ConfigError, match=r"sampling.crop has 3 numbers, but site A, case c has 2"):
         ImageDataset([prepared(tmp_path, (4, 4))], SamplingConfig((2, 2, 2)))
@@ -284,6 +326,7 @@ def test_channels_alike_share_their_numbers(tmp_path: Path) -> None:
         {"rotate": 181.0},
         {"zoom": 0.6},
         {"holes": -1},
+        {"neighbours": -1},
         {"hole_side": 0},
     ],
 )

@@ -160,7 +160,7 @@ class Scan:
         return scan
 
     def _add(self, example: Example, units: Unit) -> None:
-        image, label = example.batch["image"], example.batch["label"]
+        image, label = example.image, example.batch["label"]
         inside = example.batch.get("mask")
         pixels = image.movedim(1, 0).reshape(image.shape[1], -1)
         if inside is not None and inside.any():
@@ -247,7 +247,7 @@ def embeddings_of(data: Dataset, encoder: Encoder, grid: int) -> Tensor:
 
     rows = []
     for index in range(len(data)):
-        image = data.example(index).batch["image"].float()
+        image = data.example(index).image.float()
         if image.ndim > 2:
             whole = image.movedim(0, 1) if len(image) > 1 else image[0]
             rows.append(torch.from_numpy(embed_image(whole, encoder, grid)).float())
@@ -297,7 +297,7 @@ def _few(client: Client, inquiry: Inquiry, purpose: str) -> Tensor:
     """Return a few training images on a small grid: (n, channels, *grid), slices one by one."""
     data = client.examples
     drawn = torch.randperm(len(data), generator=client.rng(purpose))[: inquiry.items]
-    images = [data.example(int(index)).batch["image"].float() for index in drawn]
+    images = [data.example(int(index)).image.float() for index in drawn]
     if not images:
         raise ProtocolError(
             f"site {client.id!r} has no training cases to tell of; add some or leave the site out"

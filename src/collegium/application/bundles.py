@@ -97,7 +97,7 @@ def export_bundle(handed: Handed, folder: Path, *, pictures: bool | None = None)
         The folder.
 
     Raises:
-        ConfigError: The model is one for tables, or its volumes are predicted in slices.
+        ConfigError: The model is one for tables, or its volumes are predicted in slices or turned.
         DataError: The folder is not empty.
         StorageError: A file cannot be written.
     """
@@ -110,6 +110,10 @@ def export_bundle(handed: Handed, folder: Path, *, pictures: bool | None = None)
     if flat and not (_are_pictures(config) if pictures is None else pictures):
         raise ConfigError(
             "the network sees slices of volumes, which a bundle does not cut; use collegium predict"
+        )
+    if not flat and config.federation.image.slices_along != "z":
+        raise ConfigError(
+            "image.slices_along turns volumes, which a bundle does not; use collegium predict"
         )
     name, model = next(iter(handed.models.items()))
     unfinished = folder.with_name(f".{folder.name}.unfinished")

@@ -32,13 +32,14 @@ def check_channels(prepared: Sequence[PreparedCase], handed: Handed) -> None:
         DataError: An image has other channels than those that the model was trained on.
     """
     said = handed.config.model.params.get("in_channels")
+    slices = 2 * handed.config.federation.sampling.neighbours + 1
     found = {case.shape[0]: case.case for case in reversed(prepared)}
     for channels, case in found.items():
-        wanted = _wanted(handed, channels) if said is None else said
-        if channels != wanted:
+        wanted = _wanted(handed, channels * slices) if said is None else said
+        if channels * slices != wanted:
             raise DataError(
                 f"case {case}: its image has {channels} channels, and the models were trained on "
-                f"{wanted}; export it as the others were, or leave it out"
+                f"{wanted // slices}; export it as the others were, or leave it out"
             )
 
 
@@ -89,8 +90,10 @@ def write_prediction(
     if not is_file_name(case.case):
         raise DataError(f"{case}: no file can be called as it; give it an id without / and \\")
     labels = prediction.cpu().numpy()
-    sliced = len(prepared.shape) == 4 and labels.ndim == 3
-    whole = np.moveaxis(labels, 0, -1) if sliced else labels[0]
+    volume = len(prepared.shape) == 4
+    whole = np.moveaxis(labels, 0, -1) if volume and labels.ndim == 3 else labels[0]
+    if volume:
+        whole = np.moveaxis(whole, -1, prepared.across)
     return write_mask(whole, case.images[0], folder, case.case, classes=classes, series=case.series)
 
 

@@ -26,7 +26,7 @@ from collegium.data.settings import ImageConfig, TaskConfig
 from collegium.data.site import Case
 from collegium.errors import DataError, StorageError
 
-FORMAT = 3
+FORMAT = 4
 """Version of the entries; a change of what is stored, or of how it is computed, raises it."""
 
 _DETACHED = {".mhd": (".raw", ".zraw"), ".nhdr": (".raw", ".raw.gz")}
@@ -46,6 +46,7 @@ class PreparedCase:
         spacing: Millimetres per spatial axis after resizing; None where unknown.
         notes: What was noticed and mended while reading.
         target: The class of a case that is classified.
+        across: Of a volume, which axis of its RAS+ axes is the last one here.
     """
 
     site: str
@@ -56,6 +57,7 @@ class PreparedCase:
     spacing: tuple[float, ...] | None
     notes: tuple[str, ...] = ()
     target: int | None = None
+    across: int = 2
 
     def __str__(self) -> str:
         return f"site {self.site}, case {self.case}"
@@ -80,8 +82,9 @@ def prepare(case: Case, image: ImageConfig, task: TaskConfig, cache: Path) -> Pr
     entry = cache / entry_name(case, image, task)
     meta = _read_meta(entry)
     if meta is None:
-        arrays, spacing, notes = make(case, image, task)
-        meta = _publish(entry, arrays, {"spacing": spacing, "notes": notes})
+        made = make(case, image, task)
+        about = {"spacing": made.spacing, "notes": made.notes, "across": made.across}
+        meta = _publish(entry, made.arrays, about)
     spacing = meta["spacing"]
     return PreparedCase(
         site=case.site,
@@ -92,6 +95,7 @@ def prepare(case: Case, image: ImageConfig, task: TaskConfig, cache: Path) -> Pr
         spacing=None if spacing is None else tuple(spacing),
         notes=tuple(meta["notes"]),
         target=target,
+        across=meta["across"],
     )
 
 

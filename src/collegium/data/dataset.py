@@ -28,12 +28,22 @@ class Example:
         batch: A batch of one, or of all slices where a volume is worked on slice by slice.
         spacing: Millimetres per spatial axis, for the slices of a volume with the distance between
             slices first; None where it is unknown.
+        neighbours: How many slices on either side are channels of the image too, before and behind
+            its own.
     """
 
     case: str
     patient: str
     batch: Batch
     spacing: tuple[float, ...] | None
+    neighbours: int = 0
+
+    @property
+    def image(self) -> torch.Tensor:
+        """The image (B, C, *spatial) without the channels of its neighbours."""
+        image = self.batch["image"]
+        count = image.shape[1] // (2 * self.neighbours + 1)
+        return image[:, self.neighbours * count : (self.neighbours + 1) * count]
 
 
 class Dataset(Protocol):

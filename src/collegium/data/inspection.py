@@ -245,7 +245,7 @@ def _inspect_site(
         targets=dict(sorted(tally.targets.items())),
         foreground=tally.foreground / tally.counted if tally.counted else None,
         with_fov=sum(case.fov is not None for case in cases),
-        notes=(*said.about.notes, *_summed_up(tally.notes)),
+        notes=(*said.about.notes, *_summed_up(tally.notes), *_cut_across(config, tally)),
         problems=tuple(problems + _one_shape_problems(config, name, tally)),
     )
     return _Look(site, splits, tally.fingerprints, tally.equal)
@@ -265,6 +265,18 @@ def _one_shape_problems(config: FederationConfig, name: str, tally: Tally) -> li
             "batch: set sampling.crop or an exact image.size"
         )
     return problems
+
+
+def _cut_across(config: FederationConfig, tally: Tally) -> list[str]:
+    """Say how many volumes are cut across the slices that they were acquired in."""
+    crop, along = config.sampling.crop, config.image.slices_along
+    if crop is None or len(crop) != 2:
+        return []
+    return [
+        f"{count} of {tally.count} cases: their voxels are longest along {'xyz'[axis]}, but slices "
+        f"are taken along {along}: set image.slices_along to acquisition"
+        for axis, count in sorted(tally.thick.items())
+    ]
 
 
 def _summed_up(notes: Sequence[str]) -> tuple[str, ...]:

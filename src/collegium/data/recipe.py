@@ -14,6 +14,9 @@ from collegium.data.settings import ImageConfig, TaskConfig
 from collegium.data.site import Case
 from collegium.errors import ConfigError, DataError
 
+THICK = 1.5
+"""How many times as long as along both others voxels are along an axis across thick slices."""
+
 
 @dataclass(frozen=True)
 class Arrays:
@@ -67,16 +70,34 @@ class RawCase:
     stored: str | None = None
 
 
-def make(
-    case: Case, config: ImageConfig, task: TaskConfig
-) -> tuple[Arrays, tuple[float, ...] | None, tuple[str, ...]]:
-    """Make the arrays that a case is trained and scored on, their spacing and what was noticed.
+@dataclass(frozen=True)
+class Made:
+    """A case as it is trained and scored on.
+
+    Attributes:
+        arrays: Resampled and normalised.
+        spacing: Millimetres per spatial axis; None where unknown.
+        notes: What was noticed and mended while reading.
+        across: Of a volume, which axis of its RAS+ axes is the last one here.
+    """
+
+    arrays: Arrays
+    spacing: tuple[float, ...] | None
+    notes: tuple[str, ...]
+    across: int
+
+
+def make(case: Case, config: ImageConfig, task: TaskConfig) -> Made:
+    """Make the arrays that a case is trained and scored on.
 
     Raises:
         DataError: If the case's files are unusable.
         ConfigError: If the recipe does not fit the case.
     """
     raw = decode(case, config, task)
+    across = slice_axis(config.slices_along, raw.spacing, raw.stored)
+    if len(raw.arrays.shape) == 3:
+        raw = _with_last(raw, across)
     before = raw.arrays.shape
     after = _target_shape(before, raw.spacing, config, str(case))
     arrays = raw.arrays
@@ -94,7 +115,46 @@ def make(
     spacing = raw.spacing
     if spacing is not None:
         spacing = tuple(s * b / a for s, b, a in zip(spacing, before, after, strict=True))
-    return replace(arrays, image=_placed(image, case, config)), spacing, raw.notes
+    return Made(replace(arrays, image=_placed(image, case, config)), spacing, raw.notes, across)
+
+
+def slice_axis(along: str, spacing: tuple[float, ...] | None, stored: str | None) -> int:
+    """Return the axis across the slices of a volume, counted in RAS+.
+
+    Args:
+        along: "x", "y" or "z"; or "acquisition": the file's third axis, as scanners and converters
+            write it, unless the voxels are `THICK` times as long along another axis as along both
+            others, as in a volume that was turned after its acquisition.
+        spacing: Millimetres per axis of the volume in RAS+; None where unknown.
+        stored: The directions of the file's axes, such as "LPS"; None where unknown.
+    """
+    if along != "acquisition":
+        return "xyz".index(along)
+    thick = thick_axis(spacing)
+    if thick is not None:
+        return thick
+    return 2 if stored is None else next(k for k in range(3) if stored[2] in ("RL", "AP", "SI")[k])
+
+
+def thick_axis(spacing: tuple[float, ...] | None) -> int | None:
+    """Return the axis of a volume along which voxels are much longer than along both others."""
+    if spacing is None or len(spacing) != 3:
+        return None
+    *_, second, longest = sorted(spacing)
+    return spacing.index(longest) if longest >= THICK * second else None
+
+
+def _with_last(raw: RawCase, across: int) -> RawCase:
+    """Move an axis of a volume to the end."""
+
+    def moved(values: Array) -> Array:
+        return np.moveaxis(values, across - 3, -1)
+
+    spacing = raw.spacing
+    if spacing is not None:
+        spacing = (*spacing[:across], *spacing[across + 1 :], spacing[across])
+    arrays = raw.arrays.map(moved)
+    return replace(raw, arrays=arrays, spacing=spacing, measured=moved(raw.measured))
 
 
 def decode(case: Case, image: ImageConfig, task: TaskConfig) -> RawCase:

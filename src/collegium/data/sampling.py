@@ -21,7 +21,7 @@ class SamplingConfig:
 
     Attributes:
         crop: Size of the random crop per spatial axis; None takes whole cases, which must then have
-            one shape. Two numbers on volumes draw from their slices (the last axis).
+            one shape. Two numbers on volumes draw from their slices (along the last axis).
         flips: Whether each spatial axis is flipped with probability 1/2.
         rotations: Whether the first two spatial axes are turned by a random multiple of 90 degrees,
             where the sample is square in them.
@@ -40,6 +40,10 @@ class SamplingConfig:
         holes: 1 to so many squares (of volumes cubes) of the image are set to 0 last of all; label
             and mask stay.
         hole_side: Their side in pixels.
+        neighbours: Where the crop has two numbers: so many slices on either side of a slice are
+            channels of the image too, in the order of the volume; beyond its ends the last slice
+            stands for them. 1 is the three slices of IOP-FL's code. The network gets
+            2 neighbours + 1 times as many channels.
     """
 
     crop: tuple[int, ...] | None = None
@@ -54,6 +58,7 @@ class SamplingConfig:
     zoom: float = 0.0
     holes: int = 0
     hole_side: int = 16
+    neighbours: int = 0
 
     def __post_init__(self) -> None:
         for key, least, most in (
@@ -72,8 +77,15 @@ class SamplingConfig:
                 raise ConfigError(
                     f"sampling.{key} is {getattr(self, key)}: give a whole number above 0"
                 )
-        if self.holes < 0:
-            raise ConfigError(f"sampling.holes is {self.holes}: give a whole number from 0 on")
+        for key in ("holes", "neighbours"):
+            if getattr(self, key) < 0:
+                raise ConfigError(
+                    f"sampling.{key} is {getattr(self, key)}: give a whole number from 0 on"
+                )
+        if self.neighbours and (self.crop is None or len(self.crop) != 2):
+            raise ConfigError(
+                "sampling.neighbours is of slices: give sampling.crop two numbers, or leave it out"
+            )
         if self.crop is not None and (len(self.crop) not in (2, 3) or min(self.crop) < 1):
             raise ConfigError(
                 f"sampling.crop is {list(self.crop)}: give two or three whole numbers above 0"
@@ -109,14 +121,17 @@ class ImageDataset:
 
     def example(self, index: int) -> Example:
         """Give one whole case, or all slices of one volume, without augmentation."""
-        case = self.cases[index]
+        case, neighbours = self.cases[index], self.config.neighbours
         arrays, spacing = case.arrays(), case.spacing
         if self._in_slices(case):
             arrays = arrays.map(lambda values: np.moveaxis(values, -1, 0))
             spacing = None if spacing is None else (spacing[-1], *spacing[:-1])
         else:
             arrays = arrays.map(lambda values: values[None])
-        return Example(case.case, case.patient, _batch(arrays, case.target), spacing)
+        if neighbours:
+            arrays = replace(arrays, image=_with_neighbours(arrays.image, neighbours))
+        batch = _batch(arrays, case.target)
+        return Example(case.case, case.patient, batch, spacing, neighbours)
 
     def _in_slices(self, case: PreparedCase) -> bool:
         return self.config.crop is not None and len(case.shape) - 1 > len(self.config.crop)
@@ -125,7 +140,11 @@ class ImageDataset:
         config, arrays = self.config, case.arrays()
         aim = _aim(arrays, rng) if config.foreground and _uniform(rng) < config.foreground else None
         if self._in_slices(case):
-            arrays = arrays.at([_draw(case.shape[-1], rng) if aim is None else aim[-1]])
+            place = _draw(case.shape[-1], rng) if aim is None else aim[-1]
+            arrays = _slice(arrays, place, config.neighbours)
+        elif config.neighbours:
+            image = _with_neighbours(arrays.image[None], config.neighbours)[0]
+            arrays = replace(arrays, image=image)
         if config.rotate or config.zoom:
             degrees, zoom = config.rotate * _around_0(rng), 1 + config.zoom * _around_0(rng)
             arrays = turned(arrays, degrees, zoom)
@@ -155,6 +174,28 @@ class ImageDataset:
         if self.config.shift:
             image = image + self.config.shift * (2 * torch.rand(shape, generator=rng) - 1)
         return image
+
+
+def _slice(arrays: Arrays, place: int, neighbours: int) -> Arrays:
+    """Give a slice of a volume, its image with the channels of its neighbours."""
+    here = arrays.at([place])
+    if not neighbours:
+        return here
+    around = _around(place, neighbours, arrays.shape[-1])
+    return replace(here, image=np.concatenate([arrays.image[..., k] for k in around]))
+
+
+def _with_neighbours(slices: Array, neighbours: int) -> Array:
+    """Give slices (B, C, *spatial) the channels of their neighbours: (B, C (2n + 1), *spatial)."""
+    count = len(slices)
+    around = [_around(place, neighbours, count) for place in range(count)]
+    joined: Array = slices[np.array(around)].reshape(count, -1, *slices.shape[2:])
+    return joined
+
+
+def _around(place: int, neighbours: int, count: int) -> list[int]:
+    steps = range(-neighbours, neighbours + 1)
+    return [min(max(place + step, 0), count - 1) for step in steps]
 
 
 def _aim(arrays: Arrays, rng: torch.Generator) -> tuple[int, ...] | None:

@@ -10,6 +10,8 @@ from collegium.errors import ConfigError, DataError
 
 TASKS = ("segmentation", "classification")
 
+SLICES_ALONG = ("x", "y", "z", "acquisition")
+
 
 @dataclass(frozen=True)
 class ImageConfig:
@@ -23,6 +25,10 @@ class ImageConfig:
             nearest voxel; None: as stored. Two numbers leave the third axis as it is.
         size: One number: the longest side after resizing; several: the exact size; None: as stored.
             Two numbers on volumes resize the slices and keep their number.
+        slices_along: The axis of a volume that comes last, so that slices are taken along it: "x",
+            "y" or "z" towards right, front and head, or "acquisition", see
+            `collegium.data.recipe.slice_axis`. Sizes, spacings, crops and windows count the two
+            axes of the slices first.
         clip: The least and the greatest intensity, to which others are cut off first; for CT.
         normalise: "zscore" (per case and channel, inside the field of view), "zscore_nonzero" (by
             and of the voxels that are not 0), "minmax" (0 to 1), "symmetric" (-1 to 1), "scale" (by
@@ -33,11 +39,16 @@ class ImageConfig:
     inputs: int | None = None
     spacing: tuple[float, ...] | None = None
     size: tuple[int, ...] | int | None = None
+    slices_along: str = "z"
     clip: tuple[float, float] | None = None
     normalise: str = "zscore"
 
     def __post_init__(self) -> None:
-        for key, choices in (("channels", CHANNELS), ("normalise", NORMALISE)):
+        for key, choices in (
+            ("channels", CHANNELS),
+            ("normalise", NORMALISE),
+            ("slices_along", SLICES_ALONG),
+        ):
             if getattr(self, key) not in choices:
                 raise ConfigError(
                     f"image.{key} is {getattr(self, key)!r}: choose one of {', '.join(choices)}"

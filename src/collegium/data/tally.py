@@ -12,7 +12,7 @@ import numpy as np
 
 from collegium.data.decoded import Array
 from collegium.data.fingerprints import fingerprint
-from collegium.data.recipe import RawCase
+from collegium.data.recipe import RawCase, slice_axis, thick_axis
 from collegium.data.settings import ImageConfig, TaskConfig
 from collegium.data.site import Case
 
@@ -75,6 +75,7 @@ class Tally:
         self.intensity: tuple[float, float] | None = None
         self.foreground = 0
         self.counted = 0
+        self.thick: Counter[int] = Counter()
         self.notes: list[str] = []
         self.fingerprints: dict[Case, str] = {}
         self.equal: dict[Case, tuple[Path, ...]] = {}
@@ -94,6 +95,9 @@ class Tally:
         spacing = raw.spacing
         self.spacings["x".join(f"{mm:g}" for mm in spacing) if spacing else "unknown"] += 1
         self.orientations[raw.stored or "none"] += 1
+        thick = thick_axis(spacing)
+        if thick not in (None, slice_axis(self.image.slices_along, spacing, raw.stored)):
+            self.thick[thick] += 1
         low, high = float(image.min()), float(image.max())
         before = self.intensity or (low, high)
         self.intensity = min(low, before[0]), max(high, before[1])
