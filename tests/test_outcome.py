@@ -89,6 +89,10 @@ def test_a_volume_is_shown_with_the_front_up_and_the_right_on_the_right() -> Non
         np.testing.assert_array_equal(found, [[2, 0, 0, 1], [0] * 4, [0] * 4])
     assert shown[3] is not None
     np.testing.assert_array_equal(shown[3], shown[1] > 0)
+    slices, labels = image[0].permute(3, 0, 1, 2), label[0].permute(2, 0, 1)
+    sliced = Example("a", "a", {"image": slices, "label": labels}, (1.0, 1.0, 1.0))
+    for found, same in zip(plane_of(sliced, labels)[:3], shown[:3], strict=True):
+        np.testing.assert_array_equal(found, same)
 
 
 class Cases:

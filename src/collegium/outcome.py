@@ -295,16 +295,16 @@ def _draw(example: Example, prediction: Tensor, folder: Path, stem: str) -> dict
 def plane_of(example: Example, prediction: Tensor) -> tuple[Array, Array, Array, Array | None]:
     """Return image (C, H, W), label, prediction and, where there is one, field of view (H, W).
 
-    Of a volume, or of a stack of slices, it is the slice with most foreground; a volume is shown
-    with the patient's front up and right side on the right.
+    Of a volume, or of a stack of slices, it is the slice with most foreground; where the axes are
+    the patient's, the first goes to the right and the second up, as front or head do.
     """
     tensors = {**example.batch, "image": example.image, "prediction": prediction}
     arrays: dict[str, Array] = {key: tensor.cpu().numpy() for key, tensor in tensors.items()}
-    if arrays["image"].ndim == 5:  # a volume: its slices first, turned so that y goes up
-        arrays = {
-            key: np.rot90(np.moveaxis(values[0], -1, 0), axes=(-2, -1))
-            for key, values in arrays.items()
-        }
+    volume = arrays["image"].ndim == 5
+    if volume:
+        arrays = {key: np.moveaxis(values[0], -1, 0) for key, values in arrays.items()}
+    if volume or len(example.spacing or ()) > arrays["image"].ndim - 2:
+        arrays = {key: np.rot90(values, axes=(-2, -1)) for key, values in arrays.items()}
     shown = np.maximum(arrays["label"] > 0, arrays["prediction"] > 0)
     areas = shown.reshape(len(shown), -1).sum(1)
     place = int(areas.argmax()) if areas.any() else len(areas) // 2
