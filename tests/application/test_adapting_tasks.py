@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from sklearn.metrics import roc_auc_score
 from typer.testing import CliRunner
 
 from collegium import cli
@@ -128,6 +130,40 @@ def test_volumes_are_routed_and_the_routed_network_opens_again(
     assert told["losses"][told["chosen"]]["entropy"] == pytest.approx(entropy, rel=1e-3)
 
 
+def test_the_adapted_model_predicts_more_cases(of_volumes: Path, tmp_path: Path) -> None:
+    new = of_volumes.parent / "new"
+    for adapter, more in (("routing", ["batch_size=1", "epochs=1", "radius=1"]),
+                          ("routing", ["batch_size=1", "epochs=1", "granularity=model"]),
+                          ("dsbn", ["batch_size=1"])):  # fmt: skip
+        out, place = tmp_path / f"{adapter}{more[-1]}", tmp_path / f"{adapter}{more[-1]} again"
+        code, said = command("adapt", of_volumes, new, *more, "--adapter", adapter, "--output", out)
+        assert code == 0, said
+        code, said = command("predict", out / "adapted.safetensors", new, "--output", place)
+        assert code == 0, said
+        for mask in (out / "predictions").iterdir():
+            np.testing.assert_array_equal(upright(place / mask.name), upright(mask))
+
+
+def test_tents_model_predicts_by_the_statistics_of_each_case(
+    of_volumes: Path, tmp_path: Path
+) -> None:
+    new, out = of_volumes.parent / "new", tmp_path / "out"
+    code, said = command("adapt", of_volumes, new, "--adapter", "tent", "lr=0.1", "steps=3",
+                         "--output", out)  # fmt: skip
+    assert code == 0, said
+    model = tmp_path / "out/adapted.safetensors"
+    code, said = command("predict", model, new, "--output", tmp_path / "more" / "predictions")
+    assert code == 0, said
+    network = build_model(**UNET)
+    network.load_state_dict(import_model(model), strict=False)  # it has no running statistics
+    network.train()
+    with torch.no_grad():
+        logits = torch.cat([network(volume[None]) for volume in batch(of_volumes)])
+    check_masks(of_volumes, tmp_path / "more", logits)
+    code, said = command("export", model, "--output", tmp_path / "bundle")
+    assert (code, "which a bundle cannot do; use collegium predict" in said) == (2, True), said
+
+
 def test_volumes_are_predicted_by_tent_before_its_step(of_volumes: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     code, said = command("adapt", of_volumes, of_volumes.parent / "new", "lr=0.01", "--adapter",
@@ -214,7 +250,7 @@ def test_a_classification_gets_the_table_that_predict_writes(
     assert account(out)["classes"] == {"well": 5 - said_ill, "ill": said_ill}
     assert {path.name for path in out.iterdir()} == {
         "predictions.csv", "account.html", "account.json",
-        *(["adapted.safetensors"] if adapter == "none" else []),
+        *(["adapted.safetensors", "settings.json"] if adapter == "none" else []),
     }  # fmt: skip
     if adapter == "none":
         code, said = command("predict", of_classes, new, "--output", tmp_path / "own")
@@ -223,6 +259,33 @@ def test_a_classification_gets_the_table_that_predict_writes(
         assert [(row["case"], row["class"]) for row in own] == [
             (row["case"], row["class"]) for row in found
         ]
+
+
+@pytest.mark.parametrize(("adapter", "models"), [("none", ("",)), ("average", SITES)])
+def test_a_manifest_that_names_all_classes_is_scored(
+    of_classes: Path, tmp_path: Path, adapter: str, models: tuple[str, ...]
+) -> None:
+    new, out = of_classes.parent / "new", tmp_path / "out"
+    lines = [f"n{number}.png,{number % 2},p{number // 2}" for number in range(5)]
+    (new / "classes.csv").write_text("\n".join(["image,class,patient", *lines]) + "\n")
+    code, said = command("adapt", of_classes, new / "classes.csv", "--adapter", adapter,
+                         "--output", out)  # fmt: skip
+    assert code == 0, said
+    found, scores = rows(out / "predictions.csv"), rows(out / "scores.csv")
+    assert [row.get("model", "") for row in found] == [name for name in models for _ in range(5)]
+    assert sum(account(out)["classes"].values()) == 5 * len(models)
+    aucs = []
+    for place, model in enumerate(models):
+        expected = chances_by_hand(of_classes, (model or "global",))
+        mine = scores[5 * place : 5 * place + 5]
+        assert [row["case"] for row in mine] == [f"n{number}" for number in range(5)]
+        losses = [-np.log(expected[number, number % 2]) for number in range(5)]
+        np.testing.assert_allclose([float(row["log_loss"]) for row in mine], losses, atol=2e-5)
+        aucs.append(roc_auc_score([0, 1, 0, 1, 0], expected[:, 1], sample_weight=[1, 1, 1, 1, 2]))
+    page = (out / "account.html").read_text()
+    shown = re.search(r'<th scope="row">auc</th><td>([0-9.]+)</td><td>3</td>', page)
+    assert shown is not None
+    assert float(shown[1]) == pytest.approx(np.mean(aucs), abs=1e-3)
 
 
 @pytest.mark.parametrize(

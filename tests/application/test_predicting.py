@@ -13,6 +13,7 @@ import pytest
 import SimpleITK
 import yaml
 from PIL import Image
+from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from typer.testing import CliRunner
 
 from collegium import cli
@@ -116,15 +117,32 @@ def test_rows_of_a_table_get_the_probabilities_that_the_run_scored(
             assert -math.log(both[truth]) == pytest.approx(losses[case], abs=1e-5)
 
 
+def test_rows_whose_class_is_named_are_scored(of_tables: Path, tmp_path: Path) -> None:
+    output = predict(of_tables, of_tables.parent / "south.csv", tmp_path / "out")
+    found, scores = table(output / "predictions.csv"), table(output / "scores.csv")
+    assert [*scores] == [*found]
+    truth = np.array([int(case.removeprefix("south")) % 2 for case in found])
+    ill = np.array([float(row["ill"]) for row in found.values()])
+    for case, said, one in zip(found, truth, ill, strict=True):
+        loss = -math.log(one if said else 1 - one)
+        assert float(scores[case]["log_loss"]) == pytest.approx(loss, abs=1e-5)
+        assert float(scores[case]["accuracy"]) == ((one > 0.5) == said)
+    mean = np.mean([float(row["auc"]) for row in scores.values()])
+    assert mean == pytest.approx(roc_auc_score(truth, ill))
+    balanced = np.mean([float(row["balanced_accuracy"]) for row in scores.values()])
+    assert balanced == pytest.approx(balanced_accuracy_score(truth, ill > 0.5))
+
+
 def test_new_rows_need_neither_class_nor_split_and_may_be_ordered_otherwise(
     of_tables: Path, tmp_path: Path
 ) -> None:
     lines = (of_tables.parent / "south.csv").read_text().splitlines()
-    kept = [line.split(",")[:3] for line in lines]
+    kept = [line.split(",")[:3] for line in lines]  # without fold and class
     (tmp_path / "new.csv").write_text("\n".join(";".join(row[::-1]) for row in kept) + "\n")
     new = predict(of_tables, tmp_path / "new.csv", tmp_path / "new") / "predictions.csv"
     old = predict(of_tables, of_tables.parent / "south.csv", tmp_path / "old") / "predictions.csv"
     assert new.read_text() == old.read_text()
+    assert [path.name for path in new.parent.iterdir()] == ["predictions.csv"]
 
 
 def test_a_class_that_is_called_like_a_column_overwrites_none(tmp_path: Path) -> None:
@@ -267,9 +285,14 @@ def test_images_get_the_probabilities_that_the_run_scored(
     of_classes: Path, tmp_path: Path, site: str, place: str
 ) -> None:
     output = predict(of_classes, of_classes.parent / place, tmp_path / "out")
-    assert [path.name for path in output.iterdir()] == ["predictions.csv"]
+    scored = place.endswith("m.csv")  # names the classes
+    names = ["predictions.csv", "scores.csv"][: 1 + scored]
+    assert sorted(path.name for path in output.iterdir()) == names
     found = table(output / "predictions.csv")
     losses = run_scores(of_classes, site, "log_loss")
+    for case, row in table(output / "scores.csv").items() if scored else ():
+        right = found[case]["class"] == ("well", "ill")[int(case.removeprefix("n")) % 2]
+        assert float(row["accuracy"]) == right
     shared = found.keys() & losses.keys()
     assert len(shared) == (4 if site == "south" else 2)
     for case in shared:
@@ -316,6 +339,21 @@ def test_images_for_a_site_s_own_model_lack_the_channels_that_the_site_lacks(
         tmp_path, {"sites": sites, "image": {"inputs": 3}}, model=UNET | {"in_channels": 3},
         algorithms=["ditto"],
     )  # fmt: skip
+    own = tmp_path / "south"
+    handed = open_model(output, site="south")
+    predict_folder(handed, own / "images", tmp_path / "out", labels=own / "labels")
+    scores = table(tmp_path / "out" / "scores.csv")
+    ran = run_scores(output, "south", "dice", algorithm="ditto", model="personal")
+    assert {case: float(scores[case]["dice"]) for case in ran} == pytest.approx(ran)
+
+
+def test_labels_of_a_site_mean_what_they_mean_there(tmp_path: Path) -> None:
+    for number, site in enumerate(SITES):
+        draw(tmp_path / site, number, 5, (16, 16))
+    for path in (tmp_path / "south" / "labels").iterdir():
+        Image.fromarray(np.asarray(Image.open(path)) * 7).save(path)
+    sites = {"north": {"folder": "north"}, "south": {"folder": "south", "label_map": {0: 0, 7: 1}}}
+    output = run(tmp_path, {"sites": sites}, model=UNET, algorithms=["ditto"])
     own = tmp_path / "south"
     handed = open_model(output, site="south")
     predict_folder(handed, own / "images", tmp_path / "out", labels=own / "labels")

@@ -25,7 +25,7 @@ from collegium.data.federation import (
 )
 from collegium.data.site import Site
 from collegium.data.tables import Table, encode, read_table, vocabulary
-from collegium.data.tabular import unlabelled_rows
+from collegium.data.tabular import rows_to_predict
 from collegium.errors import DataError
 from collegium.models.factory import build_model
 from collegium.models.standardised import Standardised
@@ -160,7 +160,7 @@ def test_tab04_unseen_category(shared: Path, tmp_path: Path) -> None:
     network = tabnet(config, virtual_batch_size=2)
     assert done.model is not None
     network.load_state_dict(dict(done.model.items()))
-    data = unlabelled_rows(test, config)
+    data = rows_to_predict(test, config, TASK)
     for index in range(3):
         chances = ClassificationTask(2).predict(network.eval(), data.example(index))
         assert float(chances.detach().sum()) == pytest.approx(1)

@@ -1,5 +1,6 @@
 """From a site's table to its splits, scaled by the site's own training rows."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from collegium.data.federation import (
 )
 from collegium.data.tableinspection import inspect_tables
 from collegium.data.tables import read_table
-from collegium.data.tabular import unlabelled_rows
+from collegium.data.tabular import rows_to_predict
 from collegium.errors import ConfigError, DataError
 
 ROWS = [("p1", 1.0), ("p1", 3.0), ("p2", 8.0), ("p3", None), ("p4", 100.0), ("p5", -7.0)]
@@ -142,15 +143,22 @@ def test_a_site_without_training_rows_cannot_scale(tmp_path: Path) -> None:
 
 
 def test_rows_to_predict_are_scaled_among_themselves(tmp_path: Path) -> None:
-    config = federation(tmp_path).table
+    whole = federation(tmp_path)
+    config = whole.table
     assert config is not None
     table = read_table(tmp_path / "north.csv", config, labelled=False)
-    data = unlabelled_rows(table, config)
+    data = rows_to_predict(replace(table, targets=("",) * 6), config, whole.task)
     values = np.array([1.0, 3.0, 8.0, 100.0, -7.0])
     expected = (values - values.mean()) / values.std()
     found = [data.example(index).batch["image"].item() for index in range(6)]
     assert found == pytest.approx([*expected[:3], 0, *expected[3:]], rel=1e-6)
     assert "label" not in data.inputs
+    classes = rows_to_predict(table, config, whole.task).inputs["label"]
+    assert classes.tolist() == [whole.task.class_of(word, "", row=True) for word in table.targets]
+    some = replace(table, targets=("?", *table.targets[1:]))
+    assert "label" not in rows_to_predict(some, config, whole.task).inputs
+    with pytest.raises(DataError, match=r"^row 6: the class is unknown"):
+        rows_to_predict(replace(table, targets=(*table.targets[:5], "9")), config, whole.task)
 
 
 def test_tables_and_images_are_not_mixed(tmp_path: Path) -> None:

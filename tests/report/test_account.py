@@ -126,14 +126,15 @@ def test_the_page_escapes_names_and_refers_to_nothing_outside(tmp_path: Path) ->
     assert text.count("<table") == text.count("<caption")
 
 
-def test_scores_are_means_over_the_cases_where_they_are_defined(tmp_path: Path) -> None:
+def test_scores_are_means_over_the_patients_where_they_are_defined(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"case": "a", "patient": "p", "dice": 0.5, "hd95": None},
         {"case": "b", "patient": "q", "dice": 0.75, "hd95": None},
         {"case": "c", "patient": "q", "dice": None, "hd95": None},
+        {"case": "d", "patient": "q", "dice": 0.25, "hd95": None},
     ]
-    assert mean_scores(rows) == {"dice": (pytest.approx(0.625), 2), "hd95": (None, 0)}
+    assert mean_scores(rows) == {"dice": (pytest.approx(0.5), 2), "hd95": (None, 0)}
     assert mean_scores([]) == {}
     text = written(tmp_path, account(), scores=rows)
-    assert '<th scope="row">dice</th><td>0.625</td><td>2</td>' in text
+    assert '<th scope="row">dice</th><td>0.500</td><td>2</td>' in text
     assert '<th scope="row">hd95</th><td>undefined</td><td>0</td>' in text

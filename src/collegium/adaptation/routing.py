@@ -244,6 +244,15 @@ class Routing(Adapter):
         return total, parts
 
 
+_ENDS = (".router.output.bias", ".router.logits")
+"""What the last tensor of a router is called: of a layer's own, and of one for all layers."""
+
+
+def holds_routers(model: Mapping[str, Tensor]) -> bool:
+    """Whether it is a model that `Routing` ended with."""
+    return any(name.endswith(_ENDS) for name in model)
+
+
 def open_routed(network: nn.Module, model: Mapping[str, Tensor]) -> nn.Module:
     """Return the mixed network that an adaptation ended with, to predict more images.
 
@@ -257,12 +266,10 @@ def open_routed(network: nn.Module, model: Mapping[str, Tensor]) -> nn.Module:
     Raises:
         ConfigError: the model is none that `Routing` ended with, or is that of another network.
     """
-    ends = (".router.output.bias", ".router.logits")
-    last = [tensor for name, tensor in model.items() if name.endswith(ends)]
-    if not last:
+    if not holds_routers(model):
         raise ConfigError("the model holds no routers; give one that the adapter routing wrote")
-    sources = len(last[0])
-    shared = SharedRouter(sources) if any(name.endswith(ends[1]) for name in model) else None
+    sources = next(len(tensor) for name, tensor in model.items() if name.endswith(_ENDS))
+    shared = SharedRouter(sources) if any(name.endswith(_ENDS[1]) for name in model) else None
     make_routed(network, sources, (lambda _: shared) if shared else layer_router(sources, 0.0))
     use_batch_statistics(network)
     try:

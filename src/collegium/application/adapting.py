@@ -22,6 +22,7 @@ from collegium.application.predicting import (
     SCORES,
     open_rows,
     probabilities,
+    scored,
     write_table,
 )
 from collegium.building import build_adapter
@@ -55,7 +56,8 @@ def adapt_folder(
     """Adapt models to new cases, and write the predictions and an account.
 
     Of a segmentation every case gets a mask, as by `collegium.application.predict_folder`; of a
-    classification there is the same table of probabilities.
+    classification there is the same table of probabilities, scored where the class of every case is
+    named.
 
     Args:
         handed: the models; whatever is random follows from their seed.
@@ -126,7 +128,8 @@ def _open(handed: Handed, place: Path, labels: Path | None) -> _Cases:
     if labels is not None and not masks:
         raise ConfigError("a folder of labels scores segmentations only; leave it out")
     if federation.table is not None:
-        return _Cases(*open_rows(place, federation))
+        names, rows = open_rows(place, federation)
+        return _Cases(names, rows, labelled="label" in rows.example(0).batch)
     cases, problems = list_images(place, labels, masks=masks)
     if problems:
         more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
@@ -135,7 +138,7 @@ def _open(handed: Handed, place: Path, labels: Path | None) -> _Cases:
     check_channels(prepared, handed)
     data, names = ImageDataset(prepared, federation.sampling), [case.case for case in cases]
     if not masks:
-        return _Cases(names, data)
+        return _Cases(names, data, labelled=all(case.target is not None for case in cases))
     return _Cases(names, data, cases, all(case.label is not None for case in cases))
 
 
@@ -147,45 +150,57 @@ class _Writer:
     ) -> None:
         self.cases, self._task = cases, sources.task
         self._classes, self._folder = classes, folder
-        self._rows: dict[int, dict[str, str]] = {}
-        self.scores: list[dict[str, Any]] = []
+        self._rows: dict[tuple[str, int], dict[str, str]] = {}
+        self._scores: dict[str, list[dict[str, Any]]] = {}
         self.pictures: list[Picture] = []
 
     def __call__(self, model: str, index: int, prediction: Tensor) -> None:
         """Take the prediction of one case."""
+        example = self.cases.data.example(index)
+        scores = {}
+        if self.cases.labelled:
+            scores = scored(self._task, example, prediction)
+            self._scores.setdefault(model, []).append(scores)
         if self.cases.files is None:
-            name = self.cases.names[index]
-            self._rows[index] = probabilities(name, prediction, self._classes)
+            row = probabilities(self.cases.names[index], prediction, self._classes)
+            self._rows[model, index] = _of_model(model) | row
         else:
             self._write_mask(model, self.cases.files[index], index, prediction)
+            if len(self.pictures) < MOST_PICTURES:
+                caption = f"{example.case}{f', {model}' if model else ''}"
+                picture = draw_case(caption, example, prediction, scores, self._task.metric)
+                self.pictures.append(picture)
 
     def _write_mask(self, model: str, case: Case, index: int, prediction: Tensor) -> None:
         """Write the mask of one case; of several models each has a folder of its own."""
         data = self.cases.data
         assert isinstance(data, ImageDataset)
-        example = data.example(index)
         folder = self._folder / "predictions" / model
         folder.mkdir(parents=True, exist_ok=True)
         write_prediction(case, data.cases[index], prediction, folder, self._classes)
-        labelled = self.cases.labelled
-        scores = self._task.scores(prediction, example) if labelled else {}
-        if labelled:
-            which = {"model": model} if model else {}
-            self.scores.append({"case": case.case, "patient": case.patient, **which, **scores})
-        if len(self.pictures) < MOST_PICTURES:
-            caption = f"{case.case}{f', {model}' if model else ''}"
-            self.pictures.append(draw_case(caption, example, prediction, scores, self._task.metric))
+
+    @property
+    def scores(self) -> list[dict[str, Any]]:
+        """The scores of all cases, where there are labels."""
+        found = []
+        for model, rows in self._scores.items():
+            found += [_of_model(model) | row for row in self._task.complete(rows)]
+        return found
 
     def finish(self) -> dict[str, int] | None:
-        """Write the tables; of a classification return how many cases each class got."""
-        if self.scores:
+        """Write the tables; of a classification return how many predictions each class got."""
+        if self._scores:
             write_table(self.scores, self._folder / SCORES)
         if not self._rows:
             return None
-        rows = [self._rows[index] for index in sorted(self._rows)]
+        rows = [row for _, row in sorted(self._rows.items())]
         write_table(rows, self._folder / PROBABILITIES)
         found = Counter(row["class"] for row in rows)
         return {name: found[name] for name in self._classes}
+
+
+def _of_model(model: str) -> dict[str, str]:
+    return {"model": model} if model else {}
 
 
 def _write_rest(
@@ -196,9 +211,13 @@ def _write_rest(
     seconds: float,
     folder: Path,
 ) -> None:
-    """Write the adapted model, the tables, and last the account."""
+    """Write the adapted model with its settings, the tables, and last the account."""
     if adapted.model is not None:
         export_model(adapted.model, folder / "adapted.safetensors")
+        settings = outside.settings_of(handed.config, handed.seed)
+        if settings is not None:
+            text = json.dumps(settings, indent=1)
+            write_atomically(folder / outside.SETTINGS, text.encode())
     account = {
         "adapter": {"name": adapter.name, "label": adapter.label, **adapter.params},
         "models": handed.origin,

@@ -116,6 +116,13 @@ def export_bundle(handed: Handed, folder: Path, *, pictures: bool | None = None)
             "image.slices_along turns volumes, which a bundle does not; use collegium predict"
         )
     name, model = next(iter(handed.models.items()))
+    whole = network_of(config)().state_dict()
+    own = model.select(whole)  # without a method's own parts
+    if any(name not in own or own[name].shape != whole[name].shape for name in whole):
+        raise ConfigError(
+            "an adapter that predicts by the statistics of its images wrote the model, which a "
+            "bundle cannot do; use collegium predict"
+        )
     unfinished = folder.with_name(f".{folder.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
@@ -124,7 +131,6 @@ def export_bundle(handed: Handed, folder: Path, *, pictures: bool | None = None)
         if (code := _own_code(config)) is not None:
             (unfinished / "scripts").mkdir()
             shutil.copy(code, unfinished / "scripts" / code.name)
-        own = model.select(network_of(config)().state_dict())  # without a method's own parts
         export_model(own, unfinished / "models" / "model.safetensors")
         inference = _inference(config, _divisors(handed, 2 if flat else 3), name, flat=flat)
         contents = {

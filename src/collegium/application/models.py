@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from collegium import outside
 from collegium.adaptation.base import GLOBAL
+from collegium.adaptation.opening import open_adapted
 from collegium.algorithm import Extended
 from collegium.building import build_algorithm, network_of
 from collegium.config import ExperimentConfig
@@ -141,6 +142,11 @@ def _network(config: ExperimentConfig, model: Tensors) -> nn.Module:
     return module
 
 
+def _adapted(config: ExperimentConfig, model: Tensors) -> nn.Module:
+    """Make the network of a model that an adapter may have written."""
+    return open_adapted(_network(config, model), model)
+
+
 def _check_fit(
     model: Tensors, network: Callable[[], nn.Module], what: str, config: ExperimentConfig
 ) -> None:
@@ -207,9 +213,10 @@ def open_model(
     """Open one model: the global one of a finished run, a site's own, or a file.
 
     Args:
-        place: the output folder of a run, or a ``.safetensors`` file.
+        place: the output folder of a run; or a ``.safetensors`` file, also one that an adapter
+            wrote, see `collegium.adaptation.opening.open_adapted`.
         choice: which cell of the run.
-        config: the experiment that a file's model was trained with.
+        config: the experiment that a file's model was trained with; None: the settings beside it.
         site: whose personal model; None: the global one.
 
     Raises:
@@ -220,13 +227,16 @@ def open_model(
     if not place.exists():
         raise ConfigError(f"{place}: there is no such run or file; correct the path")
     if not (place / RUN_FILE).exists():
+        settings = place.parent / outside.SETTINGS
+        if config is None and place.is_file() and settings.is_file():
+            config = outside.read_settings(settings)
         if config is None or not place.is_file():
             raise ConfigError(
                 f"{place} is no run; a file of a model needs the experiment it was trained with: "
                 f"name it with --config"
             )
         model = import_model(place)
-        make = partial(_network, config, model)
+        make = partial(_adapted, config, model)
         _check_fit(model, make, f"the model {place}", config)
         return Handed({place.stem: model}, make, config, place.name, seed=config.seeds[0])
     stored = read_run_config(place)

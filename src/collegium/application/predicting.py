@@ -17,23 +17,25 @@ from collegium.application.models import Handed
 from collegium.cell import cache_folder
 from collegium.data.cache import prepare
 from collegium.data.columns import SUFFIXES
-from collegium.data.dataset import Dataset
-from collegium.data.federation import FederationConfig
+from collegium.data.dataset import Dataset, Example
+from collegium.data.federation import FederationConfig, task_at
 from collegium.data.sampling import ImageDataset
 from collegium.data.tables import read_table
-from collegium.data.tabular import unlabelled_rows
+from collegium.data.tabular import rows_to_predict
 from collegium.data.unlabelled import list_images
 from collegium.errors import ConfigError, DataError
 from collegium.outcome import task_of
 from collegium.preflight import check_device
 from collegium.randomness import ambient
 from collegium.state import write_atomically
+from collegium.tasks import Task
 from collegium.training import LocalTraining, TrainingConfig
 
 PROBABILITIES = "predictions.csv"
 """Of a classification, a row for each case."""
 
 SCORES = "scores.csv"
+"""Where there are labels or classes, a row for each case."""
 
 
 def predict_folder(
@@ -48,13 +50,15 @@ def predict_folder(
 
     Of a segmentation every case gets a mask with the geometry of its image: a NIfTI for a NIfTI, a
     DICOM segmentation for a DICOM series, a PNG for a picture. Of a classification there is one
-    table with a row for each case: its class and the probability of every class.
+    table with a row for each case: its class and the probability of every class. Where a manifest
+    names the label of every case, or a manifest or table its class, they are scored in
+    ``scores.csv``.
 
     Args:
         handed: The model; the first of several.
         place: Images as `collegium.data.unlabelled.list_images` finds them, or a table.
         output: A folder that is made; it must not hold anything.
-        labels: A folder of masks; the predictions are then scored in ``scores.csv``.
+        labels: A folder of masks, to score by.
         device: Where to compute.
 
     Returns:
@@ -98,22 +102,23 @@ def _predict_images(
     if problems:
         more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
         raise DataError(f"{problems[0]}{more}")
-    site = federation.sites.get(next(iter(handed.models)))
-    if site is not None and site.channels is not None:  # its own model expects what it has
+    name, says = next(iter(handed.models)), federation.task
+    site = federation.sites.get(name)
+    if site is not None:  # its own model expects what it has
+        says = task_at(federation, name)
         cases = [replace(case, channels=case.channels or site.channels) for case in cases]
-    prepared = [prepare(case, federation.image, federation.task, cache_folder()) for case in cases]
+    prepared = [prepare(case, federation.image, says, cache_folder()) for case in cases]
     check_channels(prepared, handed)
     data = ImageDataset(prepared, federation.sampling)
     if not masks:
         _write_probabilities(handed, data, [case.case for case in cases], folder, device)
         return
     task, rows = task_of(config), []
+    labelled = all(case.label is not None for case in cases)
     for index, example, prediction in _training(handed, device).predictions(_model(handed), data):
-        case = cases[index]
-        write_prediction(case, prepared[index], prediction, folder, federation.task.classes)
-        if labels is not None:
-            about = {"case": case.case, "patient": case.patient}
-            rows.append(about | task.scores(prediction, example))
+        write_prediction(cases[index], prepared[index], prediction, folder, says.classes)
+        if labelled:
+            rows.append(scored(task, example, prediction))
     if rows:
         write_table(rows, folder / SCORES)
 
@@ -136,16 +141,27 @@ def open_rows(place: Path, federation: FederationConfig) -> tuple[Sequence[str],
             f"{place}: the model learnt from tables; name a table ({', '.join(SUFFIXES)})"
         )
     table = read_table(place, federation.table, labelled=False)
-    return table.cases, unlabelled_rows(table, federation.table)
+    return table.cases, rows_to_predict(table, federation.table, federation.task)
 
 
 def _write_probabilities(
     handed: Handed, data: Dataset, names: Sequence[str], folder: Path, device: str
 ) -> None:
-    classes = handed.config.federation.task.classes
-    predicted = _training(handed, device).predictions(_model(handed), data)
-    rows = [probabilities(names[index], found, classes) for index, _, found in predicted]
+    task, classes = task_of(handed.config), handed.config.federation.task.classes
+    rows, scores = [], []
+    for index, example, found in _training(handed, device).predictions(_model(handed), data):
+        rows.append(probabilities(names[index], found, classes))
+        if "label" in example.batch:
+            scores.append(scored(task, example, found))
     write_table(rows, folder / PROBABILITIES)
+    if scores:
+        write_table(task.complete(scores), folder / SCORES)
+
+
+def scored(task: Task, example: Example, prediction: Tensor) -> dict[str, Any]:
+    """Give the row of scores of a case."""
+    about = {"case": example.case, "patient": example.patient}
+    return {**about, **task.scores(prediction, example)}
 
 
 def probabilities(case: str, prediction: Tensor, classes: Sequence[str]) -> dict[str, str]:

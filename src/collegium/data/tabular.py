@@ -12,7 +12,7 @@ from collegium.data.discovery import SPLIT_NAMES
 from collegium.data.settings import TaskConfig
 from collegium.data.site import Case, EgressPolicy, Site
 from collegium.data.splits import SPLITS
-from collegium.data.tables import Moments, Scaling, Table, TableConfig, encode
+from collegium.data.tables import MISSING, Moments, Scaling, Table, TableConfig, encode
 from collegium.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -60,9 +60,7 @@ def open_table(
         DataError: A row has no class, or an unknown one; or no row is there to scale by.
     """
     config, task = what
-    where = [f"site {name}, row {row}" for row in range(1, len(table.cases) + 1)]
-    pairs = zip(table.targets, where, strict=True)
-    targets = np.array([task.class_of(*pair, row=True) for pair in pairs])
+    targets = _classes(table, task, f"site {name}, ")
     of_split = np.array([splits[case] for case in table.cases])
     if config.scale == "site" and "train" not in of_split:
         raise DataError(
@@ -85,13 +83,25 @@ def open_table(
     return Site(name, train_set, val_set, test_set, policy)
 
 
-def unlabelled_rows(table: Table, config: TableConfig) -> TensorDataset:
-    """Give the rows of a table that is only predicted.
+def rows_to_predict(table: Table, config: TableConfig, task: TaskConfig) -> TensorDataset:
+    """Give the rows of a table that is only predicted, with their classes where all have one.
 
     Where a site scales by itself, these rows are scaled by their own mean and standard deviation.
+
+    Raises:
+        DataError: All rows have a class, and one is unknown.
     """
     rows = encode(table, config, _scaling(table, config, np.ones(len(table.cases), bool)))
-    return TensorDataset({"image": torch.from_numpy(rows)}, table.patients, table.cases)
+    inputs = {"image": torch.from_numpy(rows)}
+    if all(word.lower() not in MISSING for word in table.targets):
+        inputs["label"] = torch.from_numpy(_classes(table, task, ""))
+    return TensorDataset(inputs, table.patients, table.cases)
+
+
+def _classes(table: Table, task: TaskConfig, where: str) -> NDArray[np.int64]:
+    """Return the class of every row."""
+    words = enumerate(table.targets, start=1)
+    return np.array([task.class_of(word, f"{where}row {row}", row=True) for row, word in words])
 
 
 def _scaling(table: Table, config: TableConfig, train: NDArray[np.bool_]) -> Scaling | None:

@@ -36,11 +36,12 @@ def list_images(
         place: A folder of images; or a folder with a subfolder ``images`` and, of choice, ``fov``;
             or one of nnU-Net's raw data, of which ``imagesTs`` is taken where it holds files, else
             ``imagesTr``; or a CSV file with a column ``image`` and, of choice, ``case``,
-            ``patient``, ``label``, ``fov``, ``series`` and ``channels``, whose paths are relative
-            to its own folder. Files ``x_0000``, ``x_0001`` are the channels of one image. A
-            subfolder of DICOM files is one image, of several series as many; so is a folder of
-            DICOM files itself, but of these each one is an image that is a picture without a place
-            in space, has several frames or is its series' only one.
+            ``patient``, ``label`` (of a classification ``class``), ``fov``, ``series`` and
+            ``channels``, whose paths are relative to its own folder. Files ``x_0000``, ``x_0001``
+            are the channels of one image. A subfolder of DICOM files is one image, of several
+            series as many; so is a folder of DICOM files itself, but of these each one is an image
+            that is a picture without a place in space, has several frames or is its series' only
+            one.
         labels: A folder of masks, paired with the images by their names; then every case needs one.
         masks: Whether a file will be named by each case, so that its id has to be a file's name.
 
@@ -217,17 +218,18 @@ def _files(folder: Path | None) -> list[Path]:
 
 
 def _from_manifest(path: Path, *, masks: bool) -> tuple[list[Case], list[str]]:
-    """Read a manifest; labels are taken only where every line names one."""
+    """Read a manifest; labels or classes are taken only where every line names one."""
     rows = [*read_manifest(SITE, path, labelled=False)]
     if not rows:
         raise DataError(f"{path} holds no line below its columns; add one for each image")
-    labelled = all(row.get("label") for _, row in rows)
+    column = "label" if masks else "class"
+    labelled = all(row.get(column) for _, row in rows)
     cases: dict[str, Case] = {}
     problems = []
     for number, row in rows:
         where = f"{path}, line {number}"
         try:
-            case = _case_of_row(row, path.parent, where, labelled=labelled)
+            case = _case_of_row(row, path.parent, where, column if labelled else None)
             if not case.case or (masks and not is_file_name(case.case)):
                 raise DataError(
                     f"{where}: no file can be called as the case {case.case!r}; give it an id "
@@ -241,7 +243,7 @@ def _from_manifest(path: Path, *, masks: bool) -> tuple[list[Case], list[str]]:
     return sorted(cases.values(), key=lambda case: case.case), problems
 
 
-def _case_of_row(row: Mapping[str, str], folder: Path, where: str, *, labelled: bool) -> Case:
+def _case_of_row(row: Mapping[str, str], folder: Path, where: str, scored_by: str | None) -> Case:
     names = files_of_row(row)
     if not all(names):
         raise DataError(f"{where}: it names no image; fill in the line or take it out")
@@ -250,9 +252,10 @@ def _case_of_row(row: Mapping[str, str], folder: Path, where: str, *, labelled: 
     if missing is not None:
         raise DataError(f"{where}: there is no image {missing}; correct the line")
     case = case_of_row(row)
-    mask = folder / row["label"] if labelled else None
+    mask = folder / row["label"] if scored_by == "label" else None
+    target = row["class"] if scored_by == "class" else None
     fov = folder / row["fov"] if row.get("fov") else None
     return Case(
         SITE, case, row.get("patient") or case, images, mask, fov,
-        series=row.get("series") or None, channels=channels_of_row(row, where),
+        target=target, series=row.get("series") or None, channels=channels_of_row(row, where),
     )  # fmt: skip

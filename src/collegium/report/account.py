@@ -82,10 +82,20 @@ def _words(value: Any) -> str:
 
 
 def mean_scores(scores: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float | None, int]]:
-    """Return the mean of every metric over the cases where it is defined, and their number."""
+    """Return the mean of every metric over the patients of whom it is defined, and their number.
+
+    A patient counts by the mean of the cases where it is.
+    """
     metrics = [key for key in (scores[0] if scores else {}) if key not in _ABOUT]
-    found = {name: [row[name] for row in scores if row[name] is not None] for name in metrics}
-    return {name: (fmean(v) if v else None, len(v)) for name, v in found.items()}
+    means: dict[str, tuple[float | None, int]] = {}
+    for name in metrics:
+        found: dict[str, list[float]] = {}
+        for row in scores:
+            if row[name] is not None:
+                found.setdefault(row["patient"], []).append(row[name])
+        whole = fmean(map(fmean, found.values())) if found else None
+        means[name] = whole, len(found)
+    return means
 
 
 _ABOUT = ("case", "patient", "model")
