@@ -22,6 +22,9 @@ SPLIT_NAMES = {
 }  # fmt: skip
 """How people call the three splits, in lower case."""
 
+Row = Mapping[str, str]
+"""A row of a manifest or a table by its columns."""
+
 BAR = "|"
 """Stands between the files of one image in a manifest."""
 
@@ -41,14 +44,29 @@ def from_manifest(site: str, root: Path, manifest: Path) -> tuple[list[Case], li
     Raises:
         DataError: If the manifest as a whole is unusable.
     """
+    rows = {
+        f"site {site}, line {line} of {manifest}": row
+        for line, row in read_manifest(site, manifest)
+        if row.get("site", site) == site
+    }
+    bases = (root, manifest.parent)
+    return collect(rows, lambda row, where: _case_of_row(site, row, bases, where))
+
+
+def collect(
+    rows: Mapping[str, Row], make: Callable[[Row, str], Case]
+) -> tuple[list[Case], list[str]]:
+    """Make a case of each row; give the cases and one sentence for each that cannot be made.
+
+    Args:
+        rows: The rows by where they stand.
+        make: Makes the case of a row, given also where that stands.
+    """
     cases: dict[str, Case] = {}
     problems = []
-    for line, row in read_manifest(site, manifest):
-        if row.get("site", site) != site:
-            continue
-        where = f"site {site}, line {line} of {manifest}"
+    for where, row in rows.items():
         try:
-            case = _case_of_row(site, row, (root, manifest.parent), where)
+            case = make(row, where)
             if case.case in cases:
                 raise DataError(f"{where}: case {case.case} is there twice: give each its own id")
             cases[case.case] = case
@@ -129,7 +147,7 @@ def _read_text(site: str, manifest: Path) -> str:
         ) from error
 
 
-def _case_of_row(site: str, row: Mapping[str, str], bases: Sequence[Path], where: str) -> Case:
+def _case_of_row(site: str, row: Row, bases: Sequence[Path], where: str) -> Case:
     names, target = files_of_row(row), row.get("class") or None
     case = case_of_row(row)
     if not case:
@@ -158,19 +176,19 @@ def _case_of_row(site: str, row: Mapping[str, str], bases: Sequence[Path], where
     )
 
 
-def case_of_row(row: Mapping[str, str]) -> str:
+def case_of_row(row: Row) -> str:
     """Give the id of a row's case: as written, or by the name of its first image; else empty."""
     names = files_of_row(row)
     name = _name(names[0])
     return row.get("case") or (name.removesuffix("_0000") if len(names) > 1 else name)
 
 
-def files_of_row(row: Mapping[str, str]) -> list[str]:
+def files_of_row(row: Row) -> list[str]:
     """Give what a row names as the files of its image; an empty name where it names none."""
     return [name.strip() for name in row.get("image", "").split(BAR)]
 
 
-def channels_of_row(row: Mapping[str, str], where: str) -> tuple[int, ...] | None:
+def channels_of_row(row: Row, where: str) -> tuple[int, ...] | None:
     """Give the channels that a row says the image has.
 
     Raises:
@@ -187,7 +205,7 @@ def channels_of_row(row: Mapping[str, str], where: str) -> tuple[int, ...] | Non
     return tuple(map(int, written))
 
 
-def split_of(row: Mapping[str, str], where: str) -> str | None:
+def split_of(row: Row, where: str) -> str | None:
     """Give the split that a row names.
 
     Raises:

@@ -5,12 +5,19 @@ Nothing is asked of their names but that they tell the cases apart.
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from collegium.data.decoded import listed
-from collegium.data.discovery import case_of_row, channels_of_row, files_of_row, read_manifest
+from collegium.data.discovery import (
+    Row,
+    case_of_row,
+    channels_of_row,
+    collect,
+    files_of_row,
+    read_manifest,
+)
 from collegium.data.formats import FILES, SUFFIXES
 from collegium.data.formats.dicom import Series, find_series, is_dicom
 from collegium.data.pairing import case_id, pair_cases
@@ -224,26 +231,21 @@ def _from_manifest(path: Path, *, masks: bool) -> tuple[list[Case], list[str]]:
         raise DataError(f"{path} holds no line below its columns; add one for each image")
     column = "label" if masks else "class"
     labelled = all(row.get(column) for _, row in rows)
-    cases: dict[str, Case] = {}
-    problems = []
-    for number, row in rows:
-        where = f"{path}, line {number}"
-        try:
-            case = _case_of_row(row, path.parent, where, column if labelled else None)
-            if not case.case or (masks and not is_file_name(case.case)):
-                raise DataError(
-                    f"{where}: no file can be called as the case {case.case!r}; give it an id "
-                    f"without / and \\"
-                )
-            if case.case in cases:
-                raise DataError(f"{where}: case {case.case} is there twice; rename one")
-            cases[case.case] = case
-        except DataError as error:
-            problems.append(str(error))
-    return sorted(cases.values(), key=lambda case: case.case), problems
+
+    def make(row: Row, where: str) -> Case:
+        case = _case_of_row(row, path.parent, where, column if labelled else None)
+        if not case.case or (masks and not is_file_name(case.case)):
+            raise DataError(
+                f"{where}: no file can be called as the case {case.case!r}; give it an id "
+                f"without / and \\"
+            )
+        return case
+
+    cases, problems = collect({f"{path}, line {number}": row for number, row in rows}, make)
+    return sorted(cases, key=lambda case: case.case), problems
 
 
-def _case_of_row(row: Mapping[str, str], folder: Path, where: str, scored_by: str | None) -> Case:
+def _case_of_row(row: Row, folder: Path, where: str, scored_by: str | None) -> Case:
     names = files_of_row(row)
     if not all(names):
         raise DataError(f"{where}: it names no image; fill in the line or take it out")

@@ -96,7 +96,7 @@ def test_rows_that_are_wrong_are_named_with_their_place(tmp_path: Path) -> None:
     cases, problems = from_isic("A", folder, table, center="0")
     assert len(cases) == 3
     assert [problem.partition(":")[0] for problem in problems] == [
-        f"site A, row 4 of {table}", "site A, case ISIC_1",
+        f"site A, row 4 of {table}", f"site A, row 8 of {table}",
         f"site A, row 9 of {table}", f"site A, row 10 of {table}",
     ]  # fmt: skip
     assert "has no picture ISIC_4: restore it" in problems[0]

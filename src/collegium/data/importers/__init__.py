@@ -82,7 +82,7 @@ def find(
         return [], [
             f"site {site}: there is no folder {folder}: correct the path or federation.root"
         ]
-    kind = layout if layout != "auto" else detect(folder) or "images-labels"
+    kind = _kind(layout, folder) or "images-labels"
     if kind == "isic":
         raise ConfigError(
             f"site {site}: the layout isic is a folder of pictures and a table of them: name the "
@@ -157,7 +157,7 @@ def about(
     Raises:
         DataError: If the description is unusable, which `find` says too.
     """
-    kind = layout if layout != "auto" or not folder.exists() else detect(folder)
+    kind = _kind(layout, folder)
     if kind == "bids":
         return bids.about_of((options or {}).get("modality"))
     told = {"nnunet": nnunet.about_of, "datalist": datalist.about_of, "lists": lists.about_of}
@@ -174,6 +174,10 @@ def detect(folder: Path) -> str | None:
     if images is not None and labels is not None:
         return "images-labels"
     return next((layout for layout, sign in _SIGNS.items() if sign(folder)), None)
+
+
+def _kind(layout: str, folder: Path) -> str | None:
+    return detect(folder) if layout == "auto" else layout
 
 
 def _doubles(site: str, folder: Path, cases: list[Case]) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from collegium.data.columns import read_columns
 from collegium.data.decoded import listed
-from collegium.data.discovery import split_of
+from collegium.data.discovery import Row, collect, split_of
 from collegium.data.formats import FILES
 from collegium.data.importers.files import Found, visible
 from collegium.data.pairing import case_id
@@ -59,18 +59,12 @@ def from_isic(site: str, folder: Path, table: Path, *, center: str | None = None
             f"site {site}: there is no folder {folder}: correct the path or federation.root"
         )
     there = {case_id(path): path for path in visible(folder) if path.name.lower().endswith(FILES)}
-    cases: dict[str, Case] = {}
-    problems = []
-    for number, row in enumerate(rows, 1):
-        if center in (None, row["center"]):
-            try:
-                case = _case(site, row, there, f"site {site}, row {number} of {table}")
-                if case.case in cases:
-                    raise DataError(f"{case}: it is in {table} twice: take one row out")
-                cases[case.case] = case
-            except DataError as error:
-                problems.append(str(error))
-    return list(cases.values()), problems
+    own = {
+        f"site {site}, row {number} of {table}": row
+        for number, row in enumerate(rows, 1)
+        if center in (None, row["center"])
+    }
+    return collect(own, lambda row, where: _case(site, row, there, where))
 
 
 def _rows(site: str, table: Path) -> list[dict[str, str]]:
@@ -88,7 +82,7 @@ def _rows(site: str, table: Path) -> list[dict[str, str]]:
     return [dict(zip(named, cells, strict=True)) for cells in zip(*named.values(), strict=True)]
 
 
-def _case(site: str, row: Mapping[str, str], there: Mapping[str, Path], where: str) -> Case:
+def _case(site: str, row: Row, there: Mapping[str, Path], where: str) -> Case:
     name = row["image"]
     image = there.get(name) or there.get(case_id(Path(name)))
     if image is None:
