@@ -236,6 +236,7 @@ def test_models_that_may_leave_are_the_global_and_the_handed_out_ones(tmp_path):
     (deployed / "b.safetensors").write_bytes(b"y")
     assert content.models_of(tmp_path) == [files[0], deployed / "b.safetensors"]
     (deployed / "global.safetensors").write_bytes(b"x")
+    (deployed / "settings.json").write_bytes(b"{}")
     assert content.models_of(tmp_path) == [
-        deployed / "b.safetensors", deployed / "global.safetensors",
+        deployed / "b.safetensors", deployed / "global.safetensors", deployed / "settings.json",
     ]  # fmt: skip

@@ -186,7 +186,11 @@ def test_artifacts_are_the_files_of_the_run_bit_by_bit(tracked, tmp_path):
             assert len(list(cell.folder.glob("clients/*/personal.safetensors"))) == 2
         else:
             models = {"models/global.safetensors": (server / "global.safetensors").read_bytes()}
-        assert download(found.cells[label]) == models
+        for name in ("index.json", "settings.json"):  # how they are used
+            models[f"models/{name}"] = (server / "deployed" / name).read_bytes()
+        got = download(found.cells[label])
+        assert got == models
+        assert not [name for name, held in got.items() if str(tmp_path.parent).encode() in held]
 
 
 def test_nothing_logged_says_where_the_run_lies(tracked):

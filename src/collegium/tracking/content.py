@@ -205,9 +205,10 @@ def page_for_a_server(output: Path, config: ExperimentConfig) -> str:
 def models_of(folder: Path) -> Sequence[Path]:
     """Give the models of a cell that may leave: what its sites handed out, and the global one.
 
-    A site's personal model that the site's policy keeps lies elsewhere, and stays there.
+    With them go the files that say how they are used. A site's personal model that the site's
+    policy keeps lies elsewhere, and stays there.
     """
-    handed_out = sorted((folder / DEPLOYED).glob("*.safetensors"))
+    handed_out = sorted((folder / DEPLOYED).iterdir()) if (folder / DEPLOYED).is_dir() else []
     selected = folder / "server" / "global.safetensors"
     if selected.exists() and selected.name not in {file.name for file in handed_out}:
         return [selected, *handed_out]
