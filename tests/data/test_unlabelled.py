@@ -92,6 +92,16 @@ def test_a_manifest_may_name_labels_or_not(tmp_path: Path) -> None:
     assert [text.partition(": ")[0] for text in problems] == [f"{full}, line 3", f"{full}, line 4"]
 
 
+def test_classes_count_where_every_line_names_one_and_nothing_is_segmented(tmp_path: Path) -> None:
+    for name in ("a.png", "b.png"):
+        picture(tmp_path / name)
+    manifest = tmp_path / "m.csv"
+    for last, wanted in (("ill", ["well", "ill"]), ("", [None, None])):
+        manifest.write_text(f"image,class\na.png,well\nb.png,{last}\n")
+        found = [list_images(manifest, masks=masks)[0] for masks in (False, True)]
+        assert [[case.target for case in cases] for cases in found] == [wanted, [None, None]]
+
+
 def test_manifests_are_read_as_those_of_training_are(tmp_path: Path) -> None:
     for name in ("x.1.png", "z_0000.png", "z_0001.png", "m.png"):
         picture(tmp_path / name)
