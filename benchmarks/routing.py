@@ -30,7 +30,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from common.measuring import in_turns, medians, peak_of, verdict
@@ -69,8 +68,9 @@ def make_works(batch: int, *, large: bool) -> dict[str, Callable[[], object]]:
         routing_parameters,
     )
     from collegium.adaptation.base import descend
-    from collegium.adaptation.routing import Routing
+    from collegium.adaptation.routing import Routing, _Network
     from collegium.process import prepare
+    from collegium.tasks import SegmentationTask
     from collegium.tensors import Tensors
 
     class MixedOutputs(RoutedLayer):
@@ -98,7 +98,7 @@ def make_works(batch: int, *, large: bool) -> dict[str, Callable[[], object]]:
     use_batch_statistics(plain)
 
     def loss_of(module: nn.Module) -> Tensor:
-        network: Any = SimpleNamespace(module=module, seed=0)
+        network = _Network(module, {}, [], [], SegmentationTask(2), 0)
         return Routing()._loss(network, images, ("benchmark",))[0]
 
     def step(module: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], object]:

@@ -138,6 +138,10 @@ def test_the_list_has_a_row_for_every_algorithm_codec_and_model():
     assert [row["name"] for row in codecs] == ["cer", "dadaquant", "half", "identity", "stc"]
     models = json.loads(call("list", "models", "--json").stdout)
     assert "unet" in {row["name"] for row in models}
+    adapters = json.loads(call("list", "adapters", "--json").stdout)
+    known = ["average", "dsbn", "ensemble", "none", "routing", "tent", "ttt"]
+    assert [row["name"] for row in adapters] == known
+    assert not [row for row in [*rows, *codecs, *adapters] if "cannot be" in row["summary"]]
     assert "there is no list of 'modles'" in call("list", "modles").stderr
 
 

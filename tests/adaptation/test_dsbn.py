@@ -326,7 +326,7 @@ def test_pseudo_labels_need_classes() -> None:
     models = {"global": Tensors(regression().state_dict()).clone()}
     sources = Sources(models, regression, SupervisedTask(nn.functional.mse_loss))
     adapter = DSBN(batch_size=2, pseudo_labels=1)
-    with pytest.raises(ConfigError, match=r"has the shape \(2, 1\); set pseudo_labels to 0"):
+    with pytest.raises(ConfigError, match=r"has the shape \(2, 1\); choose the adapter none"):
         adapter.adapt(sources, Vectors(torch.randn(5, 3)), lambda *_: None)
 
 

@@ -10,6 +10,35 @@ from torch import Tensor
 from torch.nn import functional
 
 from collegium.errors import ConfigError
+from collegium.tasks import Task
+
+
+def exclusive(logits: Tensor, task: Task, adapter: str) -> Tensor:
+    """Return logits of classes of which every pixel has one.
+
+    Regions may overlap: each counts as an image of its own with two classes, outside (of logit 0)
+    and inside, whose softmax is the region's sigmoid. Losses of it are means over the regions.
+
+    Args:
+        logits: (B, channels, *spatial), as the network gives them.
+        task: with an attribute ``regions`` where the channels are regions.
+        adapter: what asks, for messages.
+
+    Returns:
+        (B, classes, *spatial); of regions (B regions, 2, *spatial).
+
+    Raises:
+        ConfigError: there are no classes to choose from.
+    """
+    if getattr(task, "regions", None):
+        inside = logits.flatten(0, 1)
+        return torch.stack([torch.zeros_like(inside), inside], dim=1)
+    if logits.ndim < 2 or logits.shape[1] < 2:
+        raise ConfigError(
+            f"{adapter} learns from how sure classes are, but the network's output has the shape "
+            f"{tuple(logits.shape)}; choose the adapter none, or dsbn without pseudo_labels"
+        )
+    return logits
 
 
 def consistency_loss(probabilities: Tensor, perturbed: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from collegium.adaptation._losses import exclusive
 from collegium.adaptation._norms import affine, batch_norms, require_batch_norms
 from collegium.adaptation.base import (
     GLOBAL,
@@ -141,7 +142,7 @@ class DSBN(Adapter):
                 "dsbn learns scale and shift from pseudo-labels, and the network's batch "
                 "normalisation has none; set pseudo_labels to 0"
             )
-        labels = [_label(site.module(images), self.threshold) for images in site.batches()]
+        labels = [_label(site.logits(images), self.threshold) for images in site.batches()]
         confident = fmean(float((label != UNSURE).float().mean()) for label in labels)
         optimizer = torch.optim.Adam(moving, lr=self.lr)
         for epoch in range(self.pseudo_labels):
@@ -150,7 +151,7 @@ class DSBN(Adapter):
                 if bool((label == UNSURE).all()):
                     continue
                 target = label.to(images.device, torch.int64)
-                output = site.module(images)
+                output = site.logits(images)
                 loss = functional.cross_entropy(output, target, ignore_index=UNSURE)
                 losses.append(descend(optimizer, loss, "dsbn"))
             account.steps += len(losses)
@@ -177,6 +178,10 @@ class _Site:
         """Yield what enters the network at once, always in the same order."""
         for _, example in groups(self.cases, self.batch_size):
             yield from self.task.windows(self.module, example.batch["image"])
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Return the logits of the classes, see `exclusive`."""
+        return exclusive(self.module(images), self.task, "dsbn")
 
 
 @dataclass
@@ -302,15 +307,6 @@ def _set_affine(module: nn.Module, model: Mapping[str, Tensor]) -> None:
 
 @torch.no_grad()
 def _label(output: Tensor, threshold: float) -> Tensor:
-    """Return the most probable class, int16 on the CPU, or `UNSURE`.
-
-    Raises:
-        ConfigError: there are no classes to choose from.
-    """
-    if output.ndim < 2 or output.shape[1] < 2:
-        raise ConfigError(
-            f"dsbn takes pseudo-labels from classes, but the network's output has the shape "
-            f"{tuple(output.shape)}; set pseudo_labels to 0 for this task"
-        )
+    """Return the most probable class, int16 on the CPU, or `UNSURE`."""
     sureness, label = output.softmax(dim=1).max(dim=1)
     return label.masked_fill(sureness < threshold, UNSURE).to("cpu", torch.int16)

@@ -11,7 +11,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from collegium.adaptation._losses import consistency_loss, entropy_loss, shape_loss
+from collegium.adaptation._losses import (
+    consistency_loss,
+    entropy_loss,
+    exclusive,
+    shape_loss,
+)
 from collegium.adaptation._norms import affine, batch_norms, use_batch_statistics
 from collegium.adaptation._routed import (
     RoutedLayer,
@@ -228,12 +233,12 @@ class Routing(Adapter):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss (Eq. 10) and its terms for images (B, C, *spatial)."""
         rng = generator(network.seed, "routing", *path)
-        clean = network.module(images).softmax(dim=1)
+        clean = network.chances(images)
         parts: dict[str, Tensor] = {}
         if "consistency" in self.terms:
             noisy = images + self.noise * torch.randn(images.shape, generator=rng).to(images)
             moved = _Move(rng, images) if self.transforms else _Stay()
-            perturbed = moved.undo(network.module(moved.do(noisy)).softmax(dim=1))
+            perturbed = moved.undo(network.chances(moved.do(noisy)))
             parts["consistency"] = consistency_loss(clean, perturbed)
         if "shape" in self.terms:
             parts["shape"] = shape_loss(clean, self.radius)
@@ -298,6 +303,10 @@ class _Network:
         """Yield what enters the network at once, in the order of the cases."""
         for _, example in groups(cases, size):
             yield from self.task.windows(self.module, example.batch["image"])
+
+    def chances(self, images: Tensor) -> Tensor:
+        """Return the probabilities of the classes, see `exclusive`."""
+        return exclusive(self.module(images), self.task, "routing").softmax(dim=1)
 
     def state(self) -> State:
         """Return a copy of what is trained."""

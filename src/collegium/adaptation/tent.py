@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from collegium.adaptation._losses import entropy_loss
+from collegium.adaptation._losses import entropy_loss, exclusive
 from collegium.adaptation._norms import affine, require_batch_norms, use_batch_statistics
 from collegium.adaptation.base import (
     GLOBAL,
@@ -86,7 +86,8 @@ class Tent(Adapter):
                 deliver("", index, prediction)
             for _ in range(self.steps):
                 for images in task.windows(module, example.batch["image"]):
-                    loss = entropy_loss(module(images).softmax(dim=1))
+                    logits = exclusive(module(images), task, "tent")
+                    loss = entropy_loss(logits.softmax(dim=1))
                     entropy = descend(optimizer, loss, "tent")
                     row = {"step": account.steps, "total": entropy, "entropy": entropy}
                     account.losses.append(row)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from collegium import outside
 from collegium.adaptation.base import GLOBAL
-from collegium.adaptation.opening import open_adapted
+from collegium.adaptation._opening import open_adapted
 from collegium.algorithm import Extended
 from collegium.building import build_algorithm, network_of
 from collegium.config import ExperimentConfig
@@ -214,7 +214,7 @@ def open_model(
 
     Args:
         place: the output folder of a run; or a ``.safetensors`` file, also one that an adapter
-            wrote, see `collegium.adaptation.opening.open_adapted`.
+            wrote, see `collegium.adaptation._opening.open_adapted`.
         choice: which cell of the run.
         config: the experiment that a file's model was trained with; None: the settings beside it.
         site: whose personal model; None: the global one.

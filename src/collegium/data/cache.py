@@ -101,9 +101,9 @@ def prepare(case: Case, image: ImageConfig, task: TaskConfig, cache: Path) -> Pr
 
 def entry_name(case: Case, image: ImageConfig, task: TaskConfig) -> str:
     """Give the name of a case's entry: a hash of its files' bytes, the recipe and the format."""
-    labels: dict[str, object] = {"classes": len(task.classes), "label_map": task.label_map}
+    labels: dict[str, object] = {"classes": task.classes, "label_map": task.label_map}
     if task.regions:
-        labels |= {"classes": task.classes, "regions": list(task.regions.items())}
+        labels["regions"] = list(task.regions.items())
     recipe = {
         "format": FORMAT,
         "image": asdict(image),

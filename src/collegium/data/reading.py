@@ -87,7 +87,8 @@ def read_label(
         path: A picture or a volume.
         classes: The classes, background included: their names, or how many there are.
         label_map: New labels for stored values, applied first; values it lacks stay. Masks of
-            regions have none.
+            regions have none. With one, a DICOM segmentation's stored values are the numbers of
+            its segments; without, segments that are called as classes are these.
         regions: By name the classes of each region.
         like: The image that the label map belongs to.
         both: Whether the file holds the image too.
@@ -104,6 +105,7 @@ def read_label(
         both=both,
         regions=tuple(regions),
         classes=names,
+        by_name=not label_map,
     )
     if isinstance(stored, Regions):
         array = classes_of_regions(stored.array, regions, path).astype(kind)

@@ -441,3 +441,40 @@ def test_folder_with_two_segmentations_is_refused(series: Path, tmp_path: Path) 
         write_segmentation(drawn(decode(series)), series, tmp_path / "masks" / name, CLASSES)
     with pytest.raises(DataError, match=r"holds 2 DICOM segmentations \(a, b\)"):
         decode_segmentation(tmp_path / "masks", decode(series))
+
+
+@pytest.mark.parametrize("kind", ["BINARY", "LABELMAP"])
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [(("Tumour", "liver"), (0, 2, 1)), (("tumour",), (0, 2)), (("liver", "tumour"), (0, 1, 2)),
+     (("part 1", "part 2"), (0, 1, 2))],
+)  # fmt: skip
+def test_segments_are_the_classes_that_they_are_called_as(
+    write_series: Write, tmp_path: Path, kind: str, labels: tuple[str, ...], classes: Sequence[int]
+) -> None:
+    image = write_series("s", np.zeros((2, 3, 5), "int16"))
+    stored = np.arange(30).reshape(2, 3, 5).astype("uint8") % (len(labels) + 1)
+    by_highdicom(image, tmp_path / "seg", labels, pixel_array=stored, segmentation_type=kind)
+    case = Case("C", "c", "p", (image,), tmp_path / "seg")
+    raw = decode_case(case, ImageConfig(), TaskConfig(classes=CLASSES))
+    expected = np.array(classes)[stored][:, ::-1, ::-1].T
+    np.testing.assert_array_equal(raw.arrays.label, expected)
+    said = [note for note in raw.notes if "were read by their names" in note]
+    assert len(said) == (classes != (0, 1, 2))
+    numbered = TaskConfig(classes=CLASSES, label_map={1: 1, 2: 2})
+    by_number = decode_case(case, ImageConfig(), numbered).arrays.label
+    np.testing.assert_array_equal(by_number, stored[:, ::-1, ::-1].T)
+
+
+def test_segments_of_which_only_some_are_called_as_classes_are_refused(
+    write_series: Write, tmp_path: Path
+) -> None:
+    image = write_series("s", np.zeros((2, 3, 5), "int16"))
+    stored = np.arange(30).reshape(2, 3, 5).astype("uint8") % 3
+    options = {"pixel_array": stored, "segmentation_type": "BINARY"}
+    by_highdicom(image, tmp_path / "seg", ("liver", "bone"), **options)
+    words = r"segments 1 \(liver\), 2 \(bone\) are called as classes .* say in label_map which"
+    with pytest.raises(DataError, match=words):
+        decode_segmentation(tmp_path / "seg", decode(image), (), CLASSES)
+    numbers = decode_segmentation(tmp_path / "seg", decode(image), (), CLASSES, by_name=False)
+    assert numbers.array.max() == 2

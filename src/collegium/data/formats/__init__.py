@@ -7,6 +7,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ def decode_label(
     both: bool = False,
     regions: Sequence[str] = (),
     classes: Sequence[str] = (),
+    by_name: bool = True,
 ) -> Decoded:
     """Decode a label map as stored, with an axis of channels before the spatial ones.
 
@@ -72,13 +74,15 @@ def decode_label(
         both: Whether the file holds the image too.
         regions: Names of the regions that it may hold, in the order of the channels.
         classes: Names of the classes.
+        by_name: Whether segments of a DICOM segmentation are the classes that they are called as.
 
     Raises:
         DataError: The file cannot be read.
     """
     suffix = _suffix(path)
     if like is not None and suffix is None and dicomseg.is_segmentation(path):
-        return _guarded(path, lambda: dicomseg.decode_segmentation(path, like, regions, classes))
+        decode = partial(dicomseg.decode_segmentation, path, like, regions, classes)
+        return _guarded(path, lambda: decode(by_name=by_name))
     if suffix not in arrays.SUFFIXES:
         found = _guarded(path, lambda: _decode(path, palette, None, both=both))
     else:

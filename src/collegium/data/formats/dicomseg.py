@@ -38,9 +38,17 @@ def is_segmentation(path: Path) -> bool:
 
 
 def decode_segmentation(
-    path: Path, like: Decoded, regions: Sequence[str] = (), classes: Sequence[str] = ()
+    path: Path,
+    like: Decoded,
+    regions: Sequence[str] = (),
+    classes: Sequence[str] = (),
+    *,
+    by_name: bool = True,
 ) -> Decoded:
-    """Decode a segmentation to a label map (1, *spatial) of segment numbers on an image's grid.
+    """Decode a segmentation to a label map (1, *spatial) on an image's grid.
+
+    It holds the segments' numbers; but segments that are all called as classes are, in upper or
+    lower case, are these classes whatever their numbers.
 
     Segments that overlap, or that are called as regions are and not as classes are, become
     `Regions`: told by their labels in upper or lower case, a region without a segment being empty;
@@ -51,10 +59,11 @@ def decode_segmentation(
         like: The image that it belongs to.
         regions: Names of the regions that segments may be.
         classes: Names of the classes.
+        by_name: Whether names of classes count; else numbers do.
 
     Raises:
         DataError: The file is damaged, or segments lie on another grid than the image, or overlap
-            and are not the regions.
+            and are not the regions, or some are called as classes and some are not.
     """
     with quiet():
         segments = _Segments.of(path)
@@ -63,6 +72,8 @@ def decode_segmentation(
             labels, overlap = _label_map(segments, like)
             if not overlap:
                 segments.note_order(regions, classes)
+                if by_name:
+                    labels = segments.as_classes(labels, classes)
                 return Decoded(labels[None], like.spacing, like.affine, tuple(segments.notes))
             numbers = numbers or segments.in_order(regions, classes, overlap)
         masks = _masks(segments, like, [numbers.get(name) for name in regions])
@@ -160,6 +171,28 @@ class _Segments:
             f"regions ({listed(regions)}): call them in task.regions as in the file, or export "
             "them without overlap"
         )
+
+    def as_classes(self, labels: NDArray[Any], classes: Sequence[str]) -> NDArray[Any]:
+        """Bring numbers of segments to the classes that they are called as."""
+        places = {name.casefold(): place for place, name in enumerate(classes)}
+        keys = {n: label.strip().casefold() for n, label in self.names.items() if n}
+        named = {number: places[key] for number, key in keys.items() if key in places}
+        if not named:
+            return labels
+        words = listed(f"{number} ({self.names[number]})" for number in keys)
+        if len(named) < len(keys):
+            raise DataError(
+                f"{self.path}: some of its segments {words} are called as classes are and some are "
+                f"not (task.classes: {listed(classes)}): call all so, or say in label_map which "
+                "class each number is"
+            )
+        if all(number == place for number, place in named.items()):
+            return labels
+        self.notes.append(f"{self.path.name}: its segments {words} were read by their names")
+        moved = np.zeros(max(self.names) + 1, np.min_scalar_type(len(classes)))
+        moved[list(named)] = list(named.values())
+        brought: NDArray[Any] = moved[labels]
+        return brought
 
     def note_order(self, regions: Sequence[str], classes: Sequence[str]) -> None:
         """Say that segments without overlap were not taken as regions, where they may be."""
