@@ -43,7 +43,7 @@ from collegium.outcome import (
 )
 from collegium.results import ROWS_FILE, Row
 from collegium.run import RoundRecord, Run
-from collegium.scaling import Scaled, scale_together
+from collegium.scaling import FILE, Scaled, scale_together, write_scaling
 from collegium.simulation import build_clients, build_run
 from collegium.state import write_atomically
 
@@ -154,6 +154,10 @@ def run_cell(data: Mapping[str, Any], key: CellKey, observe: Observer) -> None:
     holder = holders(cells)[cell.key]
     build = partial(cell_clients, data, key)
     run, scores = _train(holder, build, lambda record: observe(_round_event(record, about)))
+    table = config.federation.table
+    for name, client in build().items() if table and table.scale == "site" else ():
+        if client.site.scaling is not None:
+            write_scaling(holder.folder / "clients" / name / FILE, client.site.scaling)
     if cell.seed == config.seeds[0]:
         write_overlays(build(), run, scores, metric, cell.folder / "overlays")
     rows = [*cell_rows(cell, run, scores), *_adapt(cell, holder, about, observe)]

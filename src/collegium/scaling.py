@@ -35,7 +35,7 @@ from collegium.tasks import Task
 from collegium.training import TrainingConfig
 
 FILE = "scaling.json"
-"""What came of the exchange, beside the trainings that use it."""
+"""What came of the exchange, beside the trainings; in a site's folder, how it scales by itself."""
 
 EXCHANGE = Path("scaling") / "seed-0"
 """Where the exchange itself is kept, as that of an algorithm, whose ledgers a report shows."""
@@ -102,15 +102,14 @@ def scale_together(
     """
     path = folder / FILE
     if path.exists():
-        return _read(path)
+        return read_scaling(path)
     asking = FeatureSums(table.numeric)
     check_method(asking, TrainingConfig(), sites)
     with _alone(folder / EXCHANGE):
         if path.exists():
-            return _read(path)
+            return read_scaling(path)
         scaling = _ask(asking, sites, network, task, folder / EXCHANGE)
-        plain = {name: row.tolist() for name, row in vars(scaling).items()}
-        write_atomically(path, json.dumps(plain, indent=1).encode())
+        write_scaling(path, scaling)
     return scaling
 
 
@@ -172,6 +171,13 @@ class Scaled:
         return module
 
 
-def _read(path: Path) -> Scaling:
+def write_scaling(path: Path, scaling: Scaling) -> None:
+    """Write a scaling as JSON."""
+    plain = {name: row.tolist() for name, row in vars(scaling).items()}
+    write_atomically(path, json.dumps(plain, indent=1).encode())
+
+
+def read_scaling(path: Path) -> Scaling:
+    """Read what `write_scaling` wrote."""
     stored = json.loads(path.read_text(encoding="utf-8"))
     return Scaling(np.array(stored["shift"]), np.array(stored["factor"]))

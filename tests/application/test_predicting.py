@@ -74,7 +74,7 @@ def predict(output: Path, place: Path, to: Path, **settings: Any) -> Path:
 # --- tables
 
 
-def run_of_tables(folder: Path, ill: str) -> Path:
+def run_of_tables(folder: Path, ill: str, scale: str = "federation", **settings: Any) -> Path:
     for number, site in enumerate(SITES):
         rng = np.random.default_rng(number)
         lines = [
@@ -85,13 +85,13 @@ def run_of_tables(folder: Path, ill: str) -> Path:
         (folder / f"{site}.csv").write_text("\n".join(["id,age,stage,fold,ill", *lines]) + "\n")
     columns = {
         "label": "ill", "numeric": ["age"], "categorical": {"stage": ["I", "II"]}, "case": "id",
-        "split": "fold", "scale": "federation",
+        "split": "fold", "scale": scale,
     }  # fmt: skip
     task = {"name": "classification", "classes": ["well", ill],
             "coding": {"0": "well", "1": ill}}  # fmt: skip
     sites = {site: {"table": f"{site}.csv"} for site in SITES}
     federation = {"sites": sites, "task": task, "table": columns}
-    return run(folder, federation, model={"name": "mlp", "hidden": [4]})
+    return run(folder, federation, model={"name": "mlp", "hidden": [4]}, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +143,23 @@ def test_new_rows_need_neither_class_nor_split_and_may_be_ordered_otherwise(
     old = predict(of_tables, of_tables.parent / "south.csv", tmp_path / "old") / "predictions.csv"
     assert new.read_text() == old.read_text()
     assert [path.name for path in new.parent.iterdir()] == ["predictions.csv"]
+
+
+def test_a_site_s_own_model_scales_as_the_site_does(tmp_path: Path) -> None:
+    output = run_of_tables(tmp_path, "ill", "site", algorithms=["ditto"])
+    handed = open_model(output, site="south")
+    whole = predict_folder(handed, tmp_path / "south.csv", tmp_path / "all") / "predictions.csv"
+    losses = run_scores(output, "south", "log_loss", algorithm="ditto", model="personal")
+    for case, loss in losses.items():
+        truth = int(case.removeprefix("south")) % 2
+        chance = chances(table(whole)[case], ("well", "ill"))[truth]
+        assert -math.log(chance) == pytest.approx(loss, abs=1e-5)
+    header, first, *_ = (tmp_path / "south.csv").read_text().splitlines()
+    (tmp_path / "one.csv").write_text(f"{header}\n{first}\n")
+    one = predict_folder(handed, tmp_path / "one.csv", tmp_path / "one") / "predictions.csv"
+    assert table(one)["south0"] == table(whole)["south0"]
+    with pytest.raises(DataError, match=r"holds one row, .* predict with a site's own model"):
+        predict(output, tmp_path / "one.csv", tmp_path / "global")
 
 
 def test_a_class_that_is_called_like_a_column_overwrites_none(tmp_path: Path) -> None:

@@ -11,12 +11,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from collegium import outside
-from collegium.adaptation.base import GLOBAL
 from collegium.adaptation._opening import open_adapted
+from collegium.adaptation.base import GLOBAL
 from collegium.algorithm import Extended
 from collegium.building import build_algorithm, network_of
 from collegium.config import ExperimentConfig
 from collegium.data.federation import sites_of
+from collegium.data.tables import Scaling
 from collegium.errors import CheckpointError, ConfigError
 from collegium.experiment import RUN_FILE, read_run_config
 from collegium.grid import Cell, cells_of, holders
@@ -25,6 +26,7 @@ from collegium.models.rotation import ROTATION, attach_rotation_head
 from collegium.outcome import DEPLOYED
 from collegium.preflight import build_network
 from collegium.randomness import ambient
+from collegium.scaling import FILE, read_scaling
 from collegium.tensors import Tensors
 
 BUNDLE_MODEL = Path("models") / "model.safetensors"
@@ -62,6 +64,8 @@ class Handed:
         origin: where they are from, in words.
         server: which of them are the server's own, see `collegium.adaptation.base.Sources`.
         seed: the seed that they were trained with.
+        scaling: how the site whose model it is scales the numbers of its table, where it does so by
+            itself.
     """
 
     models: Mapping[str, Tensors]
@@ -70,6 +74,7 @@ class Handed:
     origin: str
     server: Collection[str] = (GLOBAL,)
     seed: int = 0
+    scaling: Scaling | None = None
 
 
 def open_models(
@@ -257,5 +262,8 @@ def open_model(
         )
     network = Extended(network_of(cell.config), build_algorithm(cell.algorithm))
     origin = f"{stored.name}: {cell.name}, {site or 'global'}"
-    model = import_model(file)
-    return Handed({site or GLOBAL: model}, network, cell.config, origin, seed=cell.seed)
+    model, kept = import_model(file), file.parent / FILE
+    scaling = read_scaling(kept) if site is not None and kept.is_file() else None
+    return Handed(
+        {site or GLOBAL: model}, network, cell.config, origin, seed=cell.seed, scaling=scaling
+    )

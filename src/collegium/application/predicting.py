@@ -20,7 +20,7 @@ from collegium.data.columns import SUFFIXES
 from collegium.data.dataset import Dataset, Example
 from collegium.data.federation import FederationConfig, task_at
 from collegium.data.sampling import ImageDataset
-from collegium.data.tables import read_table
+from collegium.data.tables import Scaling, read_table
 from collegium.data.tabular import rows_to_predict
 from collegium.data.unlabelled import list_images
 from collegium.errors import ConfigError, DataError
@@ -124,12 +124,19 @@ def _predict_images(
 
 
 def _predict_table(handed: Handed, place: Path, folder: Path, device: str) -> None:
-    names, data = open_rows(place, handed.config.federation)
+    names, data = open_rows(place, handed.config.federation, handed.scaling)
     _write_probabilities(handed, data, names, folder, device)
 
 
-def open_rows(place: Path, federation: FederationConfig) -> tuple[Sequence[str], Dataset]:
+def open_rows(
+    place: Path, federation: FederationConfig, scaling: Scaling | None = None
+) -> tuple[Sequence[str], Dataset]:
     """Give the cases' names and the rows of a table that is only predicted.
+
+    Args:
+        place: The table.
+        federation: What its columns and classes are.
+        scaling: How the site scales its numbers; None: by those of the table.
 
     Raises:
         ConfigError: It is no table.
@@ -141,7 +148,7 @@ def open_rows(place: Path, federation: FederationConfig) -> tuple[Sequence[str],
             f"{place}: the model learnt from tables; name a table ({', '.join(SUFFIXES)})"
         )
     table = read_table(place, federation.table, labelled=False)
-    return table.cases, rows_to_predict(table, federation.table, federation.task)
+    return table.cases, rows_to_predict(table, federation.table, federation.task, scaling)
 
 
 def _write_probabilities(

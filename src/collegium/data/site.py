@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from collegium.data.dataset import Dataset
+from collegium.data.tables import Scaling
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,15 @@ class EgressPolicy:
 
 @dataclass(frozen=True)
 class Site:
-    """One institution: its name, its three splits and its egress policy."""
+    """One institution: its name, its three splits and its egress policy.
+
+    Attributes:
+        scaling: How it scales the numbers of its table, where it does so by itself.
+    """
 
     name: str
     train: Dataset
     val: Dataset
     test: Dataset
     policy: EgressPolicy = EgressPolicy()
+    scaling: Scaling | None = None

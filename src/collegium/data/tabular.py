@@ -67,7 +67,8 @@ def open_table(
             f"site {name} has no training cases to scale its numbers by; add some, or set "
             f"table.scale to federation"
         )
-    rows = encode(table, config, _scaling(table, config, of_split == "train"))
+    scaling = _scaling(table, config, of_split == "train")
+    rows = encode(table, config, scaling)
     for note in table.notes:
         logger.info("site %s: %s", name, note)
     datasets = []
@@ -80,18 +81,40 @@ def open_table(
         ids = [[names[index] for index in chosen] for names in (table.patients, table.cases)]
         datasets.append(TensorDataset(inputs, *ids))
     train_set, val_set, test_set = datasets
-    return Site(name, train_set, val_set, test_set, policy)
+    own = scaling if config.scale == "site" else None
+    return Site(name, train_set, val_set, test_set, policy, own)
 
 
-def rows_to_predict(table: Table, config: TableConfig, task: TaskConfig) -> TensorDataset:
+def rows_to_predict(
+    table: Table, config: TableConfig, task: TaskConfig, scaling: Scaling | None = None
+) -> TensorDataset:
     """Give the rows of a table that is only predicted, with their classes where all have one.
 
-    Where a site scales by itself, these rows are scaled by their own mean and standard deviation.
+    Args:
+        table: The rows.
+        config: What the columns are.
+        task: What the classes are.
+        scaling: How the site scales its numbers where sites scale by themselves; None: by the mean
+            and the standard deviation of these rows.
 
     Raises:
-        DataError: All rows have a class, and one is unknown.
+        DataError: All rows have a class, and one is unknown; or there is a single row, which has no
+            standard deviation to be scaled by.
     """
-    rows = encode(table, config, _scaling(table, config, np.ones(len(table.cases), bool)))
+    if config.scale == "site" and config.numeric and scaling is None:
+        if len(table.cases) == 1:
+            raise DataError(
+                "the table holds one row, which cannot be scaled by its own mean and deviation: "
+                "predict with a site's own model (--site), which knows the site's, or add rows"
+            )
+        logger.warning(
+            "%d rows are scaled by their own mean and deviation, so that what is said of one "
+            "depends on the others; a site's own model (--site) knows the site's",
+            len(table.cases),
+        )
+    if config.scale != "site" or scaling is None:
+        scaling = _scaling(table, config, np.ones(len(table.cases), bool))
+    rows = encode(table, config, scaling)
     inputs = {"image": torch.from_numpy(rows)}
     if all(word.lower() not in MISSING for word in table.targets):
         inputs["label"] = torch.from_numpy(_classes(table, task, ""))
