@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from collegium.errors import CheckpointError, StorageError
-from collegium.message import pack
+from collegium.message import MARK, pack
 from collegium.state import Store, lock, storage_error, write_atomically
 from collegium.tensors import Tensors
 
@@ -120,6 +120,17 @@ def test_damaged_state_is_named(tmp_path):
     with pytest.raises(CheckpointError) as caught:
         store.load("000003")
     assert str(caught.value).startswith(f"{tmp_path / '000003.state'} is damaged (cut short")
+
+
+def test_the_outline_of_a_state_is_all_of_it_but_the_tensors(tmp_path):
+    store = Store(tmp_path)
+    store.save("1", {"deep": [{"w": Tensors({"a": torch.ones(5)})}, 0.1], "none": None})
+    assert store.outline("1") == {"deep": [{"w": {MARK: [["a", 0]]}}, 0.1], "none": None}
+    store.write("2", pack({"model": Tensors({"w": torch.ones(100)})})[:-1])
+    with pytest.raises(CheckpointError, match=r"2\.state is damaged \(cut short"):
+        store.outline("2")
+    with pytest.raises(StorageError, match=r"7\.state: No such file"):
+        store.outline("7")
 
 
 def test_absent_state_is_named(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import safetensors
 import torch
 
 from collegium.errors import CheckpointError, ProtocolError, StorageError
@@ -161,6 +163,23 @@ class Store:
         except OSError as error:
             raise StorageError(f"{self.path(name)}: {error.strerror or error}") from error
 
+    def outline(self, name: str) -> Any:
+        """Return the plain values stored under ``name``; not one tensor is read.
+
+        Where `Tensors` are, there is a dictionary with the one key `collegium.message.MARK`.
+
+        Raises:
+            CheckpointError: the file is damaged, for example cut short.
+            StorageError: the file cannot be read.
+        """
+        try:
+            with safetensors.safe_open(self.path(name), "pt") as file:
+                return json.loads(file.metadata()["nesting"])
+        except OSError as error:
+            raise StorageError(f"{self.path(name)}: {error.strerror or error}") from error
+        except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
+            raise self._damaged(name) from error
+
     def decode(self, name: str, data: bytes, device: str | torch.device = "cpu") -> Any:
         """Return the value that ``data`` holds, its tensors on ``device``.
 
@@ -170,9 +189,12 @@ class Store:
         try:
             return unpack(data, device)
         except ProtocolError as error:
-            raise CheckpointError(
-                f"{self.path(name)} is damaged (cut short or overwritten); restore it or remove it"
-            ) from error
+            raise self._damaged(name) from error
+
+    def _damaged(self, name: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self.path(name)} is damaged (cut short or overwritten); restore it or remove it"
+        )
 
     def remove(self, name: str) -> None:
         """Forget ``name``."""

@@ -11,6 +11,7 @@ import torch
 from collegium.ledger import Ledger
 from collegium.report.overlays import draw_layers, draw_overlay
 from collegium.results import Row, write_table
+from collegium.state import Store
 from collegium.tensors import Tensors
 
 SITES = ("Basel", "Kyoto", "Leeds", "<b>Quito")
@@ -38,6 +39,7 @@ def make_run():
         if outside:
             rows += _outside(rng)
             _accounts(folder)
+            _states(folder)
             (folder / "assessment").mkdir()
             (folder / "assessment" / "assessment.json").write_text(json.dumps(_assessment()))
         write_table(rows, folder)
@@ -117,6 +119,20 @@ def _accounts(folder):
             place = folder / "ditto" / f"seed-{seed}" / "outside" / "Oslo" / adapter
             place.mkdir(parents=True)
             (place / "account.json").write_text(json.dumps(account(seed, adapter)))
+
+
+def _states(folder):
+    """FedBN goes by distances, the same for both seeds, and Ditto by another graph for each."""
+    sites = list(SITES)
+    distance = {
+        "sites": sites, "matrix": [[10 * value for value in row] for row in MATRIX],
+        "most_distant": sites[3], "omega": {**dict.fromkeys(sites[:3], 1.0), sites[3]: 0.25},
+    }  # fmt: skip
+    for seed in SEEDS:
+        matrix = [[value / (seed + 1) for value in row] for row in MATRIX]
+        graph = {"clients": sites, "distances": matrix, "edges": [sites[:2], sites[2:]]}
+        Store(folder / "fedbn" / f"seed-{seed}" / "server").save("000012", {"distance": distance})
+        Store(folder / "ditto" / f"seed-{seed}" / "server").save("000012", {"graph": graph})
 
 
 def account(seed: int, adapter: str) -> dict[str, Any]:

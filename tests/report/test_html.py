@@ -1,4 +1,5 @@
 import base64
+import html
 import json
 import re
 from html.parser import HTMLParser
@@ -9,6 +10,7 @@ import pytest
 from collegium.errors import DataError
 from collegium.report.html import write_report
 from collegium.results import Row, append_rows, write_table
+from collegium.state import Store
 
 SITES = ("Basel", "Kyoto", "Leeds", "<b>Quito")
 
@@ -211,6 +213,54 @@ def test_distances_and_network_are_those_of_the_assessment(text):
     part = text[text.index('id="distances-title"') : text.index('id="curves-title"')]
     assert '<td class="deep" style="--v:88%">9</td>' in part
     assert "Network of the sites by channel 1 and vessel; joined are Basel with Kyoto" in part
+
+
+def heat(text, caption):
+    """The numbers of a heat table, 0 where it has a dash, without the sums."""
+    table = text[text.index(f"<caption>{caption}</caption>") :]
+    rows = table[: table.index("</table>")].split("<tr>")[2:]
+    cells = [re.findall(r'<td class="(?:deep)?" style[^>]*>([^<]*)|<td style[^>]*>&ndash;', r)
+             for r in rows]  # fmt: skip
+    return [[float(cell or 0) for cell in row] for row in cells]
+
+
+def test_distances_and_networks_of_methods_are_those_of_the_servers_states(output, text):
+    part = text[text.index('id="distances-title"') : text.index('id="curves-title"')]
+    assert re.findall(r"<(h[34]>[^<]*)</h", part) == [
+        "h3>The assessment", "h4>By metadata, in their own units",
+        "h4>How well a classifier tells two sites apart",
+        "h3>What the methods went by", "h4>FedBN", "h4>Ditto",
+    ]  # fmt: skip
+    for label, key, made_of, shown in (
+        ("fedbn", "distance", "what they told of their data: FedBN", {"seeds 0 and 1": 0}),
+        ("ditto", "graph", "sketches of their data: Ditto", {"seed 0": 0, "seed 1": 1}),
+    ):
+        for title, seed in shown.items():
+            state = Store(output / label / f"seed-{seed}" / "server").load("000012")[key]
+            found = heat(part, f"Distances by {made_of}, {title}")
+            assert found == (state.get("matrix") or state["distances"])
+    said = " ".join(html.unescape(re.sub("<[^>]*>", " ", part)).split())
+    assert "Most distant: <b>Quito ; in the mean <b>Quito weighs 0.25 times what it would." in said
+    assert said.count("Joined: 2 pairs of sites that the method ties to each other.") == 2
+    assert "Here seed 0; the other seeds are folded below." in said
+    assert re.findall(r"<summary>(.*)</summary>", part) == ["Seed 1"]
+    joined = "joined are Basel with Kyoto, Leeds with &lt;b&gt;Quito."
+    assert part.count(f"Network of the sites by sketches of their data; {joined}") == 2
+    assert "Network of the sites by what they told of their data; none are joined." in part
+
+
+def test_the_page_of_distances_stands_without_an_assessment_and_not_without_both(
+    tmp_path, make_run
+):
+    make_run(tmp_path, overlays=False)
+    assert 'id="distances"' not in write_report(tmp_path).read_text(encoding="utf-8")
+    two = {"clients": ["A", "B"], "distances": [[0.0, 3.5], [3.5, 0.0]], "edges": [["A", "B"]]}
+    Store(tmp_path / "fedbn" / "seed-0" / "server").save("000012", {"graph": two})
+    text = write_report(tmp_path).read_text(encoding="utf-8")
+    part = text[text.index('id="distances-title"') : text.index('id="curves-title"')]
+    assert re.findall(r"<h[34]>([^<]*)</h", part) == ["What the methods went by", "FedBN"]
+    assert heat(part, "Distances by sketches of their data: FedBN, seed 0") == two["distances"]
+    assert "assess" not in part
 
 
 def test_broken_and_missing_ledgers_are_told(page):

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+from PIL import Image
 
 from collegium.benchmark.scores import Where
 from collegium.report.html import render
@@ -109,3 +111,57 @@ def test_a_large_report_stays_under_25_megabytes_and_says_what_found_no_room(tmp
         assert cases.count(f'data-site="{site}"') == 4
         assert cases.count(f'data-site="{site}, outside"') >= 4
     assert max(shown) - min(shown) <= 2 * 4  # a turn inside, and one outside
+
+
+def drawn_cases(page: str) -> str:
+    (cases,) = (part for part in page.split('<section class="page') if 'id="cases"' in part)
+    return " ".join(cases.split())
+
+
+@pytest.mark.parametrize(
+    ("drawn", "first", "caption"),
+    [
+        (["personal"], "Ditto personal",
+         "Of Ditto personal; none were drawn of Ditto global, the method of Basel's answer."),
+        (["personal", "global"], "Ditto global", ""),
+        ([], "Alpha global",
+         "Of Alpha global; none were drawn of Ditto global, the method of Basel's answer."),
+    ],
+)  # fmt: skip
+def test_cases_of_an_answer_without_pictures_are_those_of_its_algorithms_other_model(
+    tmp_path: Path, drawn: list[str], first: str, caption: str
+) -> None:
+    """Ditto's global model did best on validation."""
+    values = {("local", "personal"): 0.5, ("Alpha", "global"): 0.6, ("ditto", "global"): 0.9,
+              ("ditto", "personal"): 0.7}  # fmt: skip
+    rows = [
+        Row(experiment="e", algorithm=algorithm, seed=0, round=1, site="Basel", split=split,
+            model=model, metric="dice", value=value, case=case, patient=case)
+        for (algorithm, model), value in values.items()
+        for split, case in (("val", ""), *(("test", f"c{number}") for number in range(6)))
+    ]  # fmt: skip
+    Image.new("L", (8, 8)).save(tmp_path / "a.png")
+    overlays = [
+        Overlay("Basel", algorithm, 0, model, "best", "c1", "dice", 0.5, tmp_path / "a.png")
+        for algorithm, model in (("Alpha", "global"), *(("ditto", model) for model in drawn))
+    ]
+    cases = drawn_cases(
+        render(Run({}, rows, ("local", "Alpha", "ditto"), "local", "dice"), overlays, {})
+    )
+    assert re.findall(r"<h4>([^<]*)</h4>", cases) == [first]
+    assert set(re.findall(r'data-method="([^"]*)"', cases)) == {first}
+    found = re.findall(r'<p class="soft">([^<]*)</p>', cases.replace("&#39;", "'"))
+    assert found == ([caption] if caption else [])
+    assert "test case under the method of its answer" in cases
+
+
+def test_without_an_answer_cases_are_those_of_the_first_method(tmp_path: Path) -> None:
+    row = Row(experiment="e", algorithm="ditto", seed=0, round=1, site="Basel", split="test",
+              model="personal", metric="dice", value=0.5, case="c1", patient="c1")  # fmt: skip
+    Image.new("L", (8, 8)).save(tmp_path / "a.png")
+    overlay = Overlay(
+        "Basel", "ditto", 0, "personal", "best", "c1", "dice", 0.5, tmp_path / "a.png"
+    )
+    cases = drawn_cases(render(Run({}, [row], ("ditto",), "local", "dice"), [overlay], {}))
+    assert "test case under the first method, and common ones" in cases
+    assert "none were drawn" not in cases

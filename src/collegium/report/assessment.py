@@ -107,8 +107,9 @@ def network_svg(geometry: Mapping[str, Any]) -> str:
         shape = f'cx="{x:.1f}" cy="{y:.1f}" r="9"'
         parts.append(f'<circle class="node group-{number}" {shape}/>')
         parts.append(f'<text x="{x:.1f}" y="{y - 20:.1f}">{html.escape(site)}</text>')
-    joined = ", ".join(f"{first} with {second}" for first, second in geometry["edges"])
-    label = html.escape(f"Network of the sites by {geometry['made_of']}; joined are {joined}.")
+    pairs = ", ".join(f"{first} with {second}" for first, second in geometry["edges"])
+    joined = f"joined are {pairs}" if pairs else "none are joined"
+    label = html.escape(f"Network of the sites by {geometry['made_of']}; {joined}.")
     ys = [y for _, y in places.values()]
     top, height = min(ys) - 42, max(ys) - min(ys) + 66
     return (

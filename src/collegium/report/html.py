@@ -43,6 +43,7 @@ def write_report(output: Path, *, pictures: bool = True) -> Path:
 
     Raises:
         DataError: There are no results, or a file cannot be read.
+        CheckpointError: The state of a server is damaged.
         StorageError: The page cannot be written.
     """
     run = read_run(output)
@@ -121,7 +122,7 @@ def list_pages(report: Report) -> list[dict[str, str]]:
         ("results", "Results", True),
         *((page, name, True) for page, name in sites),
         ("outside", "Hospitals outside", report.tables["outside"]),
-        ("distances", "How sites differ", run.assessment),
+        ("distances", "How sites differ", run.assessment or run.relations),
         ("curves", "Learning curves", report.curves),
         ("routing", "Routing", [found for found in report.adaptations if found.routes]),
         ("cases", "Cases", [page for page in report.sites if any(page.pictures.values())]),

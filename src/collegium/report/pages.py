@@ -85,7 +85,7 @@ class SitePage:
         adapting: Of a site outside, adapters against none.
         curves: Its charts.
         pictures: By "inside" and "outside", its pictures by method; inside, the method of its
-            answer first.
+            answer first, or, where none of it were drawn, another model of the same algorithm.
         traffic: What it sent and received.
         ledger: What its ledgers say.
         adaptations: What adapters did there.
@@ -276,6 +276,7 @@ def gather_pictures(
 ) -> tuple[dict[Lane, Groups], int]:
     """Take up pictures, a method of each site in its turn, the method of the site's answer first.
 
+    A cell draws one of its models; where that is not the answer's, it comes first all the same.
     A site that is both inside and outside has a turn for each.
 
     Args:
@@ -291,8 +292,7 @@ def gather_pictures(
         groups[overlay.site, overlay.where][overlay.name].append(overlay)
     ordered: dict[Lane, list[list[Overlay]]] = {}
     for (site, where), methods in sorted(groups.items()):
-        chosen = answers[site].chosen if site in answers else None
-        first = chosen.name if chosen else ""
+        first = _first(methods, answers[site].chosen if site in answers else None)
         ordered[site, where] = [methods[name] for name in sorted(methods, key=first.__ne__)]
     shown: dict[Lane, Groups] = {lane: {} for lane in ordered}
     left_out = 0
@@ -305,6 +305,14 @@ def gather_pictures(
                 methods_shown = shown[overlay.site, overlay.where]
                 methods_shown.setdefault(overlay.name, []).append(picture)
     return shown, left_out
+
+
+def _first(methods: Mapping[str, Sequence[Overlay]], chosen: Comparison | None) -> str:
+    """The method of an answer among those with pictures, else another model of its algorithm."""
+    if chosen is None or chosen.name in methods:
+        return chosen.name if chosen else ""
+    own = (name for name, (o, *_) in methods.items() if o.algorithm == chosen.algorithm)
+    return next(own, "")
 
 
 def _unfinished(run: Run) -> list[str]:

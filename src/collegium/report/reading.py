@@ -9,6 +9,7 @@ from typing import Any
 from collegium.benchmark.sweeps import variations
 from collegium.benchmark.timing import headline_metric, read_accounts
 from collegium.errors import DataError
+from collegium.report.relations import Related, read_relations
 from collegium.results import Row, read_table
 
 ASSESSMENTS = (Path("assessment") / "assessment.json", Path("assessment.json"))
@@ -31,6 +32,7 @@ class Run:
         sweep: The rows of all settings.
         accounts: The content of every ``account.json`` of the setting.
         assessment: The content of ``assessment.json``, or None.
+        relations: Name of a method -> how far sites are apart to it.
     """
 
     info: Mapping[str, Any]
@@ -44,6 +46,7 @@ class Run:
     sweep: Sequence[Row] = ()
     accounts: Sequence[Mapping[str, Any]] = ()
     assessment: Mapping[str, Any] | None = field(default=None)
+    relations: Mapping[str, Sequence[Related]] = field(default_factory=dict)
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -93,6 +96,7 @@ def read_run(output: Path) -> Run:
 
     Raises:
         DataError: There are no results, or a file cannot be read.
+        CheckpointError: The state of a server is damaged.
     """
     info = _read_info(output / "run.json")
     sweep = read_table(output)
@@ -104,10 +108,11 @@ def read_run(output: Path) -> Run:
     draft = Run(info, rows, (), "", "")
     named = list(zip(draft.algorithms, draft.labels, strict=True))
     local = next((label for entry, label in named if entry.get("name") == "local"), "local")
+    order = _order([local, *draft.labels], rows)
     return Run(
         info,
         rows,
-        _order([local, *draft.labels], rows),
+        order,
         local,
         headline_metric(rows),
         frozenset(label for entry, label in named if entry.get("name") == "pooled"),
@@ -116,6 +121,7 @@ def read_run(output: Path) -> Run:
         sweep if settings else (),
         read_accounts(output, setting),
         read_assessment(output),
+        read_relations(output, setting, order),
     )
 
 
