@@ -254,7 +254,9 @@ def list_cases(config: FederationConfig, name: str) -> tuple[list[Case], list[st
             cases, problems = from_manifest(name, root, root / site.manifest)
         else:
             folder = root / str(site.folder)
-            cases, problems = find(name, folder, layout=site.layout, options=_words(site))
+            cases, problems = find(
+                name, folder, layout=site.layout, options=_words(site), task=config.task
+            )
     except DataError as error:
         cases, problems = [], [str(error)]
     if site.channels is not None:
@@ -283,7 +285,7 @@ def names_of(config: FederationConfig, name: str) -> Names:
     if site.folder is not None:
         folder = expand_root(config.root) / site.folder
         with suppress(DataError):
-            said = about(name, folder, layout=site.layout, options=_words(site))
+            said = about(name, folder, layout=site.layout, options=_words(site), task=config.task)
     return Names(name, said, task_at(config, name).label_map or {}, site.channels)
 
 

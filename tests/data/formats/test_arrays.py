@@ -110,6 +110,39 @@ def test_files_name_their_arrays(tmp_path: Path, suffix: str, image: str, label:
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".h5"])
+@pytest.mark.parametrize("slices", [1, 3, 5, 8, 9])
+def test_few_slices_are_told_from_channels_by_a_label_of_their_shape(
+    tmp_path: Path, suffix: str, slices: int
+) -> None:
+    image, label = RNG.random((slices, 9, 11)), RNG.integers(0, 3, (slices, 9, 11))
+    path = save(tmp_path / f"x{suffix}", image=image, label=label, spacing=np.array([4, 1, 2.0]))
+    read = read_image(path, both=True)
+    mask = read_label(path, classes=3, like=read, both=True)
+    assert (read.array.shape, mask.array.shape) == ((1, 9, 11, slices), (9, 11, slices))
+    for index in range(slices):
+        np.testing.assert_array_equal(read.array[0, ..., index], image[index].astype(np.float32))
+        np.testing.assert_array_equal(mask.array[..., index], label[index])
+    assert read.spacing == (1, 2, 4)
+    few = f"x{suffix}: has the shape ({slices}, 9, 11) of its label and was read as slices"
+    assert (few in read.notes) is (slices < 9)
+    np.testing.assert_array_equal(read_image(path).array, read.array)
+    np.testing.assert_array_equal(read_label(path, classes=3, both=True).array, mask.array)
+    np.testing.assert_array_equal(np.load(write_mask(mask.array, path, tmp_path, "mask")), label)
+
+
+def test_a_label_of_another_shape_or_after_rows_and_columns_leaves_channels(tmp_path: Path) -> None:
+    picture, grey = RNG.random((9, 11, 3)), RNG.integers(0, 2, (9, 11))
+    last = save(tmp_path / "l.h5", image=picture, label=np.dstack([grey] * 3))
+    first = save(tmp_path / "f.h5", image=picture.transpose(2, 0, 1), label=grey)
+    for path in (last, first):
+        image = read_image(path, both=True)
+        np.testing.assert_allclose(image.array, picture.transpose(2, 0, 1), rtol=1e-6)
+        label = read_label(path, classes=2, like=image, both=True)
+        np.testing.assert_array_equal(label.array, grey)
+        assert image.notes == ()
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".h5"])
 def test_a_spacing_in_the_file_counts_in_the_order_of_its_axes(tmp_path: Path, suffix: str) -> None:
     volume, plane = RNG.random((20, 9, 10)), RNG.random((9, 10))
     stack = save(tmp_path / f"v{suffix}", image=volume, spacing=np.array([3.0, 0.5, 0.7]))

@@ -45,5 +45,12 @@ def test_other_folders_do_not_look_like_it(tmp_path: Path, files: tuple[str, ...
     assert not looks_like(touch(tmp_path, *files))
 
 
+def test_one_class_alone_needs_a_known_name(tmp_path: Path) -> None:
+    folder = touch(tmp_path, "train/ill/a.png", "test/ill/b.png")
+    assert looks_like(folder, {"ill", "well"})
+    assert not looks_like(folder, {"well", "Ill"})
+    assert not looks_like(touch(tmp_path / "none", "ill/a.txt"), {"ill"})
+
+
 def test_a_folder_without_classes_is_a_problem(tmp_path: Path) -> None:
     assert "holds no images in subfolders" in from_classes("A", touch(tmp_path, "a.png"))[1][0]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from collegium.data.federation import FederationConfig, SiteConfig, TaskConfig, list_cases
 from collegium.data.importers import detect, find
 from collegium.errors import ConfigError
 
@@ -14,8 +15,10 @@ LAYOUTS = {
     "bids": ("sub-1/anat/sub-1_T1w.nii.gz", "derivatives/m/sub-1/anat/sub-1_dseg.nii.gz"),
     "lists": ("Case00.npy", "Case00_segmentation.npy"),
     "images-labels": ("images/a.png", "masks/a.png"),
+    "cases": ("1/t1.nii.gz", "1/t2.nii.gz", "1/seg.nii.gz"),
     "classes": ("ill/a.png", "well/b.png"),
 }
+WELL = TaskConfig("classification", classes=("well", "ill"), coding={"sick": "ill"})
 CONTENT = {
     "dataset.json": {"channel_names": {"0": "T1"}, "labels": {"background": 0}},
     "list.json": {"training": [{"image": "x/a.nii.gz", "label": "y/a.nii.gz"}]},
@@ -44,7 +47,11 @@ def test_every_layout_is_detected_and_found(tmp_path: Path, layout: str) -> None
 def test_an_unknown_folder_has_no_layout_and_says_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     assert detect(tmp_path) is None
-    assert "has no subfolder images: add it, name the layout" in find("A", tmp_path)[1][0]
+    (problem,) = find("A", tmp_path)[1]
+    assert problem.startswith(f"site A: the layout of {tmp_path} is not recognised (looked for: ")
+    assert "subfolders images and labels, of choice below train, val and test; " in problem
+    assert "with its images and one mask; a subfolder for each class" in problem
+    assert problem.endswith("): name it by layout, or list the images in a manifest")
     assert "there is no folder" in find("A", tmp_path / "no", layout="bids")[1][0]
     assert detect(tmp_path / "no") is None
 
@@ -54,6 +61,53 @@ def test_images_without_labels_are_never_taken_for_classes(tmp_path: Path) -> No
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.png").touch()
     assert "has no subfolder labels" in find("A", tmp_path)[1][0]
+
+
+def test_a_folder_of_folders_is_read_as_the_task_needs_it(tmp_path: Path) -> None:
+    cases, classes = (example(tmp_path / kind, kind) for kind in ("cases", "classes"))
+    assert detect(cases, task=TaskConfig()) == "cases"
+    assert detect(classes, task=WELL) == "classes"
+    assert detect(classes, task=TaskConfig()) is None
+    assert detect(cases, task=WELL) is None
+    assert "one mask): name it" in find("A", classes, task=TaskConfig())[1][0]
+    assert "one mask" not in find("A", tmp_path, task=WELL)[1][0]
+    assert len(find("A", classes, layout="classes", task=TaskConfig())[0]) == 2
+
+
+@pytest.mark.parametrize(("name", "known"), [("ill", True), ("sick", True), ("else", False)])
+def test_one_class_alone_is_known_by_its_name(tmp_path: Path, name: str, known: bool) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "1.png").touch()
+    found, problems = find("A", tmp_path, task=WELL)
+    assert [case.target for case in found] == [name] * known
+    assert bool(problems) is not known
+    assert detect(tmp_path) is None
+
+
+def test_the_task_of_a_federation_decides_about_the_layout(tmp_path: Path) -> None:
+    example(tmp_path / "two", "classes")
+    (tmp_path / "one" / "sick").mkdir(parents=True)
+    (tmp_path / "one" / "sick" / "1.png").touch()
+    sites = {name: SiteConfig(folder=name) for name in ("one", "two")}
+    learnt = [list_cases(FederationConfig("f", sites, str(tmp_path), task=WELL), s) for s in sites]
+    assert [[case.target for case in cases] for cases, _ in learnt] == [["sick"], ["ill", "well"]]
+    for site in sites:
+        cases, (problem,) = list_cases(FederationConfig("f", sites, str(tmp_path)), site)
+        assert cases == []
+        assert f"the layout of {tmp_path / site} is not recognised" in problem
+
+
+def test_a_site_s_own_folder_of_arrays_is_found_in_the_one_named(tmp_path: Path) -> None:
+    for site in ("HK", "UCL"):
+        example(tmp_path / site, "lists")
+    (tmp_path / "HK_train.txt").write_text("Case00.npy", "utf-8")
+    for site, split in (("HK", "train"), ("UCL", None)):
+        assert detect(tmp_path, site=site, task=TaskConfig()) == "lists"
+        (case,), problems = find(site, tmp_path, task=TaskConfig())
+        assert (case.split, problems) == (split, [])
+        assert case.images == (tmp_path / site / "Case00.npy",)
+    assert detect(tmp_path / "HK", site="HK") == "lists"
+    assert "is not recognised" in find("A", tmp_path / "..", task=TaskConfig())[1][0]
 
 
 def test_another_layout_can_be_named(tmp_path: Path) -> None:

@@ -53,6 +53,16 @@ def test_the_folder_above_serves_a_site_of_the_same_name(tmp_path: Path) -> None
     assert [case.case for case in cases] == ["Case00", "Case01"]
 
 
+def test_the_folder_above_serves_every_layout_of_these(tmp_path: Path) -> None:
+    touch(tmp_path, "BIDMC/Case00.nii.gz", "BIDMC/Case00_segmentation.nii.gz")
+    touch(tmp_path, "client1/data_npy/s1.npy", "client2/data_npy/s2.npy", "other/a.npy")
+    assert [looks_like(tmp_path, name) for name in ("BIDMC", "client1", "other", "no")] == [
+        True, True, False, False,
+    ]  # fmt: skip
+    assert [case.images[0].name for case in from_lists("BIDMC", tmp_path)[0]] == ["Case00.nii.gz"]
+    assert [case.case for case in from_lists("client2", tmp_path)[0]] == ["s2"]
+
+
 def test_what_is_on_no_list_is_left_out_and_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

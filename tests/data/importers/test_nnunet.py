@@ -80,6 +80,25 @@ def test_other_endings_are_read_as_the_description_says(tmp_path: Path) -> None:
     assert (cases[0].case, len(cases[0].images), problems) == ("x.y", 2, [])
 
 
+def test_upper_and_lower_case_of_the_folders_do_not_count(tmp_path: Path) -> None:
+    files = [*two_channels("a"), *(file.replace("Tr/", "Ts/") for file in two_channels("t"))]
+    files = [file.replace("images", "Images").replace("labelsT", "LABELST") for file in files]
+    folder = dataset(tmp_path / "x", [*files, "ImagesTr/b_0000.nii.gz"], TWO)
+    assert looks_like(folder)
+    cases, problems = from_nnunet("A", folder)
+    assert [(case.case, case.split, len(case.images)) for case in cases] == [
+        ("a", "train", 2), ("t", "test", 2),
+    ]  # fmt: skip
+    assert cases[1].label == folder / "LABELSTs" / "t.nii.gz"
+    assert f"case b: channel 0001 is missing ({folder / 'ImagesTr' / 'b_0001.nii.gz'})" in "".join(
+        problems
+    )
+    assert f"has no label {folder / 'LABELSTr' / 'b.nii.gz'}" in problems[1]
+    (same,), _ = from_nnunet("A", dataset(tmp_path / "y", two_channels("c"), TWO))
+    dataset(tmp_path / "y", ["IMAGESTR/d_0000.nii.gz"], TWO)
+    assert from_nnunet("A", tmp_path / "y")[0] == [same]
+
+
 def test_what_has_no_partner_or_is_not_there_is_named(tmp_path: Path) -> None:
     files = [*two_channels("a"), "imagesTr/i_0000.nii.gz", "imagesTr/i_0001.nii.gz",
              "labelsTr/l.nii.gz"]  # fmt: skip

@@ -7,6 +7,11 @@ An array has no geometry. Its axes are told from their number and lengths:
   (channel, row, column) where the first is; else a stack (slice, row, column);
 * four: (slice, row, column, channel), as IOP-FL and GRACE store prostates.
 
+What would be (channel, row, column) is a stack as well where its file holds a label of the same
+three lengths, and a note says so; a picture whose file holds as many regions as it has channels has
+its channels last. A stack of 8 slices or fewer without a label in its file is told from channels by
+a fourth axis of length 1.
+
 Stacks become volumes (row, column, slice). An ``.npz`` or HDF5 file names its arrays: ``image``,
 ``img``, ``data``, ``raw`` or ``x``, and ``label``, ``mask``, ``seg``, ``segmentation``, ``gt`` or
 ``y``; a ``spacing`` in it counts, in the order of the axes. Where an ``.npy`` file is image and
@@ -63,19 +68,25 @@ def decode(path: Path, role: Role = "image", axes: int | None = None) -> Decoded
             f"{path}: it holds {listed(sorted(parts)) or 'nothing'} and no {wanted[0]}; name the "
             f"array one of {listed(wanted)}"
         )
-    array = _channels_first(parts[name], path, axes)
+    few = _is_stack_of_few(parts)
+    array = _channels_first(parts[name], path, 3 if few and axes is None else axes)
     if both:
         array = array[:_COLOURS] if role == "both: image" else _nested(array[_COLOURS:], path)
     spacing = _spacing(parts.get("spacing"), parts[name].ndim, array.ndim - 1, path)
     whole = array.dtype.kind == "u" and array.dtype.itemsize < 4
-    return Decoded(array, spacing, full_scale=float(np.iinfo(array.dtype).max) if whole else None)
+    full_scale = float(np.iinfo(array.dtype).max) if whole else None
+    notes: tuple[str, ...] = ()
+    if few and wanted is IMAGES:
+        shape = parts[name].shape
+        notes = (f"{path.name}: has the shape {shape} of its label and was read as slices",)
+    return Decoded(array, spacing, notes=notes, full_scale=full_scale)
 
 
 def write_mask(labels: Array, image: Path, path: Path) -> None:
     """Write a label map as ``.npy``, in the order and size of the image's axes."""
     plain = image.suffix.lower() == ".npy"
     stored = _whole(image) if plain else _first(_named(image), IMAGES)
-    shape = _channels_first(stored, image).shape[1:]
+    shape = _channels_first(stored, image, labels.ndim).shape[1:]
     whole = nearest(labels, shape)
     np.save(path, np.moveaxis(whole, -1, 0) if whole.ndim == 3 else whole)
 
@@ -134,14 +145,26 @@ def _channels_first(array: Array, path: Path, axes: int | None = None) -> Array:
         return array.transpose(3, 1, 2, 0)
     if array.ndim == 2:
         return array[None]
-    first, middle, last = array.shape
-    if axes == 3:
-        return np.moveaxis(array, 0, -1)[None]
+    axis = None if axes == 3 else _channel_axis(array.shape)
+    return np.moveaxis(array, 0, -1)[None] if axis is None else np.moveaxis(array, axis, 0)
+
+
+def _channel_axis(shape: tuple[int, ...]) -> int | None:
+    """Return which of three axes is channels by its length; None: it is a stack of slices."""
+    first, middle, last = shape
     if last <= _MOST_CHANNELS and last < min(first, middle):
-        return np.moveaxis(array, -1, 0)
-    if first <= _MOST_CHANNELS and first < min(middle, last):
-        return array
-    return np.moveaxis(array, 0, -1)[None]
+        return 2
+    return 0 if first <= _MOST_CHANNELS and first < min(middle, last) else None
+
+
+def _is_stack_of_few(parts: Mapping[str, Array]) -> bool:
+    """Whether a label beside the image tells that its first axis is slices and not channels."""
+    image, label = (
+        next((parts[name] for name in names if name in parts), None) for names in (IMAGES, LABELS)
+    )
+    if image is None or label is None or image.ndim != 3 or image.shape != label.shape:
+        return False
+    return _channel_axis(image.shape) == 0
 
 
 def _nested(channels: Array, path: Path) -> Array:

@@ -6,19 +6,23 @@ and one sentence for each problem, like `discovery.from_folder`.
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
-from collegium.data.discovery import from_folder, subfolders
-from collegium.data.importers import bids, classes, datalist, isic, lists, nnunet
+from collegium.data.discovery import subfolders
+from collegium.data.importers import bids, cases, classes, datalist, folders, isic, lists, nnunet
 from collegium.data.importers.about import About
 from collegium.data.importers.bids import from_bids
+from collegium.data.importers.cases import from_cases
 from collegium.data.importers.classes import from_classes
 from collegium.data.importers.datalist import from_datalist
 from collegium.data.importers.files import Found
+from collegium.data.importers.folders import from_folders
 from collegium.data.importers.isic import from_isic
 from collegium.data.importers.lists import from_lists
 from collegium.data.importers.nnunet import from_nnunet
 from collegium.data.joining import from_both
+from collegium.data.settings import TaskConfig
 from collegium.data.site import Case
 from collegium.errors import ConfigError
 
@@ -30,14 +34,18 @@ __all__ = [
     "detect",
     "find",
     "from_bids",
+    "from_cases",
     "from_classes",
     "from_datalist",
+    "from_folders",
     "from_isic",
     "from_lists",
     "from_nnunet",
 ]
 
-LAYOUTS = ("auto", "images-labels", "nnunet", "datalist", "bids", "lists", "classes", "isic")
+LAYOUTS = (
+    "auto", "images-labels", "nnunet", "datalist", "bids", "lists", "cases", "classes", "isic",
+)  # fmt: skip
 """What a configuration may call a layout; auto is what `detect` says."""
 
 
@@ -45,24 +53,36 @@ OPTIONS = ("modality", "derivative", "center")
 """What the layouts bids and isic leave open, see `from_bids` and `from_isic`."""
 
 _PLAIN: dict[str, Callable[[str, Path], Found]] = {
-    "images-labels": from_folder,
+    "images-labels": from_folders,
     "nnunet": from_nnunet,
     "datalist": from_datalist,
     "lists": from_lists,
+    "cases": from_cases,
     "classes": from_classes,
 }
 
-_SIGNS: dict[str, Callable[[Path], bool]] = {
-    "nnunet": nnunet.looks_like,
-    "datalist": datalist.looks_like,
-    "lists": lists.looks_like,
-    "bids": bids.looks_like,
-    "classes": classes.looks_like,
+_SIGNS = {
+    "nnunet": "dataset.json and imagesTr",
+    "images-labels": "subfolders images and labels, of choice below train, val and test",
+    "datalist": "a JSON file with a list training",
+    "lists": "arrays beside their *_segmentation",
+    "bids": "subfolders sub-*",
+    "cases": "a subfolder for each case with its images and one mask",
+    "classes": "a subfolder for each class, one alone called as in task.classes or task.coding",
 }
+"""By what the layouts are recognised, in the order in which they are tried."""
+
+_OF_OTHER_TASKS = {"segmentation": "classes", "classification": "cases"}
+"""The layout that a folder never has by itself where cases are segmented, or classified."""
 
 
 def find(
-    site: str, folder: Path, *, layout: str = "auto", options: Mapping[str, str] | None = None
+    site: str,
+    folder: Path,
+    *,
+    layout: str = "auto",
+    options: Mapping[str, str] | None = None,
+    task: TaskConfig | None = None,
 ) -> tuple[list[Case], list[str]]:
     """Give the usable cases of a folder and one sentence for each problem.
 
@@ -71,6 +91,7 @@ def find(
         folder: The folder; of a datalist also the JSON file.
         layout: One of `LAYOUTS`.
         options: Values of `OPTIONS`.
+        task: What is learnt, see `detect`.
 
     Raises:
         ConfigError: If the layout or an option is unknown, or does not fit the folder.
@@ -82,14 +103,18 @@ def find(
         return [], [
             f"site {site}: there is no folder {folder}: correct the path or federation.root"
         ]
-    kind = _kind(layout, folder) or "images-labels"
+    kind = detect(folder, site=site, task=task) if layout == "auto" else layout
+    if kind is None and folder.is_dir() and any(subfolders(folder)[:2]):
+        kind = "images-labels"  # which says what it lacks
+    if kind is None:
+        return [], [_unknown(site, folder, task)]
     if kind == "isic":
         raise ConfigError(
             f"site {site}: the layout isic is a folder of pictures and a table of them: name the "
             "table as the site's manifest"
         )
     if kind == "bids" and "center" not in options:
-        cases, problems = from_bids(
+        found, problems = from_bids(
             site, folder, modality=options.get("modality"), derivative=options.get("derivative")
         )
     elif options:
@@ -98,8 +123,8 @@ def find(
             f"has the layout {kind}: leave them out"
         )
     else:
-        cases, problems = _PLAIN[kind](site, folder)
-    return cases, [*problems, *_doubles(site, folder, cases)]
+        found, problems = _PLAIN[kind](site, folder)
+    return found, [*problems, *_doubles(site, folder, found)]
 
 
 def find_told(
@@ -144,7 +169,12 @@ def _check(site: str, layout: str, options: Mapping[str, str]) -> None:
 
 
 def about(
-    site: str, folder: Path, *, layout: str = "auto", options: Mapping[str, str] | None = None
+    site: str,
+    folder: Path,
+    *,
+    layout: str = "auto",
+    options: Mapping[str, str] | None = None,
+    task: TaskConfig | None = None,
 ) -> About:
     """Give what a data set says of itself: names of labels and channels, files not used.
 
@@ -153,35 +183,66 @@ def about(
         folder: The folder; of a datalist also the JSON file.
         layout: One of `LAYOUTS`.
         options: Values of `OPTIONS`.
+        task: What is learnt, see `detect`.
 
     Raises:
         DataError: If the description is unusable, which `find` says too.
     """
-    kind = _kind(layout, folder)
+    kind = detect(folder, site=site, task=task) if layout == "auto" else layout
     if kind == "bids":
         return bids.about_of((options or {}).get("modality"))
-    told = {"nnunet": nnunet.about_of, "datalist": datalist.about_of, "lists": lists.about_of}
+    told = {
+        "nnunet": nnunet.about_of,
+        "datalist": datalist.about_of,
+        "lists": lists.about_of,
+        "cases": cases.about_of,
+    }
     return told[kind](site, folder) if kind in told else About()
 
 
-def detect(folder: Path) -> str | None:
-    """Say which layout a folder has; None where it has no known one."""
+def detect(folder: Path, *, site: str = "", task: TaskConfig | None = None) -> str | None:
+    """Say which layout a folder has; None where it has no known one.
+
+    Args:
+        folder: The folder, or a file.
+        site: The site's name: its own folder may be called so and lie in this one.
+        task: What is learnt: a folder for each case is of a segmentation, one for each class of a
+            classification, whose classes have names. None: either.
+    """
     if not folder.is_dir():
         return "datalist" if datalist.looks_like(folder) else None
-    if _SIGNS["nnunet"](folder):
-        return "nnunet"
-    images, labels, _ = subfolders(folder)
-    if images is not None and labels is not None:
-        return "images-labels"
-    return next((layout for layout, sign in _SIGNS.items() if sign(folder)), None)
+    signs: dict[str, Callable[[Path], bool]] = {
+        "nnunet": nnunet.looks_like,
+        "images-labels": folders.looks_like,
+        "datalist": datalist.looks_like,
+        "lists": partial(lists.looks_like, site=site),
+        "bids": bids.looks_like,
+        "cases": cases.looks_like,
+        "classes": partial(classes.looks_like, names=_class_names(task)),
+    }
+    return next((layout for layout in _tried(task) if signs[layout](folder)), None)
 
 
-def _kind(layout: str, folder: Path) -> str | None:
-    return detect(folder) if layout == "auto" else layout
+def _tried(task: TaskConfig | None) -> list[str]:
+    other = None if task is None else _OF_OTHER_TASKS[task.name]
+    return [layout for layout in _SIGNS if layout != other]
 
 
-def _doubles(site: str, folder: Path, cases: list[Case]) -> list[str]:
-    counts = Counter(case.case for case in cases)
+def _class_names(task: TaskConfig | None) -> set[str]:
+    return set() if task is None else {*task.classes, *(task.coding or {})}
+
+
+def _unknown(site: str, folder: Path, task: TaskConfig | None) -> str:
+    """Say that no layout was recognised, and by what the ones that were tried would be."""
+    looked_for = "; ".join(_SIGNS[layout] for layout in _tried(task))
+    return (
+        f"site {site}: the layout of {folder} is not recognised (looked for: {looked_for}): name "
+        "it by layout, or list the images in a manifest"
+    )
+
+
+def _doubles(site: str, folder: Path, found: list[Case]) -> list[str]:
+    counts = Counter(case.case for case in found)
     return [
         f"site {site}: {count} images of {folder} are called case {name}: rename them, or list "
         "them in a manifest"

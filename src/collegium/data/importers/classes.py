@@ -1,6 +1,6 @@
 """A folder for each class: `<class>/<image>`, of choice below folders train, val and test."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from collegium.data.discovery import SPLIT_NAMES, subfolders
@@ -9,15 +9,19 @@ from collegium.data.importers.files import Found, unique_ids, visible
 from collegium.data.site import Case
 
 
-def looks_like(folder: Path) -> bool:
+def looks_like(folder: Path, names: Collection[str] = ()) -> bool:
     """Whether a folder has this layout: two classes or more, each with an image.
 
     Subfolders that are called images, labels or fov are no classes.
+
+    Args:
+        folder: The folder.
+        names: What classes are called; one class alone is enough if it is called so.
     """
     if any(subfolders(folder)):
         return False
     classes = {name for _, name, path in _walk(folder) if is_readable(path)}
-    return len(classes) > 1
+    return len(classes) > 1 or (bool(classes) and classes <= set(names))
 
 
 def from_classes(site: str, folder: Path) -> Found:

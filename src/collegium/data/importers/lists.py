@@ -29,8 +29,12 @@ _LABEL = re.compile(r"[ _-]*segmentation.*", re.IGNORECASE)
 _SLICE = re.compile(r"(.*\d.*?)[ _-]+(?:slice|sl|s|z)?[ _-]*\d+", re.IGNORECASE)
 
 
-def looks_like(folder: Path) -> bool:
-    """Whether a folder has one of these layouts."""
+def looks_like(folder: Path, site: str = "") -> bool:
+    """Whether a folder, or the one in it that is called as the site, has one of these layouts."""
+    return _is_site(_own(site, folder))
+
+
+def _is_site(folder: Path) -> bool:
     if any((folder / name).is_dir() for name in _BOTH) or _lists_of(folder):
         return True
     return any(_LABEL.search(path.name) and _is_array(path) for path in visible(folder))
@@ -41,12 +45,12 @@ def from_lists(site: str, folder: Path) -> Found:
 
     Args:
         site: The site's name.
-        folder: The site's folder; or the one above it, if it is called as the site is.
+        folder: The site's folder; or the one above it, if the site's is called as the site is.
     """
+    folder = _own(site, folder)
     both = next((folder / name for name in _BOTH if (folder / name).is_dir()), None)
     if both is not None:
         return _slices(site, both)
-    folder = _own(site, folder)
     for note in about_of(site, folder).notes:
         logger.info("site %s: %s", site, note)
     lists = _lists_of(folder)
@@ -92,7 +96,8 @@ def about_of(site: str, folder: Path) -> About:
 
 def _own(site: str, folder: Path) -> Path:
     """Give the site's folder: the one named, or the one in it that is called as the site is."""
-    return folder / site if (folder / site).is_dir() and _lists_of(folder / site) else folder
+    own = folder / site
+    return own if own.is_dir() and _is_site(own) else folder
 
 
 def _lists_of(folder: Path) -> dict[str, Path]:

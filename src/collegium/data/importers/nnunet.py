@@ -1,7 +1,8 @@
 """nnU-Net's raw data: `dataset.json`, `imagesTr`, `labelsTr` and, of choice, `imagesTs`.
 
 Both versions of `dataset.json` are understood, and the Decathlon's, whose images hold all of their
-channels in one file. Labelled test images (`labelsTs`) are the split "test".
+channels in one file. Labelled test images (`labelsTs`) are the split "test". Upper and lower case
+of the folders' names do not count.
 """
 
 import logging
@@ -40,7 +41,7 @@ class Description:
 
 def looks_like(folder: Path) -> bool:
     """Whether a folder has this layout."""
-    return (folder / "dataset.json").is_file() and (folder / "imagesTr").is_dir()
+    return (folder / "dataset.json").is_file() and _sub(folder, "imagesTr").is_dir()
 
 
 def from_nnunet(site: str, folder: Path) -> Found:
@@ -54,12 +55,12 @@ def from_nnunet(site: str, folder: Path) -> Found:
                       about.labels.items())  # fmt: skip
     logger.info("site %s: dataset.json names the channels %s and the labels %s",
                 site, ", ".join(about.channels), named)  # fmt: skip
-    split = "train" if visible(folder / "labelsTs") else None
+    split = "train" if visible(_sub(folder, "labelsTs")) else None
     cases, problems = _part(site, folder, about, part="Tr", split=split)
     if split is not None:
         tests, more = _part(site, folder, about, part="Ts", split="test")
         cases, problems = [*cases, *tests], [*problems, *more]
-    elif visible(folder / "imagesTs"):
+    elif visible(_sub(folder, "imagesTs")):
         logger.info("site %s: imagesTs has no labelsTs and is left out", site)
     return cases, problems
 
@@ -108,6 +109,12 @@ def describe(site: str, folder: Path) -> Description:
         ) from error
 
 
+def _sub(folder: Path, name: str) -> Path:
+    """Give the subfolder of a name, whatever its case; where there is none, where it should be."""
+    alike = [path for path in visible(folder) if path.name.lower() == name.lower()]
+    return alike[0] if alike and folder / name not in alike else folder / name
+
+
 def _listed(entry: Any, ending: str) -> str:
     """Give the id of an entry of the training list of version 1."""
     file = entry["label"] if isinstance(entry, dict) else entry
@@ -116,10 +123,10 @@ def _listed(entry: Any, ending: str) -> str:
 
 def _part(site: str, folder: Path, about: Description, *, part: str, split: str | None) -> Found:
     """Give the cases of the training part (Tr) or the test part (Ts)."""
-    images, ending = folder / f"images{part}", about.ending
+    images, ending = _sub(folder, f"images{part}"), about.ending
     labels = {
         path.name.removesuffix(ending): path
-        for path in visible(folder / f"labels{part}")
+        for path in visible(_sub(folder, f"labels{part}"))
         if path.name.endswith(ending)
     }
     whole, groups = _images(images, ending, set(labels))
@@ -167,18 +174,19 @@ def _unpaired(
 ) -> list[str]:
     """Say what lacks its partner, and what `dataset.json` promises and is not there."""
     ending = about.ending
+    place, beside = _sub(folder, f"images{part}"), _sub(folder, f"labels{part}")
     alone = sorted(images - labels)
     if part == "Ts" and alone:
         logger.info("site %s: %d images of imagesTs have no label and are left out",
                     site, len(alone))  # fmt: skip
         alone = []
     problems = [
-        f"site {site}, case {case}: its image in {folder / f'images{part}'} has no label "
-        f"{folder / f'labels{part}' / (case + ending)}: add the label or take the image out"
+        f"site {site}, case {case}: its image in {place} has no label "
+        f"{beside / (case + ending)}: add the label or take the image out"
         for case in alone
     ] + [
-        f"site {site}, case {case}: its label in {folder / f'labels{part}'} has no image "
-        f"{folder / f'images{part}' / f'{case}_0000{ending}'}: add the image or take the label out"
+        f"site {site}, case {case}: its label in {beside} has no image "
+        f"{place / f'{case}_0000{ending}'}: add the image or take the label out"
         for case in sorted(labels - images)
     ]
     known = images | labels
