@@ -323,6 +323,12 @@ class Algorithm(ABC):
         left it, so that these are the same with and without.
         """
 
+    def check_setup(self, clients: Sequence[str], parts: ModelParts) -> None:  # noqa: B027
+        """Raise a `ConfigError` if these clients are too few, or a part of the network is missing.
+
+        Called before anything is trained, for every cell of an experiment.
+        """
+
     def setup(self, server: Server) -> None:
         """Run once, before the first round; may already exchange messages."""
         server.state["model"] = server.initial_model

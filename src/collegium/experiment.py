@@ -24,7 +24,7 @@ from collegium.cell import Event, Observer, open_sites, run_cell
 from collegium.config import ExperimentConfig, difference, digest, parse_config, to_dict
 from collegium.errors import CheckpointError, ClientError
 from collegium.grid import Cell, CellKey, cells_of, folds_of, holders, variations_of
-from collegium.preflight import check_adapters, check_engine, check_network
+from collegium.preflight import check_adapters, check_engine, check_network, check_setups
 from collegium.results import ROWS_FILE, Row, read_rows, write_table
 from collegium.simulation import check_method
 from collegium.state import lock, write_atomically
@@ -57,6 +57,7 @@ def run_experiment(config: ExperimentConfig, observe: Observer = lambda event: N
         process.prepare(config.engine.threads)
         for variation, settings in variations_of(config).items():
             _check(settings, output / variation)
+            check_setups(settings, variation)
             _warn_of_idle_adapters(settings, variation)
         _run_cells(config, observe)
         _write_results(collect_rows(config), output)
@@ -67,11 +68,11 @@ def _check(config: ExperimentConfig, base: Path) -> None:
     """Check before the first round what can be known to fail; splits are stored in ``base``."""
     check_engine(config)
     sites = open_sites(config, base)
-    check_network(config, sites)
+    sample = check_network(config, sites)
     for algorithm in config.algorithms:
         check_method(build_algorithm(algorithm), config.training, sites)
     for _, fold in folds_of(config):
-        check_adapters(fold)
+        check_adapters(fold, sample)
 
 
 def _warn_of_idle_adapters(config: ExperimentConfig, variation: str) -> None:

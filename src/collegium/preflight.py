@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from collegium.building import adapters_of, build_adapter, build_algorithm, network_of
 from collegium.config import ExperimentConfig
 from collegium.data.federation import sites_of
 from collegium.data.site import Site
 from collegium.errors import CollegiumError, ConfigError
+from collegium.grid import folds_of
+from collegium.models.parts import find_parts
 from collegium.outcome import task_of
 from collegium.randomness import ambient, generator
 
 ENGINES = ("inprocess",)
+
+Sample = tuple[Tensor, Tensor]
+"""The shapes of a batch's images and of what a network gives for them, as tensors on "meta"."""
 
 
 def check_engine(config: ExperimentConfig) -> None:
@@ -53,14 +58,18 @@ def check_device(device: str, key: str = "--device") -> None:
         raise ConfigError(f"{key} is {device!r}, but torch finds {found}; use {other}")
 
 
-def check_network(config: ExperimentConfig, sites: Mapping[str, Site]) -> None:
+def check_network(config: ExperimentConfig, sites: Mapping[str, Site]) -> Sample | None:
     """Let the network take one batch of every site and see that its loss can be computed.
+
+    Returns:
+        The last batch; None where no site has training cases.
 
     Raises:
         ConfigError: the network cannot be built, or does not suit the images or the task.
         DataError: a site's images do not fit into one batch.
     """
     network, task = build_network(config).eval(), task_of(config)
+    sample = None
     for site in sites.values():
         rows = range(min(len(site.train), config.training.batch_size))
         if not rows:
@@ -70,7 +79,8 @@ def check_network(config: ExperimentConfig, sites: Mapping[str, Site]) -> None:
         shape = tuple(batch["image"].shape[1:])
         try:
             with torch.no_grad():
-                task.loss(network(batch["image"]), batch)
+                output = network(batch["image"])
+                task.loss(output, batch)
         except CollegiumError:
             raise
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
@@ -79,6 +89,8 @@ def check_network(config: ExperimentConfig, sites: Mapping[str, Site]) -> None:
                 f"the model {config.model.name!r} cannot take the {_samples(site.name, shape)} "
                 f"({reason}); correct {_remedy(shape)}"
             ) from error
+        sample = batch["image"].to("meta"), output.to("meta")
+    return sample
 
 
 def _samples(site: str, shape: tuple[int, ...]) -> str:
@@ -94,8 +106,35 @@ def _remedy(shape: tuple[int, ...]) -> str:
     return "model.in_channels, sampling.crop or image.channels"
 
 
-def check_adapters(config: ExperimentConfig) -> None:
+def check_setups(config: ExperimentConfig, variation: str = "") -> None:
+    """Check that every algorithm has what it needs in every fold: sites, and parts of the network.
+
+    Args:
+        config: The experiment, without variations.
+        variation: Of which it is.
+
+    Raises:
+        ConfigError: An algorithm has not; the sentence names variation and fold where there are
+            several.
+    """
+    for algorithm in config.algorithms:
+        method, module = build_algorithm(algorithm), build_network(config)
+        method.extend(module)
+        parts = find_parts(module)
+        for left_out, fold in folds_of(config):
+            try:
+                method.check_setup(sorted(sites_of(fold.federation)), parts)
+            except ConfigError as error:
+                names = [variation, f"without {left_out}" if left_out else "", algorithm.label]
+                raise ConfigError(f"{', '.join(filter(None, names))}: {error}") from error
+
+
+def check_adapters(config: ExperimentConfig, sample: Sample | None) -> None:
     """Check that every adapter finds what it needs in the models that will be handed out.
+
+    Args:
+        config: The experiment, in one fold.
+        sample: What `check_network` saw.
 
     Raises:
         ConfigError: an adapter does not suit an algorithm, the sites' policies or the network.
@@ -124,6 +163,8 @@ def check_adapters(config: ExperimentConfig) -> None:
             module = build_network(config)
             method.extend(module)
             adapter.check(module)
+            if sample is not None:
+                adapter.check_output(task_of(config), *sample)
 
 
 def build_network(config: ExperimentConfig) -> nn.Module:

@@ -322,6 +322,7 @@ class ServerRuntime:
                 self._wire.memory = memory
             self.store.prune(name)
             return
+        self.algorithm.check_setup(self.clients, self.parts)
         self._commit(self.algorithm.setup, 0, committing)
 
     def advance(self, committing: Callable[[], None] = lambda: None) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import highdicom
+import nibabel as nib
 import numpy as np
 import pydicom
 import pytest
@@ -154,6 +155,76 @@ def test_a_network_that_takes_any_number_of_channels_gets_them(tmp_path: Path) -
         save(tmp_path / "in" / f"a_000{channel}.png", draw(channel))
     output = predict_folder(handed, tmp_path / "in", tmp_path / "out")
     assert [path.name for path in output.iterdir()] == ["a.png"]
+
+
+# --- axes
+
+
+FLAT = """
+from torch import nn
+
+def layer(in_channels, out_channels, spatial_dims):
+    return {2: nn.Conv2d, 3: nn.Conv3d}[spatial_dims](in_channels, out_channels, 1)
+
+class Slices(nn.Module):
+    def __init__(self, out_channels):
+        super().__init__()
+        self.body = nn.Conv2d(1, out_channels, 1)
+
+    def forward(self, images):
+        if images.ndim == 4:
+            return self.body(images)
+        flat = images.movedim(-1, 1).flatten(0, 1)
+        return self.body(flat).unflatten(0, (len(images), -1)).movedim(1, -1)
+"""
+
+
+def volume(path: Path) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    values = np.random.default_rng(0).normal(60, 10, (16, 16, 8)).astype(np.float32)
+    nib.save(nib.Nifti1Image(values, np.eye(4)), path)
+    return path
+
+
+@pytest.mark.parametrize("model", [UNET, {"name": "own.py:layer"}])
+@pytest.mark.parametrize(
+    ("axes", "says"),
+    [
+        (2, "case v: its image is a volume, and the models were trained on pictures; give"),
+        (3, "case a: its image is a picture, and the models were trained on volumes; give"),
+    ],
+)
+def test_volumes_and_pictures_are_told_apart(
+    tmp_path: Path, axes: int, says: str, model: dict[str, Any]
+) -> None:
+    (tmp_path / "own.py").write_text(FLAT)
+    name = model["name"].replace("own.py", str(tmp_path / "own.py"))
+    handed = untrained(tmp_path, {**model, "name": name, "in_channels": 1, "spatial_dims": axes})
+    images = tmp_path / "in"
+    _ = volume(images / "v.nii.gz") if axes == 2 else save(images / "a.png", draw(1))
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(DataError, match=says):
+        predict_folder(handed, images, tmp_path / "out")
+    with pytest.raises(DataError, match=says):
+        adapt_folder(handed, images, AdapterConfig("none"), tmp_path / "out")
+    assert [path for path in sorted(tmp_path.iterdir()) if path.name != "cache"] == before
+
+
+def test_a_model_of_slices_takes_volumes_and_pictures(tmp_path: Path) -> None:
+    handed = untrained(tmp_path, UNET | {"in_channels": 1}, sampling={"crop": [16, 16]})
+    volume(tmp_path / "in" / "v.nii.gz")
+    save(tmp_path / "in" / "a.png", draw(1))
+    output = predict_folder(handed, tmp_path / "in", tmp_path / "out")
+    assert sorted(path.name for path in output.iterdir()) == ["a.png", "v.nii.gz"]
+
+
+def test_a_network_that_cuts_volumes_itself_gets_them(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(FLAT)
+    handed = untrained(tmp_path, {"name": f"{tmp_path / 'own.py'}:Slices"})
+    volume(tmp_path / "in" / "v.nii.gz")
+    output = predict_folder(handed, tmp_path / "in", tmp_path / "out")
+    mask = nib.load(output / "v.nii.gz").get_fdata()  # type: ignore[attr-defined]
+    assert mask.shape == (16, 16, 8)
 
 
 # --- DICOM

@@ -12,7 +12,9 @@ from collegium.algorithms import distance
 from collegium.algorithms._distances import of_embeddings, of_metadata
 from collegium.algorithms._survey import Inquiry
 from collegium.algorithms.distance import Distance
+from collegium.algorithms.ditto import Ditto
 from collegium.algorithms.fedavg import FedAvg
+from collegium.algorithms.fedbn import FedBN
 from collegium.algorithms.fedprox import FedProx
 from collegium.algorithms.ifca import IFCA
 from collegium.algorithms.pooled import Pooled
@@ -277,6 +279,17 @@ def test_only_what_the_options_need_leaves(federation: Any) -> None:
     for reply in outcome.replies("survey"):
         assert reply.keys() == {"intensity_maxima", "label_volumes"}
     assert len(outcome.replies("survey")) == 3
+
+
+@pytest.mark.parametrize(
+    ("method", "weights"),
+    [(Distance, False), (on(FedProx), False), (on(FedBN), True), (on(Ditto), True)],
+)
+def test_personal_models_are_those_of_the_method_or_of_clusters(method: Any, weights: bool) -> None:
+    assert ("personal" in method().all_sends()) == weights
+    assert "personal" in method(mode="clusters").all_sends()
+    assert {"intensity_maxima", "model"} <= method().all_sends().keys()
+    assert "embeddings" not in method().all_sends()
 
 
 def test_a_policy_that_forbids_stops_it_before_it_begins(federation: Any, tmp_path: Any) -> None:

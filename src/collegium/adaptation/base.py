@@ -212,6 +212,15 @@ class Adapter(ABC):
     def check(self, module: nn.Module) -> None:  # noqa: B027  (most take any network)
         """Raise a `ConfigError` if such a network cannot be adapted."""
 
+    def check_output(self, task: Task, images: Tensor, output: Tensor) -> None:  # noqa: B027
+        """Raise a `ConfigError` if what such a network gives for such images cannot be adapted.
+
+        Args:
+            task: how a case is predicted.
+            images: (B, C, *spatial) or rows (B, features), on the device "meta": shapes only.
+            output: what the network gives for them, likewise.
+        """
+
     def hyperparameters(self) -> dict[str, Any]:
         """Return the fields by name."""
         return {f.name: getattr(self, f.name) for f in fields(self)}

@@ -11,12 +11,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from collegium.adaptation._losses import (
-    consistency_loss,
-    entropy_loss,
-    exclusive,
-    shape_loss,
-)
+from collegium.adaptation._losses import consistency_loss, entropy_loss, exclusive, shape_loss
 from collegium.adaptation._norms import affine, batch_norms, use_batch_statistics
 from collegium.adaptation._routed import (
     RoutedLayer,
@@ -125,6 +120,13 @@ class Routing(Adapter):
                 raise ConfigError(
                     f"routing.{name} is {getattr(self, name)!r}, which cannot be; see its defaults"
                 )
+
+    def check_output(self, task: Task, images: Tensor, output: Tensor) -> None:
+        """Refuse rows and classes of whole images where `transforms` and `terms` need axes."""
+        if self.transforms and "consistency" in self.terms:
+            _Move(torch.Generator(), images)
+        if "shape" in self.terms:
+            shape_loss(exclusive(output, task, "routing"), self.radius)
 
     def adapt(self, sources: Sources, cases: Images, deliver: Deliver) -> Adapted:
         """Train the routers, and predict with the mixed network."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any, ClassVar, Literal
 
 from collegium.algorithm import Algorithm, Client, Replies, Server, State
@@ -11,6 +12,7 @@ from collegium.algorithms._survey import Array, Inquiry, Summary, Surveyed, Unit
 from collegium.border import Part
 from collegium.errors import ConfigError, ProtocolError
 from collegium.message import Message
+from collegium.models.parts import ModelParts
 from collegium.tensors import Tensors
 
 METADATA = ("intensity_maxima", "label_volumes")
@@ -120,21 +122,30 @@ class ByDistance(Surveyed, Algorithm):
         parts = METADATA if self.kind == "emd" else ("embeddings",)
         return Inquiry(parts, self.summary, self.bins, self.units, self.encoder, self.grid)
 
+    def unused_sends(self) -> Collection[str]:
+        """What is not asked for, and of a method without personal models these; clusters are."""
+        bare = super().personal_model == MethodType(Algorithm.personal_model, self)
+        nothing = {"personal"} if bare and self.mode == "weights" else set()
+        return {*super().unused_sends(), *nothing}
+
     @property
     def has_global(self) -> bool:  # type: ignore[override]
         """Whether there is one model for everybody: two clusters have two."""
         return self.mode == "weights" and super().has_global
 
+    def check_setup(self, clients: Sequence[str], parts: ModelParts) -> None:
+        """Refuse too few sites, and what the method refuses."""
+        super().check_setup(clients, parts)
+        if self.omega < 1 or self.mode == "clusters":
+            _require_sites(clients, self.mode)
+
     def setup(self, server: Server) -> None:
         """Ask the sites once, see which is most distant, and set the method up.
 
         Raises:
-            ConfigError: there are too few sites.
             DataError: a site has nothing to tell.
             ProtocolError: a site did not answer.
         """
-        if self.omega < 1 or self.mode == "clusters":
-            _require_sites(server.clients, self.mode)
         replies = dict(server.ask(self.survey).items())
         missing = [site for site in server.clients if site not in replies]
         if missing:

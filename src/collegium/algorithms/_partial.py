@@ -1,6 +1,6 @@
 """What methods have in common that keep one part of the model at the client."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -8,6 +8,7 @@ from collegium.algorithm import Client, Server, handler
 from collegium.algorithms.fedavg import FedAvg
 from collegium.errors import ConfigError
 from collegium.message import Message
+from collegium.models.parts import ModelParts
 from collegium.tensors import Tensors
 
 
@@ -24,14 +25,9 @@ class PartialSharing(FedAvg):
     neutral: ClassVar[Mapping[str, Any] | None] = None
     private: ClassVar[str]
 
-    def setup(self, server: Server) -> None:
-        """Refuse a network of which nothing would be shared.
-
-        Raises:
-            ConfigError: All of its tensors are private.
-        """
-        super().setup(server)
-        if server.parts.names <= getattr(server.parts, self.private):
+    def check_setup(self, clients: Sequence[str], parts: ModelParts) -> None:
+        """Refuse a network of which nothing would be shared."""
+        if parts.names <= getattr(parts, self.private):
             raise ConfigError(
                 f"{type(self).__name__} shares nothing of a network whose tensors are all "
                 f"{self.private}; choose another network, or local or fedavg"

@@ -157,11 +157,23 @@ class PFedNet(Surveyed, Algorithm):
             )
         return names
 
+    def check_setup(self, clients: Sequence[str], parts: ModelParts) -> None:
+        """Refuse too few sites for k, and a network without the personal part."""
+        from collegium.heterogeneity import graphs
+
+        if len(clients) < 2:
+            raise ConfigError(
+                "pfednet joins similar sites, and there is one site only; add sites, or choose "
+                "the algorithm local"
+            )
+        if self.k is not None:
+            graphs.check_neighbours(self.k, len(clients))
+        self.personal_names(parts)
+
     def setup(self, server: Server) -> None:
         """Build the graph; all sites start with the common model.
 
         Raises:
-            ConfigError: there are too few sites for k, or no personal part.
             ProtocolError: a site sent no sketch.
         """
         names, model = self.personal_names(server.parts), server.initial_model
@@ -176,11 +188,6 @@ class PFedNet(Surveyed, Algorithm):
         """Ask for sketches and join every site with the k most similar ones."""
         from collegium.heterogeneity import graphs
 
-        if len(server.clients) < 2:
-            raise ConfigError(
-                "pfednet joins similar sites, and there is one site only; add sites, or choose "
-                "the algorithm local"
-            )
         replies = dict(server.ask(self.survey).items())
         silent = [site for site in server.clients if site not in replies]
         if silent:

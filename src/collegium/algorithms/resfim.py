@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -26,6 +26,7 @@ from collegium.fisher import (
 )
 from collegium.heterogeneity.spectra import amplitude_window, transfer
 from collegium.message import Message
+from collegium.models.parts import ModelParts
 from collegium.tensors import Mean, Tensors
 
 _RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
@@ -111,21 +112,23 @@ class ResFIM(FedAvg):
             return {"spectra", "mask", "masking_rates"}
         return set() if self.invariant_only else {"mask"}
 
+    def check_setup(self, clients: Sequence[str], parts: ModelParts) -> None:
+        """Refuse a single site."""
+        if self.delta and len(clients) == 1:
+            raise ConfigError(
+                f"{clients[0]!r} is the only site, so that there is no other whose style "
+                f"its images could take; add sites, set delta to 0, or choose local"
+            )
+
     def setup(self, server: Server) -> None:
         """Exchange amplitudes: every client receives those of the others, unnamed.
 
         Raises:
-            ConfigError: there is one site only.
             ProtocolError: fewer than two sites have training images, or their sizes differ.
         """
         super().setup(server)
         if self.delta == 0:
             return
-        if len(server.clients) == 1:
-            raise ConfigError(
-                f"{server.clients[0]!r} is the only site, so that there is no other whose style "
-                f"its images could take; add sites, set delta to 0, or choose local"
-            )
         replies = server.ask(self.show_spectra).items()
         shown = {client: reply["spectra"] for client, reply in replies if "spectra" in reply}
         _require_one_size(shown)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from collegium import __version__, outside
 from collegium.adaptation.base import Adapted, Sources, Unlabelled
-from collegium.application.cases import check_channels, draw_case, write_prediction
+from collegium.application.cases import check_images, draw_case, write_prediction
 from collegium.application.models import Handed
 from collegium.application.predicting import (
     PROBABILITIES,
@@ -135,7 +135,7 @@ def _open(handed: Handed, place: Path, labels: Path | None) -> _Cases:
         more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
         raise DataError(f"{problems[0]}{more}")
     prepared = [prepare(c, federation.image, federation.task, cache_folder()) for c in cases]
-    check_channels(prepared, handed)
+    check_images(prepared, handed)
     data, names = ImageDataset(prepared, federation.sampling), [case.case for case in cases]
     if not masks:
         return _Cases(names, data, labelled=all(case.target is not None for case in cases))

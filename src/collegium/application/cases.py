@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -17,25 +18,41 @@ from collegium.data.site import Case
 from collegium.data.unlabelled import is_file_name
 from collegium.errors import DataError
 from collegium.outcome import plane_of
-from collegium.randomness import ambient
+from collegium.preflight import build_network
 from collegium.report.account import Picture
 from collegium.report.overlays import draw_overlay
 
 _SIDE = 128
 """Of the images by which a network is asked, a multiple of what networks divide sizes by."""
 
+_KINDS = {2: "picture", 3: "volume"}
+"""What images are called by their number of spatial axes."""
 
-def check_channels(prepared: Sequence[PreparedCase], handed: Handed) -> None:
+
+def check_images(prepared: Sequence[PreparedCase], handed: Handed) -> None:
     """Refuse images that the network cannot take, before it meets them.
 
     Raises:
-        DataError: An image has other channels than those that the model was trained on.
+        DataError: An image is a volume where the models were trained on pictures, or the other way
+            round, or has other channels than those that they were trained on.
     """
+    sampling = handed.config.federation.sampling
+    slices = 2 * sampling.neighbours + 1
+    network = build_network(handed.config).eval().to("meta")
     said = handed.config.model.params.get("in_channels")
-    slices = 2 * handed.config.federation.sampling.neighbours + 1
-    found = {case.shape[0]: case.case for case in reversed(prepared)}
-    for channels, case in found.items():
-        wanted = _wanted(handed, channels * slices) if said is None else said
+    found = {
+        (image.shape[0], min(len(image.shape[1:]), len(sampling.crop or image.shape))): image.case
+        for image in reversed(prepared)  # volumes are cut into slices where the crop has two axes
+    }
+    for (channels, axes), case in found.items():
+        wanted, of = _wanted(network, said or channels * slices, axes)
+        if axes != of:
+            raise DataError(
+                f"case {case}: its image is a {_KINDS[axes]}, and the models were trained on "
+                f"{_KINDS[of]}s; give {_KINDS[of]}s, or choose models that learnt from "
+                f"{_KINDS[axes]}s"
+            )
+        wanted = said or wanted
         if channels * slices != wanted:
             raise DataError(
                 f"case {case}: its image has {channels} channels, and the models were trained on "
@@ -43,26 +60,26 @@ def check_channels(prepared: Sequence[PreparedCase], handed: Handed) -> None:
             )
 
 
-def _wanted(handed: Handed, channels: int) -> int:
-    """Give how many channels a network takes: so many, or as many as one of its convolutions.
+def _wanted(network: nn.Module, channels: int, axes: int) -> tuple[int, int]:
+    """Give how many channels and spatial axes a network on the device "meta" takes.
 
-    It is asked without computing anything. Where it does not tell, it is taken to take so many.
+    It is asked whether it takes so many, or as many as one of its convolutions. Where it does not
+    tell, it is taken to take so many.
     """
-    with ambient(0, "channels"):
-        network = handed.network().eval().to("meta")
     kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-    convolutions = [module for module in network.modules() if isinstance(module, kinds)]
-    others = {module.in_channels: len(module.kernel_size) for module in convolutions}
-    axes = next(iter(others.values()), 2)
-    if _takes(network, channels, axes):
-        return channels
-    return next((n for n, axes in others.items() if _takes(network, n, axes)), channels)
+    layers = [module for module in network.modules() if isinstance(module, kinds)]
+    others = dict.fromkeys((layer.in_channels, len(layer.kernel_size)) for layer in layers)
+    asked = [(channels, axes), *((channels, of) for of in _KINDS), *others]
+    # A layer takes an image without the axis of the batch too: no batch is as many as its channels.
+    batch = next(n for n in count(1) if all(n != of for of, _ in others))
+    fits = (pair for pair in asked if pair[1] in _KINDS and _takes(network, batch, *pair))
+    return next(fits, (channels, axes))
 
 
-def _takes(network: nn.Module, channels: int, axes: int) -> bool:
+def _takes(network: nn.Module, batch: int, channels: int, axes: int) -> bool:
     try:
         with torch.no_grad():
-            network(torch.empty(1, channels, *[_SIDE] * axes, device="meta"))
+            network(torch.empty(batch, channels, *[_SIDE] * axes, device="meta"))
     except Exception:  # whatever a network of the user's own raises
         return False
     return True

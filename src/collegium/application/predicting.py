@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from collegium.application.cases import check_channels, write_prediction
+from collegium.application.cases import check_images, write_prediction
 from collegium.application.models import Handed
 from collegium.cell import cache_folder
 from collegium.data.cache import prepare
@@ -108,7 +108,7 @@ def _predict_images(
         says = task_at(federation, name)
         cases = [replace(case, channels=case.channels or site.channels) for case in cases]
     prepared = [prepare(case, federation.image, says, cache_folder()) for case in cases]
-    check_channels(prepared, handed)
+    check_images(prepared, handed)
     data = ImageDataset(prepared, federation.sampling)
     if not masks:
         _write_probabilities(handed, data, [case.case for case in cases], folder, device)

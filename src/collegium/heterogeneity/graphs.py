@@ -29,13 +29,22 @@ def neighbours(distance: ArrayLike, k: int) -> list[list[int]]:
     count = len(matrix)
     if count == 1:
         raise ConfigError("there is one site only, and nobody for it to be similar to; add sites")
+    check_neighbours(k, count)
+    orders = np.argsort(matrix, axis=1, kind="stable").tolist()
+    return [[j for j in order if j != i][:k] for i, order in enumerate(orders)]
+
+
+def check_neighbours(k: int, count: int) -> None:
+    """Check that each of so many sites can have k neighbours.
+
+    Raises:
+        ConfigError: It cannot.
+    """
     if not 1 <= k <= count - 1:
         raise ConfigError(
             f"k is {k}, but with {count} sites a site has 1 to {count - 1} neighbours; choose k "
             f"in this range"
         )
-    orders = np.argsort(matrix, axis=1, kind="stable").tolist()
-    return [[j for j in order if j != i][:k] for i, order in enumerate(orders)]
 
 
 def edges(neighbours: Sequence[Sequence[int]]) -> list[Edge]:
