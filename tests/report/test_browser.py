@@ -82,6 +82,11 @@ def shown(page):
     )
 
 
+def arrive(page, name):
+    """Wait for a page: the browser tells of a new address after the click is over."""
+    page.wait_for_function(f"document.getElementById('{name}').checkVisibility()")
+
+
 def test_every_page_opens_alone_and_has_the_focus(open_page):
     page = open_page()
     assert shown(page) == ["overview"]
@@ -89,11 +94,13 @@ def test_every_page_opens_alone_and_has_the_focus(open_page):
     assert [link.get_attribute("href")[1:] for link in links.all()] == PAGES
     for link, name in zip(links.all(), PAGES, strict=True):
         link.click()
+        arrive(page, name)
         assert shown(page) == [name]
         assert link.get_attribute("aria-current") == "page"
         assert page.evaluate("document.activeElement.id") == f"{name}-title"
         assert page.evaluate("scrollY") == 0
     page.go_back()
+    arrive(page, "ledger")
     assert shown(page) == ["ledger"]
 
 
@@ -105,6 +112,7 @@ def test_an_address_leads_to_its_page_and_a_wrong_one_to_the_first(open_page):
 def test_a_site_on_the_overview_leads_to_its_page(open_page):
     page = open_page()
     page.locator(".answers a", has_text="Leeds").click()
+    arrive(page, "site-leeds")
     assert shown(page) == ["site-leeds"]
 
 
@@ -113,7 +121,7 @@ def test_no_page_is_wider_than_the_window(open_page, width):
     page = open_page(viewport={"width": width, "height": 800})
     for name in PAGES:
         page.evaluate(f"location.hash = '{name}'")
-        page.wait_for_function(f"document.getElementById('{name}').checkVisibility()")
+        arrive(page, name)
         assert page.evaluate("document.documentElement.scrollWidth") <= width, name
 
 
@@ -121,7 +129,7 @@ def test_tables_need_no_scrolling_on_a_laptop(open_page):
     page = open_page()
     for name in PAGES:
         page.evaluate(f"location.hash = '{name}'")
-        page.wait_for_function(f"document.getElementById('{name}').checkVisibility()")
+        arrive(page, name)
         cut = page.evaluate(
             "[...document.querySelectorAll('.shown .scroll')]"
             ".filter(s => s.scrollWidth > s.clientWidth + 1).map(s => s.ariaLabel)"
