@@ -1,5 +1,8 @@
 """The compiled loops against numpy, for any number of threads and any cut through the vectors."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -43,3 +46,48 @@ def test_division_rounds_once_to_float32():
     results = kernels.divide([torch.from_numpy(total) for total in totals], 3.7)
     for result, total in zip(results, totals, strict=True):
         assert result.numpy().tobytes() == (total / 3.7).astype(np.float32).tobytes()
+
+
+LOOP = """
+import sys, time
+import numpy as np
+from numba.core.caching import IndexDataCacheFile
+from collegium import kernels
+
+@kernels.compiled
+def double(values):
+    return 2 * values[0]
+
+def slowly(self, *, read=IndexDataCacheFile._load_index):
+    known = read(self)
+    time.sleep(0.4)  # the other process comes here, too, before anything is written
+    return known
+
+kinds = sys.argv[1:]
+if len(kinds) == 1:
+    IndexDataCacheFile._load_index = slowly
+    print("ready", flush=True)
+    sys.stdin.readline()
+print(*[double(np.array([1.5], kind)) for kind in kinds], sum(double.stats.cache_hits.values()))
+"""
+
+
+def test_processes_that_compile_for_different_types_at_once_keep_both(tmp_path, monkeypatch):
+    script, kinds = tmp_path / "loop.py", ("float32", "int64")
+    script.write_text(LOOP)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
+
+    def start(*kinds):
+        command = [sys.executable, script, *kinds]
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+
+    started = [start(kind) for kind in kinds]
+    for process in started:
+        assert process.stdout.readline() == "ready\n"
+    for process in started:
+        process.stdin.write("\n")
+    assert [process.communicate(timeout=120)[0] for process in started] == ["3.0 0\n", "2 0\n"]
+    with start(*kinds) as process:
+        assert process.stdout.read() == "3.0 2 2\n"  # both are loaded, none is compiled again

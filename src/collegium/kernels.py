@@ -6,13 +6,17 @@ result is cached.
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
 import torch
+from filelock import FileLock
+from numba.core.caching import FunctionCache
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
@@ -21,10 +25,29 @@ Loop = TypeVar("Loop", bound=Callable[..., Any])
 
 def compiled(loop: Loop) -> Loop:
     """Compile a loop when it is first called; kept for later where there is a place to keep it."""
-    try:
-        return cast(Loop, numba.njit(nogil=True, cache=True)(loop))
-    except RuntimeError:  # no folder is writable
-        return cast(Loop, numba.njit(nogil=True)(loop))
+    dispatcher: Any = numba.njit(nogil=True)(loop)
+    with suppress(RuntimeError):  # no folder is writable
+        dispatcher._cache = _SharedCache(loop)  # type: ignore[no-untyped-call] # as cache=True does
+    return cast(Loop, dispatcher)
+
+
+class _SharedCache(FunctionCache):
+    """numba's compiled code on disk, for one process at a time.
+
+    Without the lock, two processes that compile a loop for different types at once may both take
+    the same free file name, and each of them then loads the code of the other's types.
+    """
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        with self._alone():
+            return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        with self._alone():
+            super().save_overload(sig, data)  # type: ignore[no-untyped-call]
+
+    def _alone(self) -> FileLock:
+        return FileLock(Path(self.cache_path) / ".compiled.lock", is_singleton=True)
 
 
 @compiled
