@@ -379,10 +379,16 @@ def test_a_bundle_holds_what_monai_asks_for_and_no_pickle(of_volumes: Path, tmp_
 
 def test_what_cannot_be_a_bundle_is_refused(tmp_path: Path) -> None:
     volumes(tmp_path / "site", LPS, count=2)
-    sites = {"site": {"folder": "site"}}
+    pictures(tmp_path / "other", count=1)
+    sites = {"other": {"folder": "other"}, "site": {"folder": "site"}}
     slices = experiment(tmp_path, sites, model=UNET, federation={"sampling": {"crop": [8, 8]}})
-    with pytest.raises(ConfigError, match="the network sees slices of volumes"):
+    both = r"pictures \(site other\) and from slices of volumes \(site site\), and a bundle reads"
+    with pytest.raises(ConfigError, match=both):
         export_bundle(random_model(slices, tmp_path), tmp_path / "bundle")
+    scaled = {"image": {"normalise": "scale"}, "sampling": {"crop": [8, 8]}}
+    slices = experiment(tmp_path, sites, model=UNET, federation=scaled)
+    with pytest.raises(ConfigError, match="scale, which needs pictures, and a bundle reads"):
+        export_bundle(random_model(slices, tmp_path), tmp_path / "bundle", pictures=False)
     columns = {"label": "ill", "numeric": ["age"]}
     task = {"name": "classification", "classes": ["well", "ill"]}
     tables = experiment(
@@ -394,30 +400,106 @@ def test_what_cannot_be_a_bundle_is_refused(tmp_path: Path) -> None:
     space = experiment(tmp_path, sites, model=SPACE)
     with pytest.raises(DataError, match="holds something already"):
         export_bundle(random_model(space, tmp_path), tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["random.safetensors", "site"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "other",
+        "random.safetensors",
+        "site",
+    ]
 
 
-def xray(path: Path) -> None:
+def xray(path: Path, pixels: Pixels) -> None:
+    """Write a radiograph of 12 bits, whose low values are bright."""
     file = pydicom.Dataset()
     file.file_meta = pydicom.dataset.FileMetaDataset()
     file.file_meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
     file.SOPClassUID = pydicom.uid.ComputedRadiographyImageStorage
-    file.SOPInstanceUID, file.Modality, file.Rows, file.Columns = "1.2.3", "CR", 4, 4
-    file.save_as(path, enforce_file_format=False)
+    numbers = [f"1.2.{kind}.{path.stem[1:]}" for kind in (3, 4, 5)]
+    file.SOPInstanceUID, file.SeriesInstanceUID, file.StudyInstanceUID = numbers
+    for name in ("PatientID", "PatientName", "PatientBirthDate", "PatientSex", "StudyDate"):
+        setattr(file, name, "")
+    file.StudyTime = file.AccessionNumber = file.StudyID = file.ReferringPhysicianName = ""
+    file.Modality, (file.Rows, file.Columns) = "CR", pixels.shape
+    file.BitsAllocated, file.BitsStored, file.HighBit, file.PixelRepresentation = 16, 12, 11, 0
+    file.SamplesPerPixel, file.PhotometricInterpretation = 1, "MONOCHROME1"
+    file.PixelData = (4095 - pixels.astype(np.uint16)).tobytes()
+    file.save_as(path, enforce_file_format=True)
 
 
-def test_why_there_is_no_bundle_is_true(tmp_path: Path) -> None:
-    volumes(tmp_path / "site", LPS, count=1)
-    sites, images = {"site": {"folder": "site"}}, tmp_path / "site" / "images"
-    flat = random_model(experiment(tmp_path, sites, model=UNET), tmp_path)
-    (images / "c0.nii.gz").unlink()
-    xray(images / "c0.dcm")
-    with pytest.raises(ConfigError, match="reads PNG pictures and NIfTI volumes, not DICOM, from"):
-        export_bundle(flat, tmp_path / "bundle")
-    (images / "c0.dcm").unlink()
-    (images / "c0.nrrd").write_bytes(b"NRRD0004")
-    with pytest.raises(ConfigError, match=r"NIfTI volumes, not \.nrrd, from which"):
-        export_bundle(flat, tmp_path / "bundle")
+def test_the_bundle_of_dicom_pictures_reads_png_as_its_readme_says(tmp_path: Path) -> None:
+    pictures(tmp_path / "site", "I;16", count=3)
+    scans, other = tmp_path / "site" / "images", tmp_path / "png"
+    scans.rename(other)
+    scans.mkdir()
+    for path in other.iterdir():
+        pixels = array_of(path) // 16
+        xray(scans / f"{path.stem}.dcm", pixels)
+        Image.fromarray(5 * pixels + 3).save(path)  # of such scaling zscore is independent
+    sites, sampling = {"site": {"folder": "site"}}, {"sampling": {"crop": [8, 8]}}
+    handed = random_model(experiment(tmp_path, sites, model=UNET, federation=sampling), tmp_path)
+    bundle = export_bundle(handed, tmp_path / "bundle")
+    theirs = sorted(run_with_monai(bundle, other, tmp_path / "monai").iterdir())
+    assert [path.name for path in theirs] == ["c0.png", "c1.png", "c2.png"]
+    ours = predict_folder(handed, scans, tmp_path / "own")
+    for path in theirs:
+        own = pydicom.dcmread(ours / f"{path.stem}.dcm")
+        found = array_of(path)
+        assert 0 < found.mean() < 1
+        assert np.mean(found == own.pixel_array.reshape(found.shape)) >= 0.999
+    told = " ".join((bundle / "docs" / "README.md").read_text().split())
+    assert "Save other kinds, such as DICOM, NRRD or NumPy, as PNG with 8 or 16 bits" in told
+    assert "multiplied by a number above 0 or shifted by one gives the same" in told
+
+
+@pytest.mark.parametrize(
+    ("image", "said"),
+    [
+        ({"normalise": "scale"}, "divided by 255 (8 bits) or 65535 (16 bits): a converted image "
+         "has to fill the same share of its range"),
+        ({"clip": [-100, 300]}, "cut off below -100 and above 300, then brought to mean 0 and "
+         "deviation 1, image by image: a converted image has to hold the same numbers"),
+        ({"normalise": "zscore_nonzero"}, "gives the same, a shifted one not"),
+        ({"normalise": "none"}, "taken as they are: a converted image has to hold the same"),
+    ],
+)  # fmt: skip
+def test_the_readme_says_how_intensities_have_to_be_written(
+    tmp_path: Path, image: dict[str, Any], said: str
+) -> None:
+    sites, federation = {"site": {"folder": "site"}}, {"image": image}
+    handed = random_model(experiment(tmp_path, sites, model=UNET, federation=federation), tmp_path)
+    bundle = export_bundle(handed, tmp_path / "bundle")
+    assert said in " ".join((bundle / "docs" / "README.md").read_text().split())
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "sees"),
+    [
+        ((19, 17), ".npy", "SimpleInferer"),
+        ((12, 19, 17), ".npy", "SliceInferer"),
+        ((19, 17), ".nrrd", "SimpleInferer"),
+        ((1, 19, 17), ".nrrd", "SliceInferer"),  # a slice in space
+        (None, "", "SliceInferer"),  # there is no image, and the settings tell
+    ],
+)
+def test_whether_the_network_sees_pictures_is_told_by_the_images(
+    tmp_path: Path, shape: tuple[int, ...] | None, kind: str, sees: str
+) -> None:
+    for part in ("images", "labels"):
+        (tmp_path / "site" / part).mkdir(parents=True)
+    if shape is not None:
+        path, array = tmp_path / "site" / "images" / f"c1{kind}", draw(shape, 1)[0]
+        if kind == ".npy":
+            np.save(path, array)
+        else:
+            SimpleITK.WriteImage(SimpleITK.GetImageFromArray(array), str(path))
+        (tmp_path / "site" / "labels" / f"c1{kind}").touch()
+        path.with_name(f"c0{kind}").touch()  # one that cannot be read comes first
+        (tmp_path / "site" / "labels" / f"c0{kind}").touch()
+    sampling = {"crop": [8, 8], "neighbours": int(shape is None)}
+    sites, model = {"site": {"folder": "site"}}, {**UNET, "in_channels": 3}
+    config = experiment(tmp_path, sites, model=model, federation={"sampling": sampling})
+    bundle = export_bundle(random_model(config, tmp_path), tmp_path / "bundle")
+    inference = json.loads((bundle / "configs" / "inference.json").read_text())
+    assert inference["inferer"]["_target_"] == sees
 
 
 def test_a_network_of_the_user_s_own_has_the_axes_of_its_convolutions(tmp_path: Path) -> None:
