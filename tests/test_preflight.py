@@ -91,6 +91,12 @@ def test_a_fold_with_too_few_sites_is_named(
     assert says in said
 
 
+def test_an_encoder_that_is_not_there_is_named(tmp_path: Path, phantoms: dict[str, Any]) -> None:
+    said = refusal(tmp_path, phantoms, {"name": "distance", "kind": "embedding", "encoder": "res"})
+    assert said.startswith("distance: encoder: ")
+    assert "'res'" in said
+
+
 # --- models that a method does not have
 
 

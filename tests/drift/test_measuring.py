@@ -122,6 +122,11 @@ def test_a_site_with_images_of_one_patient_is_left_out_and_said_to_be(
         (["algorithm=local"], {}, "in 'local' no site receives a model"),
         (["algorithm=pooled"], {}, "in 'pooled' no site receives a model"),
         (["algorithm=ifca"], {}, "choose another algorithm"),
+        (
+            ["algorithms=[fedavg, distance]"],
+            {},
+            "^distance: of the two sites alder and birch neither",
+        ),
         (["codec=half"], {}, "the models of 'fedavg' travel coded"),
         (["variations={a: {rounds: 1}}"], {}, "set variations={}"),
     ],

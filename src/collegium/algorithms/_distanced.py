@@ -8,7 +8,15 @@ from types import MethodType
 from typing import Any, ClassVar, Literal
 
 from collegium.algorithm import Algorithm, Client, Replies, Server, State
-from collegium.algorithms._survey import Array, Inquiry, Summary, Surveyed, Unit, asks
+from collegium.algorithms._survey import (
+    Array,
+    Inquiry,
+    Summary,
+    Surveyed,
+    Unit,
+    asks,
+    make_encoder,
+)
 from collegium.border import Part
 from collegium.errors import ConfigError, ProtocolError
 from collegium.message import Message
@@ -134,8 +142,10 @@ class ByDistance(Surveyed, Algorithm):
         return self.mode == "weights" and super().has_global
 
     def check_setup(self, clients: Sequence[str], parts: ModelParts) -> None:
-        """Refuse too few sites, and what the method refuses."""
+        """Refuse too few sites, an encoder that cannot be made, and what the method refuses."""
         super().check_setup(clients, parts)
+        if self.kind == "embedding":
+            make_encoder(self.encoder)
         if self.omega < 1 or self.mode == "clusters":
             _require_sites(clients, self.mode)
 

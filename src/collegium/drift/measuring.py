@@ -24,7 +24,7 @@ from collegium.engines.inprocess import InProcess
 from collegium.errors import ConfigError, DataError
 from collegium.message import Message
 from collegium.outcome import task_of
-from collegium.preflight import check_engine, check_network
+from collegium.preflight import check_engine, check_network, check_setups
 from collegium.randomness import seed_of
 from collegium.runtime import ServerRuntime
 from collegium.simulation import build_clients, build_run, check_method, initial_model
@@ -157,6 +157,7 @@ def measure_drift(
     check_engine(config)
     sites = _open_sites(config)
     check_network(config, sites)
+    check_setups(config)
     for chosen in config.algorithms:
         _check(config, chosen, sites)
     moments = [
