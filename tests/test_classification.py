@@ -12,6 +12,8 @@ from sklearn.metrics import roc_auc_score
 from typer.testing import CliRunner
 
 from collegium import cli
+from collegium.benchmark.comparisons import adapting_table
+from collegium.benchmark.tables import joining_table
 from collegium.experiment import collect_rows, read_run_config
 
 CONFIG = """
@@ -76,6 +78,22 @@ def test_every_case_has_every_score(output: Path) -> None:
     assert len(rows) == len(cases) * len(metrics)
     assert {row.model for row in rows if row.split == "outside"} == {"none", "average"}
     assert not any(row.metric.startswith("_") or row.unit for row in rows)
+
+
+def test_few_patients_of_a_class_are_told_and_leave_no_interval(output: Path) -> None:
+    rows = collect_rows(read_run_config(output))
+    rarest = {(r.site, r.split): r.value for r in rows if r.metric == "rarest_class"}
+    assert rarest == {("north", "test"): 3, ("south", "test"): 3, ("east", "outside"): 5}
+    assert {row.unit for row in rows if row.metric == "rarest_class"} == {"patients"}
+    joining = joining_table(rows, "auc")
+    assert {c.difference.rarest for c in (*joining.comparisons, *joining.pooled)} == {3}
+    assert {c.answer for c in joining.comparisons} == {"cannot tell"}
+    (outside,) = adapting_table(rows, "auc").comparisons
+    assert outside.verdict == (
+        "Cannot tell: 5 patients of the rarest class, and fewer than 6 can all point the same way "
+        "by chance."
+    )
+    assert joining_table(rows, "accuracy").comparisons[0].difference.low is not None
 
 
 def test_models_are_selected_by_the_metric_that_is_asked_for(output: Path) -> None:

@@ -24,7 +24,7 @@ from collegium.report.overlays import choose_cases, draw_layers, draw_overlay
 from collegium.results import Row
 from collegium.run import Run
 from collegium.state import Store, write_atomically
-from collegium.tasks import ClassificationTask, SegmentationTask, Task
+from collegium.tasks import ABOUT, RAREST, ClassificationTask, SegmentationTask, Task
 
 Array = NDArray[Any]
 
@@ -114,42 +114,29 @@ def cell_rows(
     last = max(record.round for record in records)
     for site, by_model in scores.items():
         for model, cases in by_model.items():
-            for case in cases:
-                for metric in (key for key in case if key not in ("case", "patient")):
-                    yield Row(
-                        **about,
-                        **totals[site],
-                        round=last,
-                        site=site,
-                        case=case["case"],
-                        patient=case["patient"],
-                        split="test",
-                        model=model,
-                        metric=metric,
-                        value=case[metric],
-                        unit=task.units[metric],
-                    )
+            where = {"round": last, "site": site, "split": "test", "model": model}
+            yield from _score_rows(cases, task.units, {**about, **totals[site], **where})
 
 
 def outside_rows(cell: Cell, site: str, adapter: str, folder: Path) -> Iterator[Row]:
     """Yield a row per case and metric of an adaptation whose scores are stored in a folder."""
     stored = json.loads((folder / SCORES_FILE).read_text(encoding="utf-8"))
     units = task_of(cell.config).units
-    for case in stored["cases"]:
-        for metric in (key for key in case if key not in ("case", "patient")):
-            yield Row(
-                **_about(cell),
-                round=cell.config.rounds,
-                site=site,
-                case=case["case"],
-                patient=case["patient"],
-                split="outside",
-                model=adapter,
-                metric=metric,
-                value=case[metric],
-                unit=units[metric],
-                seconds=stored["seconds"],
-            )
+    where = {"site": site, "split": "outside", "model": adapter, "seconds": stored["seconds"]}
+    about = {**_about(cell), "round": cell.config.rounds, **where}
+    yield from _score_rows(stored["cases"], units, about)
+
+
+def _score_rows(
+    cases: Sequence[Mapping[str, Any]], units: Mapping[str, str], about: Mapping[str, Any]
+) -> Iterator[Row]:
+    """Yield a row per case and metric; and one of how many patients the rarest class has."""
+    for case in cases:
+        named = {"case": case["case"], "patient": case["patient"]}
+        for metric in (key for key in case if key not in ABOUT):
+            yield Row(**about, **named, metric=metric, value=case[metric], unit=units[metric])
+    if cases and RAREST in cases[0]:
+        yield Row(**about, metric=RAREST, value=cases[0][RAREST], unit="patients")
 
 
 def write_models(

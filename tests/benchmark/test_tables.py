@@ -289,6 +289,34 @@ def test_joining_answers_yes_no_or_cannot_tell(joined_rows):
     }
 
 
+@pytest.mark.parametrize("metric", ["auc", "balanced_accuracy"])
+def test_joining_cannot_tell_where_a_class_has_few_patients(scores, metric):
+    # As with two healthy patients of 37: the shares of all move by what two of them decide.
+    alone, rows = np.linspace(0.30, 0.44, 8), []
+    for site, shift in (("A", 0.5), ("B", 0.4)):
+        rows += scores("local", "personal", site, alone, metric=metric)
+        rows += scores("fedavg", "global", site, alone + shift, metric=metric)
+    for site, count in (("A", 2), ("B", 6)):
+        for model, split, value in (("personal", "test", count), ("none", "outside", 1)):
+            (row,) = scores("local", model, site, [value], metric="rarest_class", split=split)
+            rows.append(replace(row, case="", patient="", unit="patients"))
+    few, enough = joining_table(rows, metric).comparisons
+    assert (few.answer, few.p, few.difference.low) == ("cannot tell", None, None)
+    assert few.difference.mean == pytest.approx(0.5)
+    assert few.verdict == (
+        "Cannot tell: 2 patients of the rarest class, and fewer than 6 can all point the same way "
+        "by chance."
+    )
+    assert enough.answer == "yes"
+    assert enough.p == pytest.approx(2 / 2**8)
+    (pooled,) = joining_table(rows, metric).pooled
+    assert (pooled.answer, pooled.difference.rarest) == ("cannot tell", 2)
+    accuracy = [replace(row, metric="accuracy") if row.metric == metric else row for row in rows]
+    assert {c.answer for c in joining_table(accuracy, "accuracy").comparisons} == {"yes"}
+    one = [replace(row, value=1.0) if row.value == 2 else row for row in rows]
+    assert joining_table(one, metric).comparisons[0].verdict.startswith("Cannot tell: 1 patient of")
+
+
 def test_joining_cannot_tell_where_the_corrected_test_does_not_agree(scores):
     gains = [0.009, -0.002, 0.019, -0.003, -0.006, 0.014, 0.024, 0.023]
     alone = np.linspace(0.5, 0.64, 8)

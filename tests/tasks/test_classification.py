@@ -143,7 +143,8 @@ def test_complete_shares_out_auc_and_balanced_accuracy_and_drops_what_stays_insi
     labels, chance = rng.integers(0, 2, 30), rng.random(30)
     task = ClassificationTask(["no", "yes"], metric="auc")
     rows = task.complete(rows_of(task, np.stack([1 - chance, chance], 1), labels))
-    assert {*rows[0]} == {"accuracy", "balanced_accuracy", "auc", "log_loss"}
+    assert {*rows[0]} == {"accuracy", "balanced_accuracy", "auc", "log_loss", "rarest_class"}
+    assert {row["rarest_class"] for row in rows} == {min(labels.sum(), 30 - labels.sum())}
     auc, balanced = (np.mean([row[name] for row in rows]) for name in ("auc", "balanced_accuracy"))
     assert auc == pytest.approx(roc_auc_score(labels, chance), abs=1e-6)
     assert balanced == pytest.approx(balanced_accuracy_score(labels, chance > 0.5), abs=1e-6)
@@ -152,7 +153,7 @@ def test_complete_shares_out_auc_and_balanced_accuracy_and_drops_what_stays_insi
 def test_only_the_metric_asked_for_is_given() -> None:
     task = ClassificationTask(2, metric="auc")
     rows = task.complete(rows_of(task, [[0.4, 0.6], [0.7, 0.3]], [1, 0], "auc"))
-    assert rows == [{"auc": 1.0}, {"auc": 1.0}]
+    assert rows == [{"auc": 1.0, "rarest_class": 1}, {"auc": 1.0, "rarest_class": 1}]
     assert task.complete(rows_of(task, [[0.4, 0.6]], [1], "accuracy")) == [{"accuracy": 1.0}]
 
 
@@ -163,6 +164,14 @@ def test_cases_of_one_patient_weigh_as_one() -> None:
     shares = [row["auc"] for row in task.complete(named)]
     assert (np.mean(shares[:2]) + shares[2]) / 2 == pytest.approx(0.5)
     assert [row["patient"] for row in task.complete(named)] == ["a", "a", "b"]
+
+
+def test_the_rarest_class_is_counted_in_patients_and_among_the_classes_that_are_there() -> None:
+    task, labels = ClassificationTask(4), [1, 1, 1, 3, 3, 0, 0, 0]
+    rows = rows_of(task, np.full((8, 4), 0.25), labels)
+    named = [{"patient": name, **row} for name, row in zip("aaabcdef", rows, strict=True)]
+    assert {row["rarest_class"] for row in task.complete(named)} == {1}  # of class 1, "a"
+    assert {row["rarest_class"] for row in task.complete(named[3:])} == {2}
 
 
 def test_an_area_of_one_class_is_undefined() -> None:

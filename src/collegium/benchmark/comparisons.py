@@ -5,7 +5,14 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from collegium.benchmark.paired import Comparing, Comparison, ComparisonTable, compare, group_scores
-from collegium.benchmark.scores import NO_ADAPTER, MethodKey, Where, position, unit_of
+from collegium.benchmark.scores import (
+    NO_ADAPTER,
+    MethodKey,
+    Where,
+    position,
+    rarest_class,
+    unit_of,
+)
 from collegium.benchmark.significance import higher_is_better
 from collegium.benchmark.tables import final_scores, method_name, scored_name
 from collegium.results import Row
@@ -41,10 +48,12 @@ def comparison_table(
         The comparisons by site, then method; none, with the reason, where the reference has no
         scores.
     """
+    rows = list(rows)
     scores = final_scores(rows, metric, where=where, variation=variation)
     unit, groups = unit_of(scores), group_scores(scores)
     higher = higher_is_better(metric, unit)
-    how = Comparing(higher, partial(scored_name, where=where), resamples, seed)
+    rarest = rarest_class(rows, metric, where, variation)
+    how = Comparing(higher, partial(scored_name, where=where), resamples, seed, rarest)
     name = scored_name(*reference, where)
     question = f"Is it better than {name}?"
     if reference not in groups:
@@ -95,7 +104,8 @@ def adapting_table(
     scores = final_scores(rows, metric, where="outside", variation=variation)
     unit, groups = unit_of(scores), group_scores(scores)
     higher = higher_is_better(metric, unit)
-    how = Comparing(higher, partial(scored_name, where="outside"), resamples, seed)
+    rarest = rarest_class(rows, metric, "outside", variation)
+    how = Comparing(higher, partial(scored_name, where="outside"), resamples, seed, rarest)
     comparisons: list[Comparison] = []
     pooled: list[Comparison] = []
     lacking: dict[str, None] = {}

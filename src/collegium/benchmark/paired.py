@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 
 from collegium.benchmark.cells import AVERAGE
@@ -107,12 +107,14 @@ class Comparing:
         name: Gives the name of a method by algorithm and model.
         resamples: Resamples of the bootstrap.
         seed: Names the generator of the bootstrap.
+        rarest: By site, how many patients the rarest class has, where the scores depend on it.
     """
 
     higher_is_better: bool
     name: Callable[[str, str], str]
     resamples: int = 2000
     seed: int = 0
+    rarest: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,7 @@ class _Pair:
     joined: float | None
     differences: Mapping[str, float]
     undefined: int
+    rarest: int | None
 
 
 Groups = Mapping[MethodKey, Mapping[str, Sequence[Row]]]
@@ -159,7 +162,8 @@ def compare(
         local = mean_over_seeds(alone)
         for method in sorted(groups, key=lambda key: position(key, order)):
             if site in groups[method]:
-                pairs[site][method] = _pair(groups[method][site], known, local)
+                rows = groups[method][site]
+                pairs[site][method] = _pair(rows, known, local, how.rarest.get(site))
     comparisons = [
         comparison
         for site, methods in pairs.items()
@@ -169,7 +173,10 @@ def compare(
 
 
 def _pair(
-    rows: Sequence[Row], known: Mapping[tuple[str, int, int], float | None], local: float | None
+    rows: Sequence[Row],
+    known: Mapping[tuple[str, int, int], float | None],
+    local: float | None,
+    rarest: int | None,
 ) -> _Pair:
     """Pair the scores that both have of a case, seed and fold."""
     paired = [(row, known[key]) for row in rows if (key := (row.case, row.seed, row.fold)) in known]
@@ -178,7 +185,7 @@ def _pair(
         (value for _, value in paired),
         (row.patient for row, _ in paired),
     )
-    return _Pair(local, mean_over_seeds(rows), differences, undefined)
+    return _Pair(local, mean_over_seeds(rows), differences, undefined, rarest)
 
 
 def _over_sites(pairs: Mapping[str, Mapping[MethodKey, _Pair]]) -> dict[MethodKey, list[_Pair]]:
@@ -199,36 +206,37 @@ def _family(
     site: str, family: Mapping[MethodKey, Sequence[_Pair]], how: Comparing
 ) -> list[Comparison]:
     """The comparisons of one family, each over one pair or over the pairs of all sites."""
-    tests = corrected(
-        [
-            signed_rank(value for pair in pairs for value in pair.differences.values())
-            for pairs in family.values()
-        ]
-    )
-    comparisons = []
-    for (key, pairs), test in zip(family.items(), tests, strict=True):
-        difference = interval_over_sites(
+    intervals = [
+        interval_over_sites(
             [pair.differences for pair in pairs],
             undefined=sum(pair.undefined for pair in pairs),
+            rarest=min((pair.rarest for pair in pairs if pair.rarest is not None), default=None),
             resamples=how.resamples,
             seed=how.seed,
         )
-        comparisons.append(
-            Comparison(
-                site,
-                *key,
-                _mean([pair.local for pair in pairs]),
-                _mean([pair.joined for pair in pairs]),
-                difference,
-                outcome(difference, test, higher_is_better=how.higher_is_better),
-                verdict(difference, test, higher_is_better=how.higher_is_better),
-                test.p,
-                test.p_holm,
-                test.family,
-                how.name(*key),
-            )
+        for pairs in family.values()
+    ]
+    ranked = [
+        () if interval.few else [d for pair in pairs for d in pair.differences.values()]
+        for pairs, interval in zip(family.values(), intervals, strict=True)
+    ]
+    tests = corrected([signed_rank(differences) for differences in ranked])
+    return [
+        Comparison(
+            site,
+            *key,
+            _mean([pair.local for pair in pairs]),
+            _mean([pair.joined for pair in pairs]),
+            difference,
+            outcome(difference, test, higher_is_better=how.higher_is_better),
+            verdict(difference, test, higher_is_better=how.higher_is_better),
+            test.p,
+            test.p_holm,
+            test.family,
+            how.name(*key),
         )
-    return comparisons
+        for (key, pairs), difference, test in zip(family.items(), intervals, tests, strict=True)
+    ]
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -6,6 +6,7 @@ from statistics import fmean
 from typing import Literal
 
 from collegium.results import Row
+from collegium.tasks import RAREST, SHARED
 
 Where = Literal["inside", "outside"]
 """Scores at the sites that trained, or at sites that took no part."""
@@ -79,6 +80,17 @@ def mean_over_seeds(rows: Iterable[Row]) -> float | None:
     values = [mean for by_site in site_means(rows).values() for mean in by_site.values()]
     defined = [value for value in values if value is not None]
     return fmean(defined) if defined else None
+
+
+def rarest_class(
+    rows: Iterable[Row], metric: str, where: Where = "inside", variation: str = ""
+) -> dict[str, int]:
+    """Return by site how many patients the rarest class has, of a metric that depends on it."""
+    found: dict[str, int] = {}
+    for row in rows if metric in SHARED else ():
+        if row.metric == RAREST and row.split == SPLITS[where] and row.variation == variation:
+            found[row.site] = min(int(row.value or 0), found.get(row.site, int(row.value or 0)))
+    return found
 
 
 def unit_of(rows: Iterable[Row]) -> str:

@@ -42,10 +42,11 @@ class Interval:
 
     Attributes:
         mean: Mean over patients, or over sites of these; None where no pair is defined.
-        low: Lower end; None with fewer than two patients, at any site.
-        high: Upper end; None with fewer than two patients, at any site.
+        low: Lower end; None with fewer than two patients, or too few of a class, at any site.
+        high: Upper end; None where ``low`` is.
         patients: Number of patients with at least one defined pair.
         undefined: Number of pairs left out because a score of theirs is undefined.
+        rarest: Patients of a site's rarest class, at fewest; None where no score depends on it.
     """
 
     mean: float | None
@@ -53,6 +54,12 @@ class Interval:
     high: float | None
     patients: int
     undefined: int
+    rarest: int | None = None
+
+    @property
+    def few(self) -> bool:
+        """Whether the rarest class has fewer than `MINIMUM_PATIENTS`."""
+        return self.rarest is not None and self.rarest < MINIMUM_PATIENTS
 
 
 @dataclass(frozen=True)
@@ -136,6 +143,7 @@ def interval_over_sites(
     sites: Sequence[Mapping[str, float]],
     *,
     undefined: int = 0,
+    rarest: int | None = None,
     resamples: int = 2000,
     seed: int = 0,
 ) -> Interval:
@@ -147,11 +155,13 @@ def interval_over_sites(
     Args:
         sites: The patients' differences of each site, see `patient_differences`.
         undefined: Number of pairs that were left out.
+        rarest: How many patients the rarest class has, where the scores depend on it.
         resamples: How often the patients are drawn anew.
         seed: Names the generator of the draws.
 
     Returns:
-        The interval; no mean where a site has no patient, no ends where one has a single patient.
+        The interval; no mean where a site has no patient, no ends where one has a single patient or
+        `Interval.few` of a class.
 
     Raises:
         ValueError: There is less than one resample.
@@ -161,14 +171,15 @@ def interval_over_sites(
     values = [np.array([site[patient] for patient in sorted(site)]) for site in sites]
     patients = sum(site.size for site in values)
     if not values or not all(site.size for site in values):
-        return Interval(None, None, None, patients, undefined)
+        return Interval(None, None, None, patients, undefined, rarest)
     mean = fmean(float(site.mean()) for site in values)
-    if any(site.size < 2 for site in values):
-        return Interval(mean, None, None, patients, undefined)
+    endless = Interval(mean, None, None, patients, undefined, rarest)
+    if endless.few or any(site.size < 2 for site in values):
+        return endless
     rng = np.random.default_rng(np.random.SeedSequence(seed))
     drawn = np.mean([_bootstrap_means(site, resamples, rng) for site in values], axis=0)
     low, high = np.percentile(drawn, [2.5, 97.5])
-    return Interval(mean, float(low), float(high), patients, undefined)
+    return Interval(mean, float(low), float(high), patients, undefined, rarest)
 
 
 def _bootstrap_means(
@@ -291,12 +302,11 @@ def verdict(interval: Interval, test: RankTest, *, higher_is_better: bool = True
     """
     if interval.mean is None:
         return "Cannot tell: no patient has a score with both."
-    if interval.patients < MINIMUM_PATIENTS:
-        plural = "patient" if interval.patients == 1 else "patients"
-        return (
-            f"Cannot tell: {interval.patients} {plural}, and fewer than {MINIMUM_PATIENTS} can all "
-            "point the same way by chance."
-        )
+    if interval.few or interval.patients < MINIMUM_PATIENTS:
+        count = interval.rarest if interval.few else interval.patients
+        who = ("patient" if count == 1 else "patients") + " of the rarest class" * interval.few
+        chance = f"fewer than {MINIMUM_PATIENTS} can all point the same way by chance"
+        return f"Cannot tell: {count} {who}, and {chance}."
     if interval.low is None or interval.high is None:
         return "Cannot tell: a site with a single patient leaves no interval."
     if interval.low <= 0 <= interval.high:

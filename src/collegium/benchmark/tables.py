@@ -13,6 +13,7 @@ from collegium.benchmark.scores import (
     MethodKey,
     Where,
     position,
+    rarest_class,
     seed_values,
     site_means,
     unit_of,
@@ -241,9 +242,10 @@ def joining_table(
     Returns:
         The comparisons by site, then method.
     """
+    rows = list(rows)
     scores = final_scores(rows, metric, variation=variation)
-    unit = unit_of(scores)
-    how = Comparing(higher_is_better(metric, unit), method_name, resamples, seed)
+    unit, rarest = unit_of(scores), rarest_class(rows, metric, variation=variation)
+    how = Comparing(higher_is_better(metric, unit), method_name, resamples, seed, rarest)
     groups = group_scores(scores)
     alone = {**groups.get((local, "global"), {}), **groups.get((local, "personal"), {})}
     if not alone:

@@ -12,6 +12,7 @@ from collegium.report import assessment, plots
 from collegium.report.page import environment
 from collegium.report.routing import loss_lines, mean_routes, shades
 from collegium.state import write_atomically
+from collegium.tasks import ABOUT
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -98,4 +99,4 @@ def mean_scores(scores: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float | 
     return means
 
 
-_ABOUT = ("case", "patient", "model")
+_ABOUT = ("model", *ABOUT)

@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 """The scores of a case, beside whatever names the case."""
 
+RAREST = "rarest_class"
+"""Where scores depend on how many cases each class has: how many patients the rarest one has."""
+
+ABOUT = ("case", "patient", RAREST)
+"""What a row holds beside scores."""
+
 
 class Task(Protocol):
     """What is learnt.

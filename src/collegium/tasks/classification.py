@@ -15,13 +15,16 @@ from torch.nn import functional
 from collegium.errors import ConfigError, DataError
 from collegium.losses import weighted_focal_loss
 from collegium.metrics import auc_shares, balanced_shares
-from collegium.tasks.base import Row, device_of
+from collegium.tasks.base import RAREST, Row, device_of
 
 if TYPE_CHECKING:
     from collegium.data.dataset import Batch, Example
 
 LOSSES = ("ce", "focal")
 """The losses of a classification by the names that a configuration uses."""
+
+SHARED = ("balanced_accuracy", "auc")
+"""The scores that are of all cases together and depend on how many each class has."""
 
 
 class ClassificationTask:
@@ -120,7 +123,10 @@ class ClassificationTask:
         return {**found, "_class": float(label), **kept}
 
     def complete(self, rows: Sequence[Row]) -> list[Row]:
-        """Share balanced accuracy and AUC out over the cases; cases of a patient weigh as one."""
+        """Share balanced accuracy and AUC out over the cases; cases of a patient weigh as one.
+
+        Beside them stands how many patients the rarest class has, of the classes that are there.
+        """
         labels = [int(row["_class"]) for row in rows]
         chances = np.array([[row[f"_p{c}"] for c in range(self.classes)] for row in rows])
         patients = [str(row.get("patient", place)) for place, row in enumerate(rows)]
@@ -132,9 +138,12 @@ class ClassificationTask:
                 float(row.argmax() == label) for row, label in zip(chances, labels, strict=True)
             ]
             whole["balanced_accuracy"] = balanced_shares(right, labels, patients)
+        groups = [{p for p, of in zip(patients, labels, strict=True) if of == c} for c in {*labels}]
+        rarest = {RAREST: min(map(len, groups))} if whole else {}
         return [
             {name: value for name, value in row.items() if not name.startswith("_")}
             | {name: shares[place] if shares else None for name, shares in whole.items()}
+            | rarest
             for place, row in enumerate(rows)
         ]
 
