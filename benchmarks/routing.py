@@ -241,9 +241,9 @@ def main() -> int:
         kind, batch, folder = options.memory
         print(measure_memory(kind, int(batch), Path(folder)))
         return 0
-    repetitions, children = (2, 1) if options.quick else (5, 3)
+    repetitions, children, batches = (1, 1, (1,)) if options.quick else (5, 3, (1, 4))
     good = []
-    for batch in (1,) if options.quick else (1, 4):
+    for batch in batches:
         seconds = medians(
             in_turns(make_works(batch, large=options.large), repetitions, time.process_time)
         )
@@ -258,7 +258,7 @@ def main() -> int:
                 least=True,
             ),
         ]  # fmt: skip
-    good += judge_memory((1, 4), children)
+    good += judge_memory(batches, children)
     return 0 if all(good) else 1
 
 
