@@ -78,7 +78,7 @@ _TURN: Mapping[str, str] = {
 
 _WRITE: Mapping[str, str] = {
     "mask": "$lambda x: nibabel.Nifti1Image((x[0] if len(x) == 1 else x.movedim(0, -1))"
-    ".numpy().astype(numpy.uint8), x.affine.numpy())",
+    ".cpu().numpy().astype(numpy.uint8), x.affine.cpu().numpy())",
     "path": "$lambda x: os.path.join(@output_dir, @case_of(x.meta['filename_or_obj']) + '.nii.gz')",
     "write_mask": "$lambda x, mask: (mask.set_sform(mask.affine, 1), "
     "mask.set_qform(mask.affine, 1), os.makedirs(@output_dir, exist_ok=True), "
