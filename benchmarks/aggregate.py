@@ -38,8 +38,8 @@ def measure_ours(repetitions: int) -> tuple[int, dict[str, float]]:
     """Return a model's size, and the seconds of copying it and of averaging as the server does."""
     import torch
 
-    from collegium.process import prepare
-    from collegium.tensors import Mean, Tensors
+    from collegium.core.tensors import Mean, Tensors
+    from collegium.runtime.process import prepare
 
     prepare(threads=2)
     models = [Tensors(model) for model in make_models()]

@@ -45,22 +45,22 @@ import torch
 from common.measuring import in_turns, medians, verdict
 
 from collegium.algorithms.fedavg import FedAvg
-from collegium.codecs.base import Codec
-from collegium.codecs.cer import CER
-from collegium.codecs.dadaquant import DAdaQuant
-from collegium.codecs.half import Half
-from collegium.codecs.identity import Identity
-from collegium.codecs.stc import STC
-from collegium.config import ExperimentConfig, load_config, parse_config
+from collegium.compression.base import Codec
+from collegium.compression.cer import CER
+from collegium.compression.dadaquant import DAdaQuant
+from collegium.compression.half import Half
+from collegium.compression.identity import Identity
+from collegium.compression.session import Coding
+from collegium.compression.stc import STC
+from collegium.core.tensors import Tensors
 from collegium.data.federation import open_federation, open_site, sites_of
+from collegium.data.phantoms import make_federation
+from collegium.experiment.config.building import task_of
+from collegium.experiment.config.experiment import ExperimentConfig, load_config, parse_config
 from collegium.models.factory import build_model
-from collegium.outcome import task_of
-from collegium.phantoms import make_federation
-from collegium.process import prepare
-from collegium.simulation import initial_model, simulate
-from collegium.tensors import Tensors
-from collegium.training import LocalTraining
-from collegium.wire import Coding
+from collegium.runtime.process import prepare
+from collegium.runtime.simulation import initial_model, simulate
+from collegium.training.loop import LocalTraining
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = Path(tempfile.gettempdir()) / "collegium-benchmark-codecs"

@@ -152,11 +152,11 @@ def make_network(axes: int, channels: tuple[int, ...]) -> Any:
 
 def epochs(setting: Setting, root: Path) -> dict[str, Callable[[], object]]:
     """Return an epoch of training, and one of drawing alone, over both kinds of cases."""
-    from collegium.batches import draw, plan_batches
-    from collegium.randomness import ambient
+    from collegium.core.randomness import ambient
+    from collegium.core.tensors import Tensors
     from collegium.tasks import SegmentationTask
-    from collegium.tensors import Tensors
-    from collegium.training import LocalTraining, TrainingConfig
+    from collegium.training.batches import draw, plan_batches
+    from collegium.training.loop import LocalTraining, TrainingConfig
 
     write_cases(root / "A", setting.shape, setting.cases)
     mapped = open_cases(root, setting.sampling).train
@@ -325,7 +325,7 @@ def main() -> int:
     parts = ["epochs", "decodes"] if options.quick else ["epochs", "decodes", "memory"]
     if options.only:
         parts = [options.only]
-    from collegium.process import prepare
+    from collegium.runtime.process import prepare
 
     prepare(threads=1)
     good = []

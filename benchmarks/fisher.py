@@ -37,13 +37,13 @@ def make_works(size: int, count: int) -> dict[str, Work]:
     import torch
     from torch.func import functional_call, grad, vmap
 
-    from collegium.data.dataset import TensorDataset
-    from collegium.fisher import diagonal_fisher
+    from collegium.core.dataset import TensorDataset
+    from collegium.core.tensors import Tensors
     from collegium.models.unet import IOPUNet
-    from collegium.process import prepare
+    from collegium.runtime.process import prepare
     from collegium.tasks import SegmentationTask
-    from collegium.tensors import Tensors
-    from collegium.training import LocalTraining, TrainingConfig
+    from collegium.training.fisher import diagonal_fisher
+    from collegium.training.loop import LocalTraining, TrainingConfig
 
     prepare(threads=1)
     torch.manual_seed(0)
@@ -131,8 +131,8 @@ def compare(works: dict[str, Work]) -> tuple[float, float, float]:
     """
     import torch
 
-    from collegium.fisher import top_mask
-    from collegium.tensors import Tensors
+    from collegium.core.tensors import Tensors
+    from collegium.training.fisher import top_mask
 
     exact, other, wrong = (Tensors(works[name]()) for name in ("ours", "usual", "batch"))
     error = max(

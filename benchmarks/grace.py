@@ -31,8 +31,8 @@ def make_models(base: int) -> tuple[list[Any], Any]:
     """Return the clients' parameters and the global ones; all updates have a part in common."""
     import torch
 
+    from collegium.core.tensors import Tensors
     from collegium.models.unet import IOPUNet
-    from collegium.tensors import Tensors
 
     shapes = {name: p.shape for name, p in IOPUNet(base=base).named_parameters()}
     rng = torch.Generator().manual_seed(0)
@@ -69,7 +69,7 @@ def pairwise(models: list[Any], start: Any) -> Any:
 
 def rise(work: Callable[[list[Any], Any], Any], base: int) -> float:
     """Return how far the peak memory rises, in models."""
-    from collegium.process import prepare
+    from collegium.runtime.process import prepare
 
     prepare(threads=1)
     models, start = make_models(base)
@@ -90,7 +90,7 @@ def measure(base: int, repetitions: int) -> tuple[int, dict[str, list[float]], f
     """Return the model's size, the seconds of both by repetition, and how far results differ."""
     import numpy as np
 
-    from collegium.process import prepare
+    from collegium.runtime.process import prepare
 
     prepare(threads=1)
     models, start = make_models(base)

@@ -69,9 +69,9 @@ def make_works(batch: int, *, large: bool) -> dict[str, Callable[[], object]]:
     )
     from collegium.adaptation.base import descend
     from collegium.adaptation.routing import Routing, _Network
-    from collegium.process import prepare
+    from collegium.core.tensors import Tensors
+    from collegium.runtime.process import prepare
     from collegium.tasks import SegmentationTask
-    from collegium.tensors import Tensors
 
     class MixedOutputs(RoutedLayer):
         """Convolves with every model's weights and mixes what comes out."""
@@ -126,9 +126,9 @@ def make_works(batch: int, *, large: bool) -> dict[str, Callable[[], object]]:
 
 def write_models(folder: Path) -> None:
     """Write the models of an adaptation of each size: large, and small ones to warm up."""
+    from collegium.core.tensors import Tensors
     from collegium.models.factory import build_model
     from collegium.models.files import export_model
-    from collegium.tensors import Tensors
 
     for base in BASES:
         for name in NAMES:
@@ -145,11 +145,11 @@ def measure_memory(kind: str, batch: int, folder: Path) -> float:
 
     from collegium.adaptation._norms import use_batch_statistics
     from collegium.adaptation.base import Sources, Unlabelled
+    from collegium.adaptation.outside import ModelFiles
     from collegium.adaptation.routing import Routing
-    from collegium.data.dataset import TensorDataset
+    from collegium.core.dataset import TensorDataset
     from collegium.models.factory import build_model
-    from collegium.outside import ModelFiles
-    from collegium.process import prepare
+    from collegium.runtime.process import prepare
     from collegium.tasks import SegmentationTask
 
     def plain(base: int) -> object:

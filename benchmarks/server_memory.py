@@ -28,11 +28,11 @@ def child(clients: int) -> None:
     import torch
 
     from collegium import FedAvg
-    from collegium.message import pack
-    from collegium.models.parts import find_parts
-    from collegium.process import prepare
-    from collegium.runtime import Answer, Request, ServerRuntime
-    from collegium.tensors import Tensors
+    from collegium.core.message import pack
+    from collegium.core.model_parts import find_parts
+    from collegium.core.tensors import Tensors
+    from collegium.runtime.process import prepare
+    from collegium.runtime.server import Answer, Request, ServerRuntime
 
     prepare(threads=2)
     network = torch.nn.Sequential(

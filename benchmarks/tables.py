@@ -26,8 +26,8 @@ import pandas as pd
 import scipy.stats
 from common.measuring import in_turns, verdict
 
-from collegium.benchmark.tables import JoiningTable, MethodTable, joining_table, method_table
-from collegium.results import Row
+from collegium.evaluation.results import Row
+from collegium.evaluation.tables import JoiningTable, MethodTable, joining_table, method_table
 
 TABLE, JOINING = 1.5, 1.0
 """Most time by the twin's."""

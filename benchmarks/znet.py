@@ -72,7 +72,7 @@ def literal(anchors: Any, points: Any, q: Any, eta: float, lam: float, rho: floa
 
 def as_sites(rows: Any) -> list[Any]:
     """Return the rows as models."""
-    from collegium.tensors import Tensors
+    from collegium.core.tensors import Tensors
 
     return [Tensors({"z": row}) for row in rows]
 
@@ -175,7 +175,7 @@ def main() -> int:
         norm, size, repetitions = options.exact
         print(json.dumps(measure_exact(norm, int(size), int(repetitions))))
         return 0
-    from collegium.process import prepare
+    from collegium.runtime.process import prepare
 
     prepare(threads=THREADS)
     cases = [(5, 1_000_000), (50, 200_000)] if options.quick else [

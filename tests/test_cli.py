@@ -15,8 +15,8 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from collegium import __version__, cli
+from collegium.data.phantoms import make_federation
 from collegium.errors import ClientError, ConfigError, DataError, StorageError
-from collegium.phantoms import make_federation
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -234,7 +234,7 @@ def test_check_refuses_a_hyperparameter_that_is_none():
 LOOSE = '''
 from dataclasses import dataclass
 
-from collegium.algorithm import Client, Message, Server, handler
+from collegium.core.algorithm import Client, Message, Server, handler
 from collegium.algorithms.fedavg import FedAvg
 
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from collegium.registry import algorithm_names
+from collegium.experiment.config.registry import ALGORITHMS
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -31,11 +31,11 @@ def test_the_python_example_runs_and_scores_every_site(tmp_path: Path):
 
 def test_the_table_lists_every_algorithm_and_no_other():
     rows = re.findall(r"^\| `(\w+)` \|", README, re.M)
-    assert sorted(rows) == algorithm_names()
+    assert sorted(rows) == ALGORITHMS.names()
 
 
 def test_the_documentation_has_a_page_section_for_every_algorithm():
     page = (ROOT / "docs" / "algorithms.md").read_text(encoding="utf-8")
     assert (
-        sorted(re.findall(r"^::: collegium\.algorithms\.(\w+)$", page, re.M)) == algorithm_names()
+        sorted(re.findall(r"^::: collegium\.algorithms\.(\w+)$", page, re.M)) == ALGORITHMS.names()
     )

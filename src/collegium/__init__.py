@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from collegium.adaptation.dsbn import DSBN
     from collegium.adaptation.ensemble import Ensemble
     from collegium.adaptation.none import NoAdaptation
+    from collegium.adaptation.outside import adapt_and_score
     from collegium.adaptation.routing import Routing
     from collegium.adaptation.tent import Tent
-    from collegium.algorithm import Algorithm, Client, Replies, Server, handler
     from collegium.algorithms.distance import Distance
     from collegium.algorithms.ditto import Ditto
     from collegium.algorithms.fedavg import FedAvg
@@ -31,27 +31,30 @@ if TYPE_CHECKING:
     from collegium.algorithms.scaffold import Scaffold
     from collegium.algorithms.silobn import SiloBN
     from collegium.algorithms.ttt import TTT
-    from collegium.data.dataset import Dataset, Example, TensorDataset
+    from collegium.core.algorithm import Algorithm, Client, Replies, Server, handler
+    from collegium.core.dataset import Dataset, Example, TensorDataset
+    from collegium.core.message import Message
+    from collegium.core.tensors import Tensors, mean
     from collegium.data.site import EgressPolicy, Site
     from collegium.errors import CollegiumError
-    from collegium.message import Message
-    from collegium.outside import adapt_and_score
-    from collegium.simulation import Simulated, simulate
+    from collegium.runtime.simulation import Simulated, simulate
     from collegium.tasks import ClassificationTask, SegmentationTask, SupervisedTask, Task
-    from collegium.tensors import Tensors, mean
-    from collegium.training import TrainingConfig
+    from collegium.training.loop import TrainingConfig
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "adaptation.average": ("Average",),
-    "adaptation.base": ("Adapter", "Sources"),
+    "adaptation.base": (
+        "Adapter",
+        "Sources",
+    ),
     "adaptation.dsbn": ("DSBN",),
     "adaptation.ensemble": ("Ensemble",),
     "adaptation.none": ("NoAdaptation",),
+    "adaptation.outside": ("adapt_and_score",),
     "adaptation.routing": ("Routing",),
     "adaptation.tent": ("Tent",),
-    "algorithm": ("Algorithm", "Client", "Replies", "Server", "handler"),
     "algorithms.distance": ("Distance",),
     "algorithms.ditto": ("Ditto",),
     "algorithms.fedavg": ("FedAvg",),
@@ -71,15 +74,39 @@ _HOMES = {
     "algorithms.scaffold": ("Scaffold",),
     "algorithms.silobn": ("SiloBN",),
     "algorithms.ttt": ("TTT",),
-    "data.dataset": ("Dataset", "Example", "TensorDataset"),
-    "data.site": ("EgressPolicy", "Site"),
+    "core.algorithm": (
+        "Algorithm",
+        "Client",
+        "Replies",
+        "Server",
+        "handler",
+    ),
+    "core.dataset": (
+        "Dataset",
+        "Example",
+        "TensorDataset",
+    ),
+    "core.message": ("Message",),
+    "core.tensors": (
+        "Tensors",
+        "mean",
+    ),
+    "data.site": (
+        "EgressPolicy",
+        "Site",
+    ),
     "errors": ("CollegiumError",),
-    "message": ("Message",),
-    "outside": ("adapt_and_score",),
-    "simulation": ("Simulated", "simulate"),
-    "tasks": ("ClassificationTask", "SegmentationTask", "SupervisedTask", "Task"),
-    "tensors": ("Tensors", "mean"),
-    "training": ("TrainingConfig",),
+    "runtime.simulation": (
+        "Simulated",
+        "simulate",
+    ),
+    "tasks": (
+        "ClassificationTask",
+        "SegmentationTask",
+        "SupervisedTask",
+        "Task",
+    ),
+    "training.loop": ("TrainingConfig",),
 }
 """Where the public names live; each is imported at its first use: `--help` loads no torch."""
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from collegium.adaptation.base import Adapted, Sources, Unlabelled
-from collegium.data.dataset import TensorDataset
+from collegium.core.dataset import TensorDataset
+from collegium.core.tensors import Tensors
 from collegium.tasks import SegmentationTask
-from collegium.tensors import Tensors
 
 Predictions = dict[str, list[np.ndarray]]
 

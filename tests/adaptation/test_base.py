@@ -15,10 +15,10 @@ from collegium.adaptation.base import (
     groups,
     predict,
 )
-from collegium.data.dataset import Example, TensorDataset
+from collegium.core.dataset import Example, TensorDataset
+from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError, DivergedError
 from collegium.tasks import SegmentationTask
-from collegium.tensors import Tensors
 
 TASK = SegmentationTask(2)
 

@@ -8,10 +8,10 @@ from torch import nn
 
 from collegium.adaptation.base import Sources
 from collegium.adaptation.dsbn import DSBN, mean_model
-from collegium.data.dataset import Example
+from collegium.core.dataset import Example
+from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError
 from collegium.tasks import SegmentationTask, SupervisedTask
-from collegium.tensors import Tensors
 
 BATCHES = (slice(0, 2), slice(2, 4), slice(4, 5))
 SOURCES = ("global", "east", "north")

@@ -9,10 +9,10 @@ from collegium.adaptation.average import Average
 from collegium.adaptation.base import Sources, Unlabelled
 from collegium.adaptation.ensemble import Ensemble, MeanOutput
 from collegium.adaptation.none import NoAdaptation
-from collegium.data.dataset import TensorDataset
+from collegium.core.dataset import TensorDataset
+from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError
 from collegium.tasks import SegmentationTask
-from collegium.tensors import Tensors
 
 IMAGES = np.random.default_rng(0).normal(size=(5, 1, 6, 7)).astype(np.float32)
 WEIGHTS = {  # of class 1, and its bias; class 0 has logit 0

@@ -12,10 +12,10 @@ from collegium.adaptation.base import Adapter, Sources, Unlabelled
 from collegium.adaptation.dsbn import DSBN
 from collegium.adaptation.routing import Routing
 from collegium.adaptation.tent import Tent
-from collegium.data.dataset import TensorDataset
+from collegium.core.dataset import TensorDataset
+from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError
 from collegium.tasks import SegmentationTask, SupervisedTask
-from collegium.tensors import Tensors
 
 REGIONS = {"whole": (1, 2), "core": (2,)}
 IMAGES = np.random.default_rng(0).normal(size=(2, 1, 6, 6)).astype(np.float32)

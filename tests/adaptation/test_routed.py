@@ -18,11 +18,11 @@ from collegium.adaptation._routed import (
     make_routed,
     routing_parameters,
 )
+from collegium.core.randomness import ambient
+from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError
 from collegium.models.factory import build_model
 from collegium.models.unet import IOPUNet
-from collegium.randomness import ambient
-from collegium.tensors import Tensors
 
 NAMES = ("global", "east", "north")
 

@@ -13,13 +13,13 @@ from torch import nn
 from collegium.adaptation._routed import layer_router, make_routed
 from collegium.adaptation.base import Sources, Unlabelled
 from collegium.adaptation.routing import Routing, open_routed
-from collegium.data.dataset import TensorDataset
+from collegium.core.dataset import TensorDataset
+from collegium.core.randomness import ambient, generator
+from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError, DivergedError
 from collegium.models.files import export_model, import_model
 from collegium.models.unet import IOPUNet
-from collegium.randomness import ambient, generator
 from collegium.tasks import SegmentationTask, SupervisedTask
-from collegium.tensors import Tensors
 
 NAMES = ("global", "east", "north")
 

@@ -7,10 +7,10 @@ from torch import nn
 
 from collegium.adaptation.base import Sources, Unlabelled
 from collegium.adaptation.tent import Tent
-from collegium.data.dataset import Example, TensorDataset
+from collegium.core.dataset import Example, TensorDataset
+from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError, DataError, DivergedError
 from collegium.tasks import SegmentationTask, SupervisedTask
-from collegium.tensors import Tensors
 
 LR, BETA = 0.03, 0.8
 

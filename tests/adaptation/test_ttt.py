@@ -8,12 +8,12 @@ from torch import nn
 
 from collegium.adaptation.base import Sources
 from collegium.adaptation.ttt import TTTAdapter
-from collegium.algorithm import Extended
 from collegium.algorithms.ttt import TTT
+from collegium.core.algorithm import Extended
+from collegium.core.randomness import generator
+from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError, DivergedError
 from collegium.models.unet import IOPUNet
-from collegium.randomness import generator
-from collegium.tensors import Tensors
 
 LR = 0.05
 HEAD = ("rotation.weight", "rotation.bias")

@@ -2,11 +2,11 @@ import pytest
 import torch
 
 from collegium.algorithms.fedper import FedPer
-from collegium.data.dataset import TensorDataset
+from collegium.core.dataset import TensorDataset
 from collegium.data.site import Site
 from collegium.errors import ConfigError
 from collegium.models.tables import Logistic
-from collegium.simulation import simulate
+from collegium.runtime.simulation import simulate
 from collegium.tasks import ClassificationTask
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from collegium.certificates import check_certificates, read_certificates
 from collegium.errors import ConfigError, DataError
+from collegium.runtime.engines.certificates import check_certificates, read_certificates
 
 
 @pytest.fixture

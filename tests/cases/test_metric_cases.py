@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from collegium.data.dataset import Example
+from collegium.core.dataset import Example
 from collegium.tasks import SegmentationTask
 
 

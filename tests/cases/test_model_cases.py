@@ -12,21 +12,21 @@ from torch import nn
 
 from collegium.algorithms.fedavg import FedAvg
 from collegium.algorithms.fedbn import FedBN
-from collegium.border import ModelPart
-from collegium.data.dataset import TensorDataset
+from collegium.core.dataset import TensorDataset
+from collegium.core.message import pack, unpack
+from collegium.core.model_parts import find_parts
+from collegium.core.payloads import ModelPart
+from collegium.core.tensors import Mean, Tensors, mean
 from collegium.data.site import Site
-from collegium.engines.inprocess import InProcess
 from collegium.errors import CheckpointError, ProtocolError
-from collegium.message import pack, unpack
 from collegium.models.factory import build_model
 from collegium.models.files import export_model, import_model
-from collegium.models.parts import find_parts
-from collegium.runtime import ServerRuntime
-from collegium.simulation import simulate
-from collegium.state import Store
+from collegium.runtime.engines.inprocess import InProcess
+from collegium.runtime.server import ServerRuntime
+from collegium.runtime.simulation import simulate
+from collegium.runtime.state import Store
 from collegium.tasks import SegmentationTask
-from collegium.tensors import Mean, Tensors, mean
-from collegium.training import TrainingConfig
+from collegium.training.loop import TrainingConfig
 
 
 @pytest.fixture

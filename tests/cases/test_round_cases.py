@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import nn
 
-from collegium.algorithm import Replies
 from collegium.algorithms.fedavg import FedAvg
-from collegium.data.dataset import TensorDataset
+from collegium.core.algorithm import Replies
+from collegium.core.dataset import TensorDataset
+from collegium.core.message import Message
+from collegium.core.tensors import Tensors
 from collegium.data.site import Site
-from collegium.engines.inprocess import InProcess
 from collegium.errors import ProtocolError
-from collegium.message import Message
-from collegium.simulation import build_clients, build_run, simulate
+from collegium.runtime.engines.inprocess import InProcess
+from collegium.runtime.simulation import build_clients, build_run, simulate
 from collegium.tasks import SupervisedTask
-from collegium.tensors import Tensors
-from collegium.training import TrainingConfig
+from collegium.training.loop import TrainingConfig
 
 
 @pytest.fixture

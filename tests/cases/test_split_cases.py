@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from collegium.core.randomness import generator
 from collegium.data.federation import (
     FederationConfig,
     SamplingConfig,
@@ -18,7 +19,6 @@ from collegium.data.federation import (
 )
 from collegium.data.site import Case
 from collegium.data.splits import SplitConfig, check_across_sites, draw_splits
-from collegium.randomness import generator
 
 
 def outcome(folder: Path) -> dict:

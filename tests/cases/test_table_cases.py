@@ -12,8 +12,8 @@ import torch
 
 from collegium.algorithms.fedavg import FedAvg
 from collegium.algorithms.local import Local
+from collegium.core.dataset import Batch, TensorDataset
 from collegium.data.columns import read_columns
-from collegium.data.dataset import Batch, TensorDataset
 from collegium.data.federation import (
     FederationConfig,
     SiteConfig,
@@ -27,12 +27,12 @@ from collegium.data.site import Site
 from collegium.data.tables import Table, encode, read_table, vocabulary
 from collegium.data.tabular import rows_to_predict
 from collegium.errors import DataError
+from collegium.experiment.scaling import scale_together
 from collegium.models.factory import build_model
 from collegium.models.standardised import Standardised
-from collegium.scaling import scale_together
-from collegium.simulation import Simulated, simulate
+from collegium.runtime.simulation import Simulated, simulate
 from collegium.tasks import ClassificationTask
-from collegium.training import TrainingConfig
+from collegium.training.loop import TrainingConfig
 
 TASK = TaskConfig("classification", ("0", "1"))
 

@@ -6,8 +6,8 @@ from typer.testing import CliRunner, Result
 
 from collegium import cli
 from collegium.cli.measuring import read_rounds
+from collegium.data.phantoms import make_federation
 from collegium.errors import ConfigError
-from collegium.phantoms import make_federation
 
 EXPERIMENT = """\
 name: tiny

@@ -11,8 +11,8 @@ from typer.testing import CliRunner, Result
 
 from collegium import cli
 from collegium.cli.preparing import read_ratios, read_sizes
+from collegium.data.phantoms import make_federation
 from collegium.errors import ConfigError
-from collegium.phantoms import make_federation
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from collegium.algorithm import Client, Server, handler
 from collegium.algorithms.fedavg import FedAvg
-from collegium.border import Count, Part
-from collegium.message import Message
-from collegium.tensors import Tensors
+from collegium.core.algorithm import Client, Server, handler
+from collegium.core.message import Message
+from collegium.core.payloads import Count, Part
+from collegium.core.tensors import Tensors
 
 
 def shifted(model: Tensors, amount: float) -> Tensors:

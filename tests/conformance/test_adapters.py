@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 from collegium.adaptation.base import Adapted, Sources
-from collegium.data.dataset import Example
+from collegium.core.dataset import Example
+from collegium.core.randomness import ambient
+from collegium.core.tensors import Tensors
+from collegium.experiment.config.registry import ADAPTERS
 from collegium.models.unet import IOPUNet
-from collegium.randomness import ambient
-from collegium.registry import adapter_names, load_adapter
 from collegium.tasks import SegmentationTask
-from collegium.tensors import Tensors
 
 TASK = SegmentationTask(2, window=(32, 32))
 SHAPES = [(1, 1, 32, 32), (1, 1, 32, 32), (1, 1, 24, 32), (3, 1, 32, 32), (1, 1, 40, 48)]
@@ -79,7 +79,7 @@ def make_network(name: str) -> Any:
 
 
 def run(name: str, given: Models, make: Any, seed: int = 0) -> tuple[dict[Any, Any], Adapted]:
-    adapter = load_adapter(name)(**QUICK.get(name, {}))
+    adapter = ADAPTERS.load(name)(**QUICK.get(name, {}))
     predictions: dict[Any, torch.Tensor] = {}
 
     def deliver(model: str, index: int, prediction: torch.Tensor) -> None:
@@ -90,7 +90,7 @@ def run(name: str, given: Models, make: Any, seed: int = 0) -> tuple[dict[Any, A
     return predictions, adapted
 
 
-@pytest.fixture(scope="module", params=adapter_names())
+@pytest.fixture(scope="module", params=ADAPTERS.names())
 def done(request) -> tuple[str, Any, Models, dict[Any, Any], Adapted]:
     make = make_network(request.param)
     given = models(make)

@@ -6,10 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from collegium.engines.inprocess import InProcess
-from collegium.registry import algorithm_names, load_algorithm
-from collegium.testing import Conformance, ConformanceError, check_algorithm, conformance_checks
-from collegium.toy import toy_workers
+from collegium.experiment.config.registry import ALGORITHMS
+from collegium.runtime.engines.inprocess import InProcess
+from collegium.testing.conformance import (
+    Conformance,
+    ConformanceError,
+    check_algorithm,
+    conformance_checks,
+)
+from collegium.testing.toy import toy_workers
 
 BROKEN = Path(__file__).with_name("broken.py")
 
@@ -52,16 +57,16 @@ def workers() -> Iterator[InProcess]:
     engine.close()
 
 
-@pytest.mark.parametrize("name", algorithm_names())
+@pytest.mark.parametrize("name", ALGORITHMS.names())
 def test_algorithm_keeps_every_rule(name, workers):
     passed: list[str] = []
-    check_algorithm(load_algorithm(name)(), passed.append, workers=workers)
+    check_algorithm(ALGORITHMS.load(name)(), passed.append, workers=workers)
     assert passed == list(conformance_checks())
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_suite_finds_the_broken_rule(name, workers):
-    algorithm = load_algorithm(f"{BROKEN}:{name}")()
+    algorithm = ALGORITHMS.load(f"{BROKEN}:{name}")()
     rule, words = FAULTS[name]
     with pytest.raises(ConformanceError, match=rf"^{rule}: .*{re.escape(words)}"):
         check_algorithm(algorithm, workers=workers)
@@ -69,7 +74,7 @@ def test_suite_finds_the_broken_rule(name, workers):
 
 @pytest.mark.parametrize(("rule", "name", "words"), ALONE)
 def test_rule_finds_the_fault_on_its_own(rule, name, words, workers, tmp_path):
-    suite = Conformance(load_algorithm(f"{BROKEN}:{name}")(), tmp_path, workers)
+    suite = Conformance(ALGORITHMS.load(f"{BROKEN}:{name}")(), tmp_path, workers)
     with pytest.raises(ConformanceError, match=words):
         getattr(suite, f"check_{rule}")()
 
@@ -94,5 +99,5 @@ def test_suite_starts_and_ends_workers_of_its_own(monkeypatch):
 
     monkeypatch.setattr(InProcess, "close", close)
     with pytest.raises(ConformanceError, match="it_learns"):
-        check_algorithm(load_algorithm(f"{BROKEN}:StandsStill")())
+        check_algorithm(ALGORITHMS.load(f"{BROKEN}:StandsStill")())
     assert any(engine._size == 2 for engine in closed)

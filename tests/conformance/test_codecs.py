@@ -4,15 +4,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from collegium.codecs.cer import CER
-from collegium.codecs.dadaquant import DAdaQuant
-from collegium.codecs.half import Half
-from collegium.codecs.stc import STC
-from collegium.engines.inprocess import InProcess
-from collegium.registry import load_algorithm
-from collegium.testing import Conformance
-from collegium.toy import toy_workers
-from collegium.wire import Coding
+from collegium.compression.cer import CER
+from collegium.compression.dadaquant import DAdaQuant
+from collegium.compression.half import Half
+from collegium.compression.session import Coding
+from collegium.compression.stc import STC
+from collegium.experiment.config.registry import ALGORITHMS
+from collegium.runtime.engines.inprocess import InProcess
+from collegium.testing.conformance import Conformance
+from collegium.testing.toy import toy_workers
 
 RULES = (
     "it_learns",
@@ -62,7 +62,7 @@ def workers() -> Iterator[InProcess]:
     ],
 )
 def test_rules_hold_with_codecs(name, coding, workers, tmp_path):
-    suite = Conformance(load_algorithm(name)(), tmp_path, workers, coding=coding)
+    suite = Conformance(ALGORITHMS.load(name)(), tmp_path, workers, coding=coding)
     for rule in RULES:
         getattr(suite, f"check_{rule}")()
 
@@ -73,6 +73,6 @@ def test_rules_hold_with_codecs(name, coding, workers, tmp_path):
     ids=["stc both ways", "dadaquant both ways"],
 )
 def test_rules_hold_where_a_stored_lossy_download_is_built_upon(coding, workers, tmp_path):
-    suite = Conformance(load_algorithm("fedavg")(), tmp_path, workers, 3, coding=coding)
+    suite = Conformance(ALGORITHMS.load("fedavg")(), tmp_path, workers, 3, coding=coding)
     for rule in RESUMED:
         getattr(suite, f"check_{rule}")()

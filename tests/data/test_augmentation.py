@@ -8,9 +8,9 @@ import torch
 from numpy.typing import NDArray
 from scipy import ndimage
 
+from collegium.core.randomness import generator
 from collegium.data.augmentation import holed, turned
 from collegium.data.recipe import Arrays
-from collegium.randomness import generator
 
 
 def picture(*shape: int) -> NDArray[np.float32]:

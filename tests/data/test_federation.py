@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from collegium.core.randomness import generator
 from collegium.data.federation import (
     FederationConfig,
     ImageConfig,
@@ -25,7 +26,6 @@ from collegium.data.federation import (
 )
 from collegium.data.site import EgressPolicy
 from collegium.errors import ConfigError, DataError
-from collegium.randomness import generator
 
 
 def picture(path: Path, value: int = 1, mode: str = "L") -> Path:

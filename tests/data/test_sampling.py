@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from collegium.core.randomness import generator
 from collegium.data.augmentation import turned
 from collegium.data.cache import PreparedCase
 from collegium.data.sampling import ImageDataset, SamplingConfig
 from collegium.errors import ConfigError, DataError
-from collegium.randomness import generator
 
 
 def prepared(

@@ -3,9 +3,9 @@ import pytest
 import torch
 from torch import nn
 
+from collegium.core.model_parts import find_parts
 from collegium.errors import ConfigError
 from collegium.models.factory import build_model
-from collegium.models.parts import find_parts
 
 
 def size(network: nn.Module) -> int:

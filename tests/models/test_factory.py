@@ -5,15 +5,15 @@ import pytest
 import torch
 from torch import nn
 
-from collegium.data.dataset import Example
+from collegium.core.dataset import Example
+from collegium.core.model_parts import find_parts
+from collegium.core.randomness import ambient
+from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError
 from collegium.models.factory import MODELS, build_model
 from collegium.models.files import export_model, import_safetensors
-from collegium.models.parts import find_parts
 from collegium.models.unet import IOPUNet
-from collegium.randomness import ambient
 from collegium.tasks import SegmentationTask
-from collegium.tensors import Tensors
 
 INPUTS: dict[str, tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]]] = {
     "unet": ({"in_channels": 1, "out_channels": 3}, (2, 1, 16, 16), (2, 3, 16, 16)),
@@ -138,9 +138,9 @@ def test_weights_come_from_the_ambient_random_state() -> None:
 @pytest.mark.parametrize(
     ("name", "params", "message"),
     [
-        ("unnet", {}, r"no model 'unnet' \(did you mean 'unet'\?\): set model.name to one of unet"),
+        ("unnet", {}, r"no model 'unnet'; did you mean 'unet'\? set model.name to one of unet"),
         ("zzz", {}, r"no model 'zzz': set model.name"),
-        ("unet", {"channelz": [2, 4]}, r"no parameter 'channelz' \(did you mean 'channels'\?\)"),
+        ("unet", {"channelz": [2, 4]}, r"no parameter 'channelz'; did you mean 'channels'\?"),
         ("iop_unet", {"bias": 3}, "'iop_unet' has no parameter 'bias'"),
         ("unet", {"spatial_dims": 4}, "model.spatial_dims is 4 .*: set it to 2 or 3"),
         ("unet", {"channels": [4]}, r"model.channels is \[4\] .*: set it to at least two"),
@@ -152,7 +152,7 @@ def test_weights_come_from_the_ambient_random_state() -> None:
         ("unet", {"dropout": 1.0}, "model.dropout is 1.0"),
         ("nowhere.py:Net", {}, "nowhere.py cannot be read .*; correct the path"),
         ("no.such.package:Net", {}, "'no.such.package' cannot be imported"),
-        ("torch.nn:Lineer", {}, r"no class or function 'Lineer' \(did you mean 'Linear'\?\)"),
+        ("torch.nn:Lineer", {}, r"no class or function 'Lineer'; did you mean 'Linear'\?"),
         (
             "torch.nn:Linear",
             {"in_features": 2},

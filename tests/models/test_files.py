@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from collegium.core.tensors import Tensors
 from collegium.errors import CheckpointError, StorageError
 from collegium.models.files import export_model, import_model, import_safetensors
-from collegium.tensors import Tensors
 
 
 class Tied(nn.Module):

@@ -7,13 +7,13 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 
-from collegium.algorithms._survey import make_encoder
+from collegium.core.model_parts import find_parts
+from collegium.core.randomness import ambient
 from collegium.errors import ConfigError
 from collegium.heterogeneity.embeddings import embed_image
+from collegium.heterogeneity.survey import make_encoder
 from collegium.models.factory import build_model
-from collegium.models.parts import find_parts
 from collegium.models.resnet import ResNet18Encoder
-from collegium.randomness import ambient
 
 
 def images(*shape: int) -> torch.Tensor:

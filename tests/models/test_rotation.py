@@ -5,9 +5,10 @@ import pytest
 import torch
 from torch import nn
 
+from collegium.core.model_parts import find_parts
+from collegium.core.randomness import ambient
 from collegium.errors import ConfigError
 from collegium.models.factory import build_model
-from collegium.models.parts import find_parts
 from collegium.models.rotation import (
     RotationHead,
     attach_rotation_head,
@@ -20,7 +21,6 @@ from collegium.models.rotation import (
 from collegium.models.tables import MLP, Logistic
 from collegium.models.tabnet import TabNet
 from collegium.models.unet import IOPUNet
-from collegium.randomness import ambient
 
 
 def monai_unet(dims: int = 2) -> nn.Module:

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from collegium.core.model_parts import find_parts
 from collegium.models.factory import build_model
-from collegium.models.parts import find_parts
 from collegium.models.standardised import Standardised
 
 

@@ -9,19 +9,19 @@ import pytest
 import torch
 from torch import nn
 
-from collegium.client import ClientRuntime
-from collegium.engines.inprocess import InProcess
+from collegium.core.model_parts import find_parts
+from collegium.core.randomness import ambient
 from collegium.errors import ConfigError
+from collegium.experiment.config.registry import ALGORITHMS
 from collegium.models.factory import build_model
-from collegium.models.parts import find_parts
 from collegium.models.tables import MLP, Logistic
-from collegium.randomness import ambient
-from collegium.registry import load_algorithm
-from collegium.run import Run
-from collegium.runtime import ServerRuntime
+from collegium.runtime.client import ClientRuntime
+from collegium.runtime.engines.inprocess import InProcess
+from collegium.runtime.run import Run
+from collegium.runtime.server import ServerRuntime
 from collegium.tasks import SupervisedTask
-from collegium.toy import TRAINING, toy_model, toy_site
-from collegium.training import LocalTraining
+from collegium.testing.toy import TRAINING, toy_model, toy_site
+from collegium.training.loop import LocalTraining
 
 
 def rows(count: int, columns: int) -> torch.Tensor:
@@ -127,7 +127,7 @@ def test_a_federation_moves_what_it_shares_of_a_network(
     private = PRIVATE[algorithm]
     network = partial(build_model, name, in_features=3, out_features=1)
     initial = partial(toy_model, network=network)
-    method, task = load_algorithm(algorithm)(), SupervisedTask(nn.functional.mse_loss)
+    method, task = ALGORITHMS.load(algorithm)(), SupervisedTask(nn.functional.mse_loss)
     clients = {
         site: ClientRuntime(
             toy_site(site), method, LocalTraining(network(), task, TRAINING), seed=7,

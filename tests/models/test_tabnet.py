@@ -7,15 +7,15 @@ import torch
 from scipy.optimize import minimize
 from torch import nn
 
-from collegium.data.dataset import TensorDataset
+from collegium.core.dataset import TensorDataset
+from collegium.core.model_parts import find_parts
+from collegium.core.randomness import ambient
+from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError
 from collegium.models.factory import build_model
-from collegium.models.parts import find_parts
 from collegium.models.tabnet import TabNet, sparsemax
-from collegium.randomness import ambient
 from collegium.tasks import SupervisedTask
-from collegium.tensors import Tensors
-from collegium.training import LocalTraining, TrainingConfig
+from collegium.training.loop import LocalTraining, TrainingConfig
 
 
 def rows(count: int, columns: int = 5) -> torch.Tensor:

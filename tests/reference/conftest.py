@@ -18,19 +18,19 @@ import pytest
 import torch
 from torch import nn
 
-from collegium.algorithm import Algorithm, State
-from collegium.batches import plan_batches
-from collegium.data.dataset import TensorDataset
+from collegium.core.algorithm import Algorithm, State
+from collegium.core.dataset import TensorDataset
+from collegium.core.message import pack, unpack
+from collegium.core.tensors import Tensors
 from collegium.data.site import EgressPolicy, Site
-from collegium.engines.inprocess import InProcess
 from collegium.errors import MissingReply
-from collegium.message import pack, unpack
-from collegium.run import RoundRecord
-from collegium.runtime import Answer, Request
-from collegium.simulation import build_clients, build_run, initial_model
+from collegium.runtime.engines.inprocess import InProcess
+from collegium.runtime.run import RoundRecord
+from collegium.runtime.server import Answer, Request
+from collegium.runtime.simulation import build_clients, build_run, initial_model
 from collegium.tasks import SupervisedTask
-from collegium.tensors import Tensors
-from collegium.training import TrainingConfig
+from collegium.training.batches import plan_batches
+from collegium.training.loop import TrainingConfig
 
 SEED = 4
 SIZES = {"A": 5, "B": 8, "C": 11}

@@ -6,11 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from collegium import toy
-from collegium.algorithm import Replies
 from collegium.algorithms import distance
-from collegium.algorithms._distances import of_embeddings, of_metadata
-from collegium.algorithms._survey import Inquiry
 from collegium.algorithms.distance import Distance
 from collegium.algorithms.ditto import Ditto
 from collegium.algorithms.fedavg import FedAvg
@@ -19,14 +15,18 @@ from collegium.algorithms.fedprox import FedProx
 from collegium.algorithms.ifca import IFCA
 from collegium.algorithms.pooled import Pooled
 from collegium.algorithms.scaffold import Scaffold
-from collegium.data.dataset import TensorDataset
+from collegium.core.algorithm import Replies
+from collegium.core.dataset import TensorDataset
+from collegium.core.message import Message
+from collegium.core.tensors import Tensors
 from collegium.data.site import EgressPolicy, Site
 from collegium.errors import ConfigError, DataError, EgressError, ProtocolError
-from collegium.message import Message
-from collegium.registry import describe, load_algorithm
-from collegium.simulation import simulate
-from collegium.tensors import Tensors
-from collegium.testing import Conformance, check_algorithm, conformance_checks
+from collegium.experiment.config.registry import ALGORITHMS
+from collegium.heterogeneity.survey import Inquiry
+from collegium.heterogeneity.survey_distances import of_embeddings, of_metadata
+from collegium.runtime.simulation import simulate
+from collegium.testing import toy
+from collegium.testing.conformance import Conformance, check_algorithm, conformance_checks
 
 ROUNDS = 3
 on: Any = distance.on
@@ -344,12 +344,12 @@ def test_a_wrong_option_is_told_at_once(options: Any, words: str) -> None:
 
 
 def test_any_method_is_made_distance_aware_by_its_name() -> None:
-    kind = load_algorithm("fedprox+distance")
-    assert kind is load_algorithm("fedprox+distance")
+    kind = ALGORITHMS.load("fedprox+distance")
+    assert kind is ALGORITHMS.load("fedprox+distance")
     assert kind is on(FedProx)
     assert kind.neutral == {"mu": 0.0, "omega": 1.0}
     options = {"mu": 0.5, "omega": 0.3}
-    name, found = describe(kind(**options))
+    name, found = ALGORITHMS.describe(kind(**options))
     assert name == "fedprox+distance"
     assert found.items() >= options.items()
 
@@ -357,7 +357,7 @@ def test_any_method_is_made_distance_aware_by_its_name() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedprox+distance", "scaffold+distance", "fedbn+distance"])
 def test_another_method_by_distance_keeps_every_rule(name: str) -> None:
-    check_algorithm(load_algorithm(name)())
+    check_algorithm(ALGORITHMS.load(name)())
 
 
 @pytest.mark.slow
@@ -370,7 +370,7 @@ def test_clusters_keep_every_rule(
     defaults: Any = toy.ToyFederation.__init__.__kwdefaults__
     monkeypatch.setitem(defaults, "names", tuple("ABCDE"))
     options: dict[str, Any] = {"mode": "clusters"}
-    suite = Conformance(load_algorithm(name)(**options), tmp_path, None)  # type: ignore[arg-type]
+    suite = Conformance(ALGORITHMS.load(name)(**options), tmp_path, None)  # type: ignore[arg-type]
     for rule in conformance_checks():
         if rule not in ("workers_do_not_matter", "neutral_setting"):
             getattr(suite, f"check_{rule}")()

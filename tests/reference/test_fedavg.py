@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from collegium.algorithms.fedavg import FedAvg
-from collegium.simulation import simulate
+from collegium.runtime.simulation import simulate
 
 ROUNDS = 3
 STEPS = {"A": 2, "B": 4, "C": 6}

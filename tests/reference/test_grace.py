@@ -10,12 +10,12 @@ from torch import nn
 from collegium.algorithms.fedavg import FedAvg
 from collegium.algorithms.grace import Grace, halves, look_ahead
 from collegium.algorithms.moon import Moon
-from collegium.data.dataset import TensorDataset
+from collegium.core.dataset import TensorDataset
 from collegium.data.site import Site
 from collegium.errors import ConfigError
-from collegium.objectives import LiveNetwork
 from collegium.tasks import SupervisedTask
-from collegium.training import TrainingConfig
+from collegium.training.loop import TrainingConfig
+from collegium.training.objectives import LiveNetwork
 
 ROUNDS = 3
 BETA = 3.0

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from collegium.algorithm import Replies
 from collegium.algorithms.grace import Grace, consistency, raised
+from collegium.core.algorithm import Replies
+from collegium.core.message import Message
+from collegium.core.model_parts import find_parts
+from collegium.core.tensors import Tensors
 from collegium.errors import ProtocolError
-from collegium.message import Message
-from collegium.models.parts import find_parts
 from collegium.solvers.gram import cosines, gram
-from collegium.tensors import Tensors
 
 
 def vectors(rows: Any) -> list[Tensors]:

@@ -5,7 +5,7 @@ import pytest
 
 from collegium.algorithms.fedavg import FedAvg
 from collegium.algorithms.ifca import IFCA
-from collegium.data.dataset import TensorDataset
+from collegium.core.dataset import TensorDataset
 
 ROUNDS = 3
 CLUSTERS = 3

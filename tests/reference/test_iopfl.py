@@ -121,7 +121,7 @@ def test_a_policy_that_does_not_name_the_personal_model_keeps_it_in(federation: 
     sites = federation.sites({"A": OPEN, "B": closed})
     outcome = federation.run(IOPFL(), rounds=1, sites=sites)
     assert outcome.deployed.keys() == {"global", "A"}
-    assert [reply.keys() for reply in outcome.replies("hand_out")] == [
+    assert [reply.keys() for reply in outcome.replies("share_personal")] == [
         {"personal"},
         set(),
         set(),

@@ -35,7 +35,7 @@ def test_nothing_but_progress_and_scores_leaves_a_site(federation: Any) -> None:
     sent = {(request.method, *reply) for request, _, reply in outcome.log}
     assert sent == {
         ("start",), ("train", "progress"), ("evaluate", "scores"), ("test", "scores"),
-        ("hand_out",),
+        ("share_personal",),
     }  # fmt: skip
     assert all(reply["progress"].keys() == {"loss", "steps"} for reply in outcome.replies("train"))
     assert all(reply["scores"].keys() == {"personal"} for reply in outcome.replies("evaluate"))

@@ -8,10 +8,10 @@ from torch import nn
 
 from collegium.algorithms.fedavg import FedAvg
 from collegium.algorithms.moon import Moon
+from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError
-from collegium.objectives import LiveNetwork
 from collegium.tasks import SupervisedTask
-from collegium.tensors import Tensors
+from collegium.training.objectives import LiveNetwork
 
 ROUNDS = 3
 MU, TAU = 2.0, 0.3

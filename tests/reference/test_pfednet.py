@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch import nn
 
-from collegium.algorithm import Replies
 from collegium.algorithms.fedper import FedPer
 from collegium.algorithms.pfednet import Chosen, PFedNet
-from collegium.batches import plan_batches
-from collegium.border import Expected
-from collegium.data.dataset import TensorDataset
+from collegium.core.algorithm import Replies
+from collegium.core.dataset import TensorDataset
+from collegium.core.message import Message
+from collegium.core.model_parts import find_parts
+from collegium.core.payloads import Expected
+from collegium.core.tensors import Tensors
 from collegium.data.site import EgressPolicy, Site
 from collegium.errors import CollegiumError, ConfigError, DataError, ProtocolError
-from collegium.message import Message
-from collegium.models.parts import find_parts
-from collegium.tensors import Tensors
+from collegium.training.batches import plan_batches
 
 ROUNDS = 3
 STEPS = {"A": 2, "B": 4, "C": 6}

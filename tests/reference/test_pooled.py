@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from collegium.algorithms.pooled import Pooled
-from collegium.client import ClientRuntime
-from collegium.engines.inprocess import InProcess
 from collegium.errors import ClientError
-from collegium.simulation import build_run
-from collegium.training import LocalTraining
+from collegium.runtime.client import ClientRuntime
+from collegium.runtime.engines.inprocess import InProcess
+from collegium.runtime.simulation import build_run
+from collegium.training.loop import LocalTraining
 
 ROUNDS = 2
 

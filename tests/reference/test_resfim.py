@@ -7,21 +7,21 @@ import pytest
 import torch
 from torch import nn
 
-from collegium.algorithm import Client
 from collegium.algorithms.fedavg import FedAvg
 from collegium.algorithms.resfim import ResFIM
-from collegium.batches import plan_batches
-from collegium.data.dataset import TensorDataset
+from collegium.core.algorithm import Client
+from collegium.core.dataset import TensorDataset
+from collegium.core.message import Message
+from collegium.core.randomness import generator
+from collegium.core.tensors import Tensors
 from collegium.data.site import EgressPolicy, Site
 from collegium.errors import ClientError, ConfigError, EgressError, ProtocolError
-from collegium.fisher import unflatten
-from collegium.message import Message
-from collegium.randomness import generator
-from collegium.registry import load_algorithm
-from collegium.simulation import check_method
+from collegium.experiment.config.registry import ALGORITHMS
+from collegium.runtime.simulation import check_method
 from collegium.tasks import SupervisedTask
-from collegium.tensors import Tensors
-from collegium.training import TrainingConfig
+from collegium.training.batches import plan_batches
+from collegium.training.fisher import unflatten
+from collegium.training.loop import TrainingConfig
 
 ROUNDS = 3
 DELTA = 40.0
@@ -509,4 +509,4 @@ def test_a_policy_that_keeps_spectra_in_is_heard_before_training(federation: Any
 
 
 def test_it_is_found_by_its_name() -> None:
-    assert load_algorithm("resfim") is ResFIM
+    assert ALGORITHMS.load("resfim") is ResFIM

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from collegium.algorithms.scaffold import Scaffold
-from collegium.data.dataset import TensorDataset
+from collegium.core.dataset import TensorDataset
 from collegium.errors import ConfigError
-from collegium.simulation import simulate
-from collegium.training import TrainingConfig
+from collegium.runtime.simulation import simulate
+from collegium.training.loop import TrainingConfig
 
 ROUNDS = 3
 STEPS = {"A": 2, "B": 4, "C": 6}

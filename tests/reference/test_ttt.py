@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from collegium.algorithm import Extended
 from collegium.algorithms.fedavg import FedAvg
 from collegium.algorithms.ttt import TTT
+from collegium.core.algorithm import Extended
 from collegium.errors import ConfigError
-from collegium.objectives import LiveNetwork
-from collegium.simulation import initial_model
+from collegium.runtime.simulation import initial_model
 from collegium.tasks import SegmentationTask
+from collegium.training.objectives import LiveNetwork
 
 ROUNDS = 2
 LAM = 0.7

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import torch
 
+from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError, ProtocolError
 from collegium.solvers import admm, consensus
 from collegium.solvers.admm import Coupling, Norm, algorithm4
 from collegium.solvers.consensus import consensus as solve
-from collegium.tensors import Tensors
 
 Golden = Callable[[str], dict[str, Any]]
 NORMS: tuple[Norm, ...] = (1, 2, "inf")

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from collegium.core.tensors import Tensors
 from collegium.errors import ProtocolError
 from collegium.solvers.gram import APART, blocks, cosines, gram, gram_by_name, gram_of_blocks
-from collegium.tensors import Tensors
 
 SHAPES = {"a": (3,), "b": (50, 7), "c": (), "d": (11, 2, 3)}
 SIZE = sum(math.prod(shape) for shape in SHAPES.values())

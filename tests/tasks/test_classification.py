@@ -11,13 +11,13 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from torch import nn
 from torch.nn import functional
 
-from collegium.config import parse_config
-from collegium.data.dataset import Example
+from collegium.core.dataset import Example
 from collegium.data.federation import TaskConfig
 from collegium.errors import ConfigError, DataError
-from collegium.losses import weighted_focal_loss
-from collegium.outcome import task_of
+from collegium.experiment.config.building import task_of
+from collegium.experiment.config.experiment import parse_config
 from collegium.tasks import ClassificationTask
+from collegium.tasks.losses import weighted_focal_loss
 
 LOGITS = torch.tensor([[2.0, -1.0, 0.5], [0.0, 0.3, 0.1], [-1.0, 0.0, 4.0], [1.0, 1.0, 1.0]])
 LABELS = torch.tensor([0, 2, 2, 1])

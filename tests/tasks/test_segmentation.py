@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from collegium.data.dataset import Example
+from collegium.core.dataset import Example
 from collegium.errors import ConfigError, DataError
 from collegium.models.factory import build_model
 from collegium.tasks import SegmentationTask, SupervisedTask

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from collegium import cli
-from collegium.phantoms import make_federation
+from collegium.data.phantoms import make_federation
 
 EXPERIMENT = """\
 name: tiny

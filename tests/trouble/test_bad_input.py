@@ -11,8 +11,8 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from collegium import cli
-from collegium.message import pack
-from collegium.state import Store
+from collegium.core.message import pack
+from collegium.runtime.state import Store
 
 REPORT = "run/report.html\n"
 CELL = Path("run/ditto/seed-0")
@@ -200,7 +200,7 @@ def test_a_cache_that_cannot_be_written_is_named(folder: Path, monkeypatch, cach
 STILL = '''
 from dataclasses import dataclass
 
-from collegium.algorithm import Client, Message, handler
+from collegium.core.algorithm import Client, Message, handler
 from collegium.algorithms.fedavg import FedAvg
 
 

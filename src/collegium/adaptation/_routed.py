@@ -14,8 +14,8 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from collegium.adaptation._router import Router, route
+from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError
-from collegium.tensors import Tensors
 
 CONVOLVE: Mapping[int, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
     1: (functional.conv1d, functional.conv_transpose1d),

@@ -15,11 +15,11 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from collegium.data.dataset import Dataset, Example
+from collegium.core.dataset import Dataset, Example
+from collegium.core.randomness import ambient
+from collegium.core.tensors import Mean, Tensors
 from collegium.errors import ConfigError, DivergedError
-from collegium.randomness import ambient
 from collegium.tasks import Task
-from collegium.tensors import Mean, Tensors
 
 GLOBAL = "global"
 """The name of the global model among those handed out."""

@@ -28,9 +28,9 @@ from collegium.adaptation.base import (
     groups,
     predict,
 )
+from collegium.core.tensors import Mean, Tensors
 from collegium.errors import ConfigError
 from collegium.tasks import Task
-from collegium.tensors import Mean, Tensors
 
 UNSURE = -1
 """The label of a pixel that takes no part."""

@@ -35,11 +35,11 @@ from collegium.adaptation.base import (
     groups,
     predict,
 )
-from collegium.data.dataset import Example
+from collegium.core.dataset import Example
+from collegium.core.randomness import ambient, generator
+from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError
-from collegium.randomness import ambient, generator
 from collegium.tasks import Task
-from collegium.tensors import Tensors
 
 Term = Literal["consistency", "shape", "entropy"]
 

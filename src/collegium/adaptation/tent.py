@@ -19,8 +19,8 @@ from collegium.adaptation.base import (
     groups,
     predict,
 )
+from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError
-from collegium.tensors import Tensors
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,11 @@ from collegium.adaptation.base import (
     descend,
     predict,
 )
+from collegium.core.model_parts import find_parts
+from collegium.core.randomness import generator
+from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError
-from collegium.models.parts import find_parts
 from collegium.models.rotation import ROTATION, TURNS, rotation_head, rotation_loss
-from collegium.randomness import generator
-from collegium.tensors import Tensors
 
 CHANCE = math.log(TURNS)
 """The rotation loss of a head that knows nothing."""

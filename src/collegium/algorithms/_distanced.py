@@ -7,8 +7,13 @@ from dataclasses import dataclass
 from types import MethodType
 from typing import Any, ClassVar, Literal
 
-from collegium.algorithm import Algorithm, Client, Replies, Server, State
-from collegium.algorithms._survey import (
+from collegium.core.algorithm import Algorithm, Client, Replies, Server, State
+from collegium.core.message import Message
+from collegium.core.model_parts import ModelParts
+from collegium.core.payloads import Part
+from collegium.core.tensors import Tensors
+from collegium.errors import ConfigError, ProtocolError
+from collegium.heterogeneity.survey import (
     Array,
     Inquiry,
     Summary,
@@ -17,11 +22,6 @@ from collegium.algorithms._survey import (
     asks,
     make_encoder,
 )
-from collegium.border import Part
-from collegium.errors import ConfigError, ProtocolError
-from collegium.message import Message
-from collegium.models.parts import ModelParts
-from collegium.tensors import Tensors
 
 METADATA = ("intensity_maxima", "label_volumes")
 """The parts of which the paper's metadata consist."""
@@ -169,11 +169,11 @@ class ByDistance(Surveyed, Algorithm):
 
     def distances(self, replies: Mapping[str, Message]) -> Array:
         """Return the distance matrix of the sites, in sorted order."""
-        from collegium.algorithms import _distances
+        from collegium.heterogeneity import survey_distances
 
         if self.kind == "embedding":
-            return _distances.of_embeddings(replies, self.between)
-        return _distances.of_metadata(replies, self.inquiry(), self.normalise).matrix
+            return survey_distances.of_embeddings(replies, self.between)
+        return survey_distances.of_metadata(replies, self.inquiry(), self.normalise).matrix
 
     def _judge(self, sites: Sequence[str], matrix: Array) -> State:
         """Write down the matrix and what follows from it."""

@@ -4,20 +4,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from collegium.algorithm import Client, Server, handler
 from collegium.algorithms.fedavg import FedAvg
+from collegium.core.algorithm import Client, Server, handler
+from collegium.core.message import Message
+from collegium.core.model_parts import ModelParts
+from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError
-from collegium.message import Message
-from collegium.models.parts import ModelParts
-from collegium.tensors import Tensors
 
 
 @dataclass(frozen=True)
 class PartialSharing(FedAvg):
     """FedAvg over all but a private part, which stays at the client between rounds.
 
-    A subclass names the part by its role in the network (`collegium.models.parts.ModelParts`) and
-    declares what is sent without it. There is no global model: the server's copy of the private
+    A subclass names the part by its role in the network (`collegium.core.model_parts.ModelParts`)
+    and declares what is sent without it. There is no global model: the server's copy of the private
     part stays as initialised.
     """
 

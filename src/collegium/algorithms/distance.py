@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
 
-from collegium.algorithm import Algorithm
 from collegium.algorithms._distanced import ByDistance
 from collegium.algorithms.fedavg import FedAvg
+from collegium.core.algorithm import Algorithm
 from collegium.errors import ConfigError
 
 
@@ -43,7 +43,7 @@ def on(method: type[Algorithm]) -> type[Algorithm]:
     """Return a method with the weights or clusters of `Distance`.
 
     In an experiment it is written with ``+distance`` after its name: ``fedprox+distance``. Weights
-    need a method that averages by `collegium.algorithm.Replies.mean`.
+    need a method that averages by `collegium.core.algorithm.Replies.mean`.
 
     Raises:
         ConfigError: the method needs all data in one place, or is distance-aware already.

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from collegium.algorithm import Algorithm, Client, Server, handler
-from collegium.border import Count, ModelPart, Part
-from collegium.message import Message
+from collegium.core.algorithm import Algorithm, Client, Server, handler
+from collegium.core.message import Message
+from collegium.core.payloads import Count, ModelPart, Part
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from collegium.algorithms._partial import PartialSharing
-from collegium.border import Count, ModelPart, Part
+from collegium.core.payloads import Count, ModelPart, Part
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from collegium.algorithm import Client, handler
 from collegium.algorithms.fedavg import FedAvg
-from collegium.message import Message
+from collegium.core.algorithm import Client, handler
+from collegium.core.message import Message
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from collegium.algorithm import Client, Server, handler
 from collegium.algorithms._partial import PartialSharing
-from collegium.border import Count, ModelPart, Part
-from collegium.message import Message
-from collegium.tensors import Tensors
+from collegium.core.algorithm import Client, Server, handler
+from collegium.core.message import Message
+from collegium.core.payloads import Count, ModelPart, Part
+from collegium.core.tensors import Tensors
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from collegium.algorithm import Client, Server, handler
 from collegium.algorithms.fedavg import FedAvg
-from collegium.alignment import (
+from collegium.core.algorithm import Client, Server, handler
+from collegium.core.dataset import Batch
+from collegium.core.message import Message
+from collegium.core.tensors import Mean, Tensors
+from collegium.errors import ConfigError
+from collegium.solvers.gram import cosines, gram, gram_by_name
+from collegium.training.alignment import (
     DomainClassifier,
     contrastive,
     coral,
@@ -23,12 +28,7 @@ from collegium.alignment import (
     pixels_at,
     pool,
 )
-from collegium.data.dataset import Batch
-from collegium.errors import ConfigError
-from collegium.message import Message
-from collegium.objectives import LiveNetwork, Output
-from collegium.solvers.gram import cosines, gram, gram_by_name
-from collegium.tensors import Mean, Tensors
+from collegium.training.objectives import LiveNetwork, Output
 
 Array = NDArray[Any]
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from collegium.algorithm import Algorithm, Client, Server, handler
-from collegium.border import Count, Index, ModelPart, Part
-from collegium.message import Message
-from collegium.tensors import Mean, Tensors
+from collegium.core.algorithm import Algorithm, Client, Server, handler
+from collegium.core.message import Message
+from collegium.core.payloads import Count, Index, ModelPart, Part
+from collegium.core.tensors import Mean, Tensors
 
 
 @dataclass(frozen=True)

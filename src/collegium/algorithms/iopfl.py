@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from collegium.algorithm import Client, handler
 from collegium.algorithms.fedavg import FedAvg
-from collegium.message import Message
-from collegium.tensors import Tensors
+from collegium.core.algorithm import Client, handler
+from collegium.core.message import Message
+from collegium.core.tensors import Tensors
 
 
 @dataclass(frozen=True)

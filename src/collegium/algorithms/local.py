@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from collegium.algorithm import Algorithm, Client, Server, handler
-from collegium.message import Message
-from collegium.tensors import Tensors
+from collegium.core.algorithm import Algorithm, Client, Server, handler
+from collegium.core.message import Message
+from collegium.core.tensors import Tensors
 
 
 @dataclass(frozen=True)

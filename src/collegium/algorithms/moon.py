@@ -7,14 +7,14 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from collegium.algorithm import Client, handler
 from collegium.algorithms.fedavg import FedAvg
-from collegium.alignment import contrastive, pool
-from collegium.data.dataset import Batch
+from collegium.core.algorithm import Client, handler
+from collegium.core.dataset import Batch
+from collegium.core.message import Message
+from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError
-from collegium.message import Message
-from collegium.objectives import LiveNetwork, Objective
-from collegium.tensors import Tensors
+from collegium.training.alignment import contrastive, pool
+from collegium.training.objectives import LiveNetwork, Objective
 
 
 @dataclass(frozen=True)

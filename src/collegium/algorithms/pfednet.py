@@ -7,16 +7,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from collegium.algorithm import Algorithm, Client, Replies, Server, handler
-from collegium.algorithms._survey import Array, Inquiry, Surveyed, asks, vectors
-from collegium.border import Count, Expected, ModelPart, Numbers, Part
+from collegium.core.algorithm import Algorithm, Client, Replies, Server, handler
+from collegium.core.message import Message
+from collegium.core.model_parts import ModelParts
+from collegium.core.payloads import Count, Expected, ModelPart, Numbers, Part
+from collegium.core.tensors import Tensors, mean
 from collegium.errors import ConfigError, ProtocolError
-from collegium.message import Message
-from collegium.metrics import box, sdwd
-from collegium.models.parts import ModelParts
+from collegium.heterogeneity.survey import Array, Inquiry, Surveyed, asks, vectors
 from collegium.solvers.admm import Coupling, Norm
 from collegium.solvers.consensus import consensus
-from collegium.tensors import Tensors, mean
+from collegium.tasks.metrics import box, sdwd
 
 logger = logging.getLogger(__name__)
 

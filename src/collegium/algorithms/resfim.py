@@ -10,13 +10,16 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from collegium.algorithm import Client, Server, handler
 from collegium.algorithms.fedavg import FedAvg
-from collegium.batches import View, as_it_is
-from collegium.border import Bits, Numbers, Part, Spectra
-from collegium.data.dataset import Batch
+from collegium.core.algorithm import Client, Server, handler
+from collegium.core.dataset import Batch, SampleTransform, unchanged
+from collegium.core.message import Message
+from collegium.core.model_parts import ModelParts
+from collegium.core.payloads import Bits, Numbers, Part, Spectra
+from collegium.core.tensors import Mean, Tensors
 from collegium.errors import ClientError, ConfigError, ProtocolError
-from collegium.fisher import (
+from collegium.heterogeneity.spectra import amplitude_window, transfer
+from collegium.training.fisher import (
     Normaliser,
     mean_information,
     pack_mask,
@@ -24,10 +27,6 @@ from collegium.fisher import (
     top_mask,
     unpack_mask,
 )
-from collegium.heterogeneity.spectra import amplitude_window, transfer
-from collegium.message import Message
-from collegium.models.parts import ModelParts
-from collegium.tensors import Mean, Tensors
 
 _RANGES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "delta": (lambda value: 0 <= value <= 100, "a percentage from 0 to 100"),
@@ -44,8 +43,8 @@ class ResFIM(FedAvg):
 
     Once, before training: every client sends the low-frequency amplitudes of its training images
     and receives those of the others. Then in every round, with F the diagonal Fisher information
-    (see `collegium.fisher`), F' the same over each image under the amplitudes of one random image
-    of each other client, and e = eps * mean of F:
+    (see `collegium.training.fisher`), F' the same over each image under the amplitudes of one
+    random image of each other client, and e = eps * mean of F:
 
     W_c  = trained from V_c
     R_c  = |F - F'| / max(F, F', e)
@@ -217,7 +216,7 @@ class ResFIM(FedAvg):
             )
         own, simulated = client.fisher(
             model,
-            views=(as_it_is, _in_the_style_of(client.state["spectra"])),
+            views=(unchanged, _in_the_style_of(client.state["spectra"])),
             limit=self.fim_max_samples,
         )
         if mean_information(own) == 0:
@@ -240,7 +239,7 @@ class ResFIM(FedAvg):
         return model | mean.map(Tensor.masked_scatter, mask, client.state["own"]) | statistics
 
 
-def _in_the_style_of(others: list[Tensors]) -> View:
+def _in_the_style_of(others: list[Tensors]) -> SampleTransform:
     """Return the view that shows a sample under one random image's amplitudes of each client."""
 
     def view(sample: Batch, rng: torch.Generator) -> Batch:

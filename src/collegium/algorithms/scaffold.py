@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from collegium.algorithm import Algorithm, Client, Server, handler
-from collegium.border import ModelPart, Part
-from collegium.message import Message
+from collegium.core.algorithm import Algorithm, Client, Server, handler
+from collegium.core.message import Message
+from collegium.core.payloads import ModelPart, Part
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from collegium.algorithm import Client, handler
 from collegium.algorithms.fedavg import FedAvg
-from collegium.data.dataset import Batch
+from collegium.core.algorithm import Client, handler
+from collegium.core.dataset import Batch
+from collegium.core.message import Message
 from collegium.errors import ConfigError
-from collegium.message import Message
 from collegium.models.rotation import TURNS, attach_rotation_head, rotation_loss, square
-from collegium.objectives import LiveNetwork, Objective
+from collegium.training.objectives import LiveNetwork, Objective
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from collegium.cli.base import (
 from collegium.errors import ClientError, StorageError
 
 if TYPE_CHECKING:
-    from collegium.cell import Event, Observer
-    from collegium.config import ExperimentConfig
+    from collegium.experiment.config.experiment import ExperimentConfig
+    from collegium.experiment.jobs import Event, Observer
 
 
 Config = Annotated[
@@ -47,21 +47,21 @@ OfSite = Annotated[
 
 def trained_with(config: Path | None) -> "ExperimentConfig | None":
     """Read the experiment that files of models were trained with; its data need not be here."""
-    from collegium.config import load_config
+    from collegium.experiment.config.experiment import load_config
 
     return load_config(config, ["federation.root=."]) if config else None
 
 
 def follow(
-    output: Path, cells: int | None, run: "Callable[[Callable[[Event], None]], Path]"
+    output: Path, jobs: int | None, run: "Callable[[Callable[[Event], None]], Path]"
 ) -> Path:
     """Run something under the eyes of the progress display, and say how to go on if stopped."""
     from rich.console import Console
 
-    from collegium.progress import show_progress
+    from collegium.experiment.progress import show_progress
 
     try:
-        with show_progress(Console(stderr=True), cells) as observe:
+        with show_progress(Console(stderr=True), jobs) as observe:
             return run(observe)
     except KeyboardInterrupt:
         again = f"collegium resume {shlex.quote(str(output))}"
@@ -70,22 +70,22 @@ def follow(
 
 def run_and_report(config_path: Path, overrides: Iterable[str]) -> None:
     """Run an experiment file to its end and write where the report is."""
-    from collegium.config import load_config
-    from collegium.grid import cells_of
+    from collegium.experiment.config.experiment import load_config
+    from collegium.experiment.grid import jobs_of
 
     config = load_config(config_path, list(overrides))
-    cells = len(cells_of(config))
-    output = follow(Path(config.output), cells, lambda observe: run_tracked(config, observe))
+    jobs = len(jobs_of(config))
+    output = follow(Path(config.output), jobs, lambda observe: run_tracked(config, observe))
     typer.echo(output / "report.html")
 
 
 def run_tracked(config: "ExperimentConfig", observe: "Observer") -> Path:
     """Run an experiment; where it is tracked, tell its tracker what happens."""
-    from collegium.experiment import run_experiment
+    from collegium.experiment.runner import run_experiment
 
     if config.tracking is None:
         return run_experiment(config, observe)
-    from collegium.tracking import Tracker
+    from collegium.experiment.tracking import Tracker
 
     tracker = Tracker(config, uri=config.tracking.uri, experiment=config.tracking.experiment)
 
@@ -114,7 +114,7 @@ def run(config: ConfigPath, overrides: Overrides = None) -> None:
 @guarded
 def resume(output: Output) -> None:
     """Go on with the run in a folder, as it was configured."""
-    from collegium.experiment import read_run_config
+    from collegium.experiment.runner import read_run_config
 
     config = read_run_config(output)
     done = follow(output, None, lambda observe: run_tracked(config, observe))
@@ -125,7 +125,7 @@ def resume(output: Output) -> None:
 @guarded
 def report(output: Output) -> None:
     """Write the report of a run again, finished or not."""
-    from collegium.report.html import write_report
+    from collegium.evaluation.report.html import write_report
 
     typer.echo(write_report(output))
 
@@ -134,7 +134,7 @@ def report(output: Output) -> None:
 @guarded
 def tables(output: Output) -> None:
     """Write the tables of a run as text, Markdown, LaTeX and CSV, and show those of text."""
-    from collegium.benchmark.writing import write_tables
+    from collegium.evaluation.writing import write_tables
 
     files = write_tables(output)
     for file in files:
@@ -158,10 +158,10 @@ def assess(
     ] = "",
 ) -> None:
     """Ask every site about its data, before any training, and report how different they are."""
-    from collegium.assessment.asking import Assessment
-    from collegium.assessment.writing import assess as assess_federation
-    from collegium.assessment.writing import overview, read
-    from collegium.config import load_config
+    from collegium.diagnostics.assessment.asking import Assessment
+    from collegium.diagnostics.assessment.writing import assess as assess_federation
+    from collegium.diagnostics.assessment.writing import overview, read
+    from collegium.experiment.config.experiment import load_config
 
     settings = load_config(config, overrides or ())
     folder = assess_federation(settings, Assessment(summary=summary, encoder=encoder))  # type: ignore[arg-type]
@@ -205,10 +205,10 @@ def adapt(
     device: Device = "cpu",
 ) -> None:
     """Adapt trained models to unlabelled cases, and write predictions and an account."""
-    from collegium import process
-    from collegium.application import Choice, adapt_folder, open_models
-    from collegium.building import build_adapter, read_settings
-    from collegium.config import AdapterConfig
+    from collegium.deploy import Choice, adapt_folder, open_models
+    from collegium.experiment.config.building import build_adapter, read_settings
+    from collegium.experiment.config.experiment import AdapterConfig
+    from collegium.runtime import process
 
     process.prepare()
     asked = AdapterConfig(adapter, read_settings(settings or ()))
@@ -242,8 +242,8 @@ def predict(
     device: Device = "cpu",
 ) -> None:
     """Apply a global or personal model to new cases: masks on their grid, or probabilities."""
-    from collegium import process
-    from collegium.application import Choice, open_model, predict_folder
+    from collegium.deploy import Choice, open_model, predict_folder
+    from collegium.runtime import process
 
     process.prepare()
     trained = trained_with(config)
@@ -268,7 +268,7 @@ def export(
     variation: Variation = None,
 ) -> None:
     """Write a global or personal model as a bundle that MONAI loads and runs."""
-    from collegium.application import Choice, export_bundle, open_model
+    from collegium.deploy import Choice, export_bundle, open_model
 
     trained = trained_with(config)
     choice = Choice(algorithm, seed, fold, variation)
@@ -283,7 +283,7 @@ def demo(
     ] = Path("collegium-demo"),
 ) -> None:
     """Run five algorithms on drawn scans of four hospitals, and write the report."""
-    from collegium.phantoms import make_federation
+    from collegium.data.phantoms import make_federation
 
     federation = make_federation(output / "data", cases=24)
     places = {"federation": federation, "output": output / "run"}

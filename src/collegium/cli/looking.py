@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,6 +23,12 @@ from collegium.errors import CollegiumError
 if TYPE_CHECKING:
     from collegium.data.inspection import Inspection, LabelSize, SiteInspection
     from collegium.data.tableinspection import TableInspection
+    from collegium.experiment.config.registry import Entry
+
+
+def _described(row: "Entry") -> dict[str, Any]:
+    return {"name": row.name, "summary": row.summary, "paper": row.paper}
+
 
 MOST_PROBLEMS = 12
 """How many problems of a site `inspect` writes."""
@@ -38,7 +44,7 @@ def phantoms(
     seed: Annotated[int, typer.Option(help="Which federation is drawn.")] = 0,
 ) -> None:
     """Draw a phantom federation and write its files."""
-    from collegium.phantoms import make_federation
+    from collegium.data.phantoms import make_federation
 
     typer.echo(make_federation(folder, sites, cases=cases, size=size, seed=seed))
 
@@ -54,17 +60,20 @@ def list_(
 ) -> None:
     """List the adapters, the algorithms, the codecs or the models."""
     if what == "algorithms":
-        from collegium.registry import list_algorithms
+        from collegium.experiment.config.registry import ALGORITHMS
 
-        rows = [{**row._asdict(), "sends": list(row.sends)} for row in list_algorithms()]
+        rows = [
+            {**_described(row), "sends": sorted(row.kind.all_sends()) if row.kind else []}
+            for row in ALGORITHMS.list()
+        ]
     elif what == "adapters":
-        from collegium.registry import list_adapters
+        from collegium.experiment.config.registry import ADAPTERS
 
-        rows = [row._asdict() for row in list_adapters()]
+        rows = [_described(row) for row in ADAPTERS.list()]
     elif what == "codecs":
-        from collegium.registry import list_codecs
+        from collegium.experiment.config.registry import CODECS
 
-        rows = [row._asdict() for row in list_codecs()]
+        rows = [_described(row) for row in CODECS.list()]
     elif what == "models":
         from collegium.models import MODELS
 
@@ -87,10 +96,10 @@ def check(
     hyperparameters: Overrides = None,
 ) -> None:
     """Hold an algorithm to the rules that every algorithm has to keep."""
-    from collegium import process
-    from collegium.building import build_algorithm, read_settings
-    from collegium.config import AlgorithmConfig
-    from collegium.testing import ConformanceError, check_algorithm
+    from collegium.experiment.config.building import build_algorithm, read_settings
+    from collegium.experiment.config.experiment import AlgorithmConfig
+    from collegium.runtime import process
+    from collegium.testing.conformance import ConformanceError, check_algorithm
 
     algorithm = build_algorithm(AlgorithmConfig(name, read_settings(hyperparameters or ())))
     process.prepare()
@@ -112,9 +121,9 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Look at all the data of a federation; ends with 3 if something is wrong with it."""
-    from collegium.config import load_federation
     from collegium.data.inspection import Inspection, inspect_federation
     from collegium.data.tableinspection import TableInspection, inspect_tables
+    from collegium.experiment.config.experiment import load_federation
 
     federation = load_federation(config, overrides or ())
     inspection: Inspection | TableInspection
@@ -136,7 +145,7 @@ def inspect(
 @guarded
 def config_show(config: ConfigPath, overrides: Overrides = None) -> None:
     """Write a configuration with every default filled in."""
-    from collegium.config import load_config, to_yaml
+    from collegium.experiment.config.experiment import load_config, to_yaml
 
     typer.echo(to_yaml(load_config(config, overrides or ())), nl=False)
 
@@ -267,7 +276,7 @@ def certificate(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A root certificate, as PEM.")],
 ) -> None:
     """Say whom a root certificate is for, and whether it is good today."""
-    from collegium.certificates import check_certificates
+    from collegium.runtime.engines.certificates import check_certificates
 
     found = check_certificates(file)
     rows = [[one.subject, f"{one.begins:%Y-%m-%d}", f"{one.ends:%Y-%m-%d}"] for one in found]

@@ -23,9 +23,9 @@ def drift(
     """Train anew and measure how far features drift at each site, and lie apart between sites."""
     from rich.console import Console
 
-    from collegium.config import load_config
-    from collegium.drift import write_drift
-    from collegium.progress import show_progress
+    from collegium.diagnostics.drift import write_drift
+    from collegium.experiment.config.experiment import load_config
+    from collegium.experiment.progress import show_progress
 
     settings = load_config(config, overrides or ())
     chosen = read_rounds(rounds)

@@ -86,8 +86,8 @@ def partition(
     ] = None,
 ) -> None:
     """Divide pooled cases into unequal sites: write one manifest, or a table for each site."""
-    from collegium.config import load_federation
     from collegium.data.pooling import Division, divide
+    from collegium.experiment.config.experiment import load_federation
 
     config = load_federation(federation, overrides or ())
     division = Division(

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from collegium.core.dataset import Batch, Example, join
 from collegium.data.augmentation import holed, turned
 from collegium.data.cache import PreparedCase
-from collegium.data.dataset import Batch, Example, join
 from collegium.data.decoded import Array
 from collegium.data.recipe import Arrays
 from collegium.errors import ConfigError

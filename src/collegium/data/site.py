@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from collegium.data.dataset import Dataset
+from collegium.core.dataset import Dataset
 from collegium.data.tables import Scaling
 
 

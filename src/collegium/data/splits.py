@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
+from collegium.core.randomness import generator
 from collegium.data.site import Case
 from collegium.errors import ConfigError, DataError, StorageError
-from collegium.randomness import generator
 
 logger = logging.getLogger(__name__)
 

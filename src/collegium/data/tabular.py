@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from collegium.data.dataset import TensorDataset
+from collegium.core.dataset import TensorDataset
 from collegium.data.discovery import SPLIT_NAMES
 from collegium.data.settings import TaskConfig
 from collegium.data.site import Case, EgressPolicy, Site

@@ -15,8 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from collegium.core.randomness import generator
 from collegium.errors import ConfigError, DataError
-from collegium.randomness import generator
 
 Array = NDArray[np.float64]
 Encoder = Callable[[Tensor], Tensor]

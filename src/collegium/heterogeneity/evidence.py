@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from collegium.core.randomness import seed_of
 from collegium.errors import ConfigError, DataError
-from collegium.randomness import seed_of
 
 Array = NDArray[np.float64]
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from collegium.core.randomness import seed_of
 from collegium.errors import ConfigError, DataError
 from collegium.heterogeneity.distances import pair_matrix
-from collegium.randomness import seed_of
 
 Array = NDArray[np.float64]
 

@@ -4,16 +4,17 @@ The initial weights come from torch's ambient random state: whoever wants the sa
 forks and seeds it around `build_model`.
 """
 
-import difflib
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
 from torch import nn
 
+from collegium.core.text import did_you_mean
+from collegium.core.userfile import import_file
 from collegium.errors import ConfigError
 from collegium.models._settings import MONAI_NORMS, require
 from collegium.models.densenet import monai_densenet
@@ -21,7 +22,6 @@ from collegium.models.resnet import ResNet18Encoder, monai_resnet18
 from collegium.models.tables import MLP, Logistic
 from collegium.models.tabnet import TabNet
 from collegium.models.unet import IOPUNet
-from collegium.userfile import import_file
 
 Factory = Callable[..., nn.Module]
 
@@ -137,7 +137,7 @@ def build_model(name: str, **params: Any) -> nn.Module:
     factory = _load(name) if ":" in name else _FACTORIES.get(name)
     if factory is None:
         raise ConfigError(
-            f"there is no model {name!r}{_did_you_mean(name, MODELS)}: set model.name to one of "
+            f"there is no model {name!r}{did_you_mean(name, MODELS) or ':'} set model.name to one of "
             f"{', '.join(MODELS)}, or to file.py:factory."
         )
     _check_params(name, factory, params)
@@ -172,7 +172,7 @@ def _check_params(name: str, factory: Factory, params: Mapping[str, Any]) -> Non
     for key in params:
         if key not in known and not takes_any:
             raise ConfigError(
-                f"the model {name!r} has no parameter {key!r}{_did_you_mean(key, known)}: "
+                f"the model {name!r} has no parameter {key!r}{did_you_mean(key, known) or ':'} "
                 f"use only {', '.join(known) or 'its name'} under model."
             )
     for parameter in signature:
@@ -182,11 +182,6 @@ def _check_params(name: str, factory: Factory, params: Mapping[str, Any]) -> Non
                 f"the model {name!r} needs the parameter {parameter.name!r}: "
                 f"set model.{parameter.name}."
             )
-
-
-def _did_you_mean(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def _load(name: str) -> Factory:
@@ -200,7 +195,7 @@ def _load(name: str) -> Factory:
     if not callable(factory):
         raise ConfigError(
             f"the model {name!r} cannot be built because {place} defines no class or function "
-            f"{attribute!r}{_did_you_mean(attribute, vars(module))}: correct model.name."
+            f"{attribute!r}{did_you_mean(attribute, vars(module)) or ':'} correct model.name."
         )
     found: Factory = factory
     return found

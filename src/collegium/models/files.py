@@ -16,9 +16,9 @@ import safetensors
 import safetensors.torch
 import torch
 
+from collegium.core.files import write_atomically
+from collegium.core.tensors import Tensors, identity
 from collegium.errors import CheckpointError, StorageError
-from collegium.state import write_atomically
-from collegium.tensors import Tensors, identity
 
 logger = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from collegium.core.tensors import require_same_names
 from collegium.errors import CollegiumError, ConfigError
 from collegium.models._settings import at_least, require
 from collegium.models.files import import_safetensors
-from collegium.tensors import require_same_names
 
 _LAYERS, _WIDTHS = (2, 2, 2, 2), (64, 128, 256, 512)
 _DILATIONS: Mapping[str, int] = {"layer3": 2, "layer4": 4}

@@ -14,8 +14,8 @@ from torch.func import functional_call
 from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 
+from collegium.core.model_parts import find_parts, head_layer
 from collegium.errors import ConfigError
-from collegium.models.parts import find_parts, head_layer
 from collegium.models.tables import TableNetwork
 
 ROTATION = "rotation"

@@ -27,10 +27,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from collegium.core.tensors import Tensors, identity, require_same_names
 from collegium.errors import ConfigError
 from collegium.solvers.admm import Coupling, Norm, algorithm4, alternate, prox, shrinkage
 from collegium.solvers.gram import gram_of_blocks
-from collegium.tensors import Tensors, identity, require_same_names
 
 WIDTH = 1 << 15
 """Parameters in a block that is worked on at once."""

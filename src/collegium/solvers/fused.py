@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collegium.kernels import compiled
+from collegium.core.kernels import compiled
 
 logger = logging.getLogger(__name__)
 

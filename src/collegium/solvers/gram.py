@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from collegium.core.tensors import Tensors, require_same_names
 from collegium.errors import ProtocolError
-from collegium.tensors import Tensors, require_same_names
 
 Array = NDArray[Any]
 

@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from collegium.core.kernels import compiled
 from collegium.errors import ConfigError, ProtocolError
-from collegium.kernels import compiled
 
 Floats = NDArray[np.floating[Any]]
 Indices = NDArray[np.signedinteger[Any]]

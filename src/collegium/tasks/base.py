@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 if TYPE_CHECKING:
-    from collegium.data.dataset import Batch, Example
+    from collegium.core.dataset import Batch, Example
 
 Row = dict[str, Any]
 """The scores of a case, beside whatever names the case."""

@@ -13,12 +13,12 @@ from torch import nn
 from torch.nn import functional
 
 from collegium.errors import ConfigError, DataError
-from collegium.losses import weighted_focal_loss
-from collegium.metrics import auc_shares, balanced_shares
 from collegium.tasks.base import RAREST, Row, device_of
+from collegium.tasks.losses import weighted_focal_loss
+from collegium.tasks.metrics import auc_shares, balanced_shares
 
 if TYPE_CHECKING:
-    from collegium.data.dataset import Batch, Example
+    from collegium.core.dataset import Batch, Example
 
 LOSSES = ("ce", "focal")
 """The losses of a classification by the names that a configuration uses."""
@@ -34,7 +34,7 @@ class ClassificationTask:
     the true class, lower is better; and, shared out over the cases of a set by `complete`,
     "balanced_accuracy" and "auc", the area under the ROC curve (of more than two classes the mean
     of one against the rest), which is undefined where all cases are of one class. See
-    `collegium.metrics.classification` for what a case's share is.
+    `collegium.tasks.metrics.classification` for what a case's share is.
 
     Args:
         classes: Names of the classes, or how many there are.

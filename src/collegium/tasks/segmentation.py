@@ -11,13 +11,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from collegium import metrics as measures
 from collegium.errors import ConfigError, DataError
-from collegium.losses import LOSSES, REGION_LOSSES
+from collegium.tasks import metrics as measures
 from collegium.tasks.base import Row, device_of
+from collegium.tasks.losses import LOSSES, REGION_LOSSES
 
 if TYPE_CHECKING:
-    from collegium.data.dataset import Batch, Example
+    from collegium.core.dataset import Batch, Example
 
 METRICS = ("dice", "iou", "hd95")
 """The metrics of a segmentation by the names that a configuration uses."""

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from collegium.config import load_federation
 from collegium.data.federation import open_federation
 from collegium.data.importers import find, find_told
 from collegium.data.importers.isic import from_isic, looks_like
 from collegium.data.inspection import inspect_federation
 from collegium.errors import ConfigError, DataError
+from collegium.experiment.config.experiment import load_federation
 
 CSV = """image,MEL,NV,target,center,fold,fold2
 ISIC_1,1.0,0.0,0,0,train,train_0

@@ -27,9 +27,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from collegium.core.optional import need
 from collegium.data.decoded import Decoded, listed, nearest
 from collegium.errors import DataError
-from collegium.optional import need
 
 SUFFIXES = (".npy", ".npz", ".h5", ".hdf5")
 

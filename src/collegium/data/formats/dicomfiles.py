@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from collegium.core.optional import need
 from collegium.errors import DataError
-from collegium.optional import need
 
 if TYPE_CHECKING:
     from pydicom import Dataset

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from collegium.core.optional import need
 from collegium.data.decoded import as_stored, nearest
 from collegium.data.formats.dicom import geometry
 from collegium.data.formats.dicomfiles import quiet, read
 from collegium.data.formats.dicomheaders import Plane
 from collegium.data.formats.dicomstack import Stack
 from collegium.errors import DataError
-from collegium.optional import need
 
 if TYPE_CHECKING:
     from pydicom import Dataset

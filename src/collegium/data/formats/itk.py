@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from collegium.core.optional import need
 from collegium.data.decoded import Decoded, as_stored, nearest, upright
 from collegium.errors import DataError
-from collegium.optional import need
 
 SUFFIXES = (".nrrd", ".nhdr", ".mha", ".mhd")
 

@@ -1,0 +1,64 @@
+"""Vectors rounded at random to a few equally spaced levels, without bias."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collegium.core.kernels import compiled
+
+Array = NDArray[Any]
+
+MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+UNIT = 2.0**-53
+
+
+def quantise(
+    vector: NDArray[np.float32],
+    scale: float,
+    levels: int,
+    seed: int,
+    start: int,
+    symbols: NDArray[np.int32],
+) -> None:
+    """Round |x| / scale * levels up or down at random, so that it is right in the mean.
+
+    Args:
+        vector: the numbers x; no magnitude is above ``scale`` but by rounding.
+        scale: what the highest level stands for, above 0.
+        levels: how many levels there are on either side of zero.
+        seed: decides the random numbers, 63 bits.
+        start: position of the first number; each position has a random number of its own.
+        symbols: receives the signed level plus ``levels``, from 0 to twice ``levels``.
+    """
+    factor = levels / float(scale)
+    _quantise(vector, factor, levels, np.uint64(seed), np.uint64(start), symbols)
+
+
+def tally(symbols: NDArray[np.int32], size: int) -> NDArray[np.int64]:
+    """Return how often each number below ``size`` occurs."""
+    counts = np.zeros(size, np.int64)
+    _tally(symbols, counts)
+    return counts
+
+
+@compiled
+def _quantise(
+    vector: Array, factor: float, levels: int, seed: np.uint64, start: np.uint64, symbols: Array
+) -> None:
+    for i in range(len(vector)):
+        z = seed + (start + np.uint64(i + 1)) * MIX[0]  # SplitMix64: a counter, well mixed
+        z = (z ^ (z >> np.uint64(30))) * MIX[1]
+        z = (z ^ (z >> np.uint64(27))) * MIX[2]
+        z ^= z >> np.uint64(31)
+        level = np.int32(abs(vector[i]) * factor + (z >> np.uint64(11)) * UNIT)
+        level = min(level, np.int32(levels))
+        symbols[i] = levels + (level if vector[i] > 0 else -level)
+
+
+@compiled
+def _tally(symbols: Array, counts: Array) -> None:
+    for i in range(len(symbols)):
+        counts[symbols[i]] += 1

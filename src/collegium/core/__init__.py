@@ -1,0 +1,1 @@
+"""What an algorithm is written in: tensors, messages, model parts, data sets, random generators."""

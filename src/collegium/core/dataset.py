@@ -1,0 +1,171 @@
+"""What a site's data looks like to the rest of the library: samples to train on, cases to score.
+
+Image, tabular and toy data all take the same two shapes: `batch` gives training samples, cropped
+and augmented from the generators handed in, and `example` gives one whole case as it is.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol
+
+import torch
+
+from collegium.errors import DataError
+
+Batch = dict[str, torch.Tensor]
+"""`image` float32 `(B, C, *spatial)`; `label` int64 `(B, *spatial)` for segmentation; `mask` bool
+`(B, *spatial)`, optional: the field of view, True where loss and score count."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One whole case, unaugmented, for evaluation.
+
+    Attributes:
+        case: The site's own case id; it never leaves the site.
+        patient: The site's own patient id; it never leaves the site.
+        batch: A batch of one, or of all slices where a volume is worked on slice by slice.
+        spacing: Millimetres per spatial axis, for the slices of a volume with the distance between
+            slices first; None where it is unknown.
+        neighbours: How many slices on either side are channels of the image too, before and behind
+            its own.
+    """
+
+    case: str
+    patient: str
+    batch: Batch
+    spacing: tuple[float, ...] | None
+    neighbours: int = 0
+
+    @property
+    def image(self) -> torch.Tensor:
+        """The image (B, C, *spatial) without the channels of its neighbours."""
+        image = self.batch["image"]
+        count = image.shape[1] // (2 * self.neighbours + 1)
+        return image[:, self.neighbours * count : (self.neighbours + 1) * count]
+
+
+class Dataset(Protocol):
+    """One split of one site."""
+
+    def __len__(self) -> int:
+        """Give the number of cases."""
+        ...
+
+    def batch(self, indices: Sequence[int], rngs: Sequence[torch.Generator]) -> Batch:
+        """Draw a training sample from each of the cases; sample i draws from `rngs[i]`."""
+        ...
+
+    def example(self, index: int) -> Example:
+        """Give one whole case."""
+        ...
+
+
+@dataclass(frozen=True)
+class TensorDataset:
+    """A dataset in memory, without augmentation.
+
+    Attributes:
+        inputs: Tensors whose first axis counts the cases.
+        patients: One patient id per case; by default each case is a patient of its own.
+        cases: One id per case; by default "0", "1", ...
+    """
+
+    inputs: Batch
+    patients: Sequence[str] | None = None
+    cases: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        lengths = {key: len(value) for key, value in self.inputs.items()}
+        named = {"patients": self.patients, "cases": self.cases}
+        lengths |= {key: len(ids) for key, ids in named.items() if ids is not None}
+        if len(set(lengths.values())) > 1:
+            raise DataError(
+                f"the inputs of a TensorDataset must be equally long, but are {lengths}"
+            )
+
+    def __len__(self) -> int:
+        return len(next(iter(self.inputs.values()))) if self.inputs else 0
+
+    def batch(self, indices: Sequence[int], rngs: Sequence[torch.Generator]) -> Batch:
+        """Pick the cases; the generators are not used."""
+        rows = torch.as_tensor(indices, dtype=torch.int64)
+        return {key: value[rows] for key, value in self.inputs.items()}
+
+    def example(self, index: int) -> Example:
+        """Give one case as a batch of one."""
+        case = str(index) if self.cases is None else self.cases[index]
+        patient = case if self.patients is None else self.patients[index]
+        rows = {key: value[index : index + 1] for key, value in self.inputs.items()}
+        return Example(case, patient, rows, None)
+
+
+class ConcatDataset:
+    """Several datasets one after the other, as pooled training sees them."""
+
+    def __init__(self, datasets: Sequence[Dataset]) -> None:
+        self.datasets = tuple(datasets)
+        self._ends = tuple(accumulate(len(dataset) for dataset in self.datasets))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def batch(self, indices: Sequence[int], rngs: Sequence[torch.Generator]) -> Batch:
+        """Draw each sample from the dataset that holds it, in the order asked for."""
+        samples = []
+        for index, rng in zip(indices, rngs, strict=True):
+            dataset, local = self._find(index)
+            samples.append(dataset.batch([local], [rng]))
+        return join(samples)
+
+    def example(self, index: int) -> Example:
+        """Give one whole case of the dataset that holds it."""
+        dataset, local = self._find(index)
+        return dataset.example(local)
+
+    def _find(self, index: int) -> tuple[Dataset, int]:
+        start = 0
+        for dataset, end in zip(self.datasets, self._ends, strict=True):
+            if start <= index < end:
+                return dataset, index - start
+            start = end
+        raise IndexError(f"no case {index} in {len(self)} cases")
+
+
+def join(samples: Sequence[Batch]) -> Batch:
+    """Join batches along their first axis; a batch without a mask counts everywhere.
+
+    Raises:
+        DataError: If the shapes differ, which cannot be put into one batch.
+    """
+    if any("mask" in sample for sample in samples):
+        samples = [sample if "mask" in sample else _with_full_mask(sample) for sample in samples]
+    _check_shapes(samples)
+    return {key: torch.cat([sample[key] for sample in samples]) for key in samples[0]}
+
+
+def _with_full_mask(sample: Mapping[str, torch.Tensor]) -> Batch:
+    image = sample["image"]
+    return {**sample, "mask": torch.ones(len(image), *image.shape[2:], dtype=torch.bool)}
+
+
+def _check_shapes(samples: Sequence[Batch]) -> None:
+    shapes = {tuple(value.shape[1:]) for s in samples for key, value in s.items() if key == "image"}
+    if len(shapes) > 1:
+        raise DataError(
+            f"images of the shapes {sorted(shapes)} (channels first) do not fit into one batch: "
+            "set sampling.crop or image.size (and image.channels where the first numbers differ)"
+        )
+
+
+SampleTransform = Callable[[Batch, torch.Generator], Batch]
+"""Gives the versions of one sample that are looked at, along the batch axis.
+
+What it draws it draws from the generator, which belongs to the sample.
+"""
+
+
+def unchanged(sample: Batch, rng: torch.Generator) -> Batch:
+    """The view that leaves a sample alone."""
+    return sample

@@ -1,0 +1,157 @@
+"""What crosses the border of a site, written as safetensors and JSON, never pickle.
+
+`pack` writes any nesting of dictionaries, lists, plain values and `Tensors` as one safetensors file
+whose metadata holds the nesting as JSON. Equal values give equal bytes. Names that share one tensor
+(tied weights) are stored once and come back tied.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from collegium.core.tensors import Tensors, identity
+from collegium.errors import ProtocolError
+
+MARK = "$tensors"
+"""Key under which the nesting refers to a group of tensors.
+
+No dictionary of a message may use it.
+"""
+
+
+def pack(value: Any) -> bytes:
+    """Return ``value`` as bytes.
+
+    Args:
+        value: `Tensors`, None, bool, int, float, str, or lists, tuples and string-keyed
+            dictionaries of these.
+
+    Raises:
+        ProtocolError: something else is in it.
+    """
+    writer = _Writer()
+    nesting = json.dumps(writer.nest(value), separators=(",", ":"))
+    return safetensors.torch.save(writer.blobs, metadata={"nesting": nesting})
+
+
+class _Writer:
+    """Collects the tensors of a value and gives its nesting, in which each has a place."""
+
+    def __init__(self) -> None:
+        self.blobs: dict[str, Tensor] = {}
+        self._places: dict[Hashable, int] = {}
+        self._memories: set[int] = set()
+        self._alive: list[Tensor] = []  # a place is known by its tensor's address
+
+    def nest(self, item: Any) -> Any:
+        """Return ``item`` with its tensors replaced by their places."""
+        if isinstance(item, Tensors):
+            return {MARK: [[name, self._place(tensor)] for name, tensor in item.items()]}
+        if item is None or isinstance(item, bool | int | float | str):
+            return item
+        if isinstance(item, list | tuple):
+            return [self.nest(entry) for entry in item]
+        if isinstance(item, Mapping) and all(isinstance(key, str) and key != MARK for key in item):
+            return {key: self.nest(entry) for key, entry in item.items()}
+        raise ProtocolError(
+            f"a message cannot hold a {type(item).__name__}; put tensors into Tensors and the rest "
+            f"into plain values"
+        )
+
+    def _place(self, tensor: Tensor) -> int:
+        key = identity(tensor)
+        if key not in self._places:
+            self._places[key] = len(self._places)
+            self._alive.append(tensor)
+            self.blobs[str(self._places[key])] = self._alone(tensor)
+        return self._places[key]
+
+    def _alone(self, tensor: Tensor) -> Tensor:
+        """Return the tensor on the CPU, contiguous, in memory that holds nothing else."""
+        own = tensor.detach().to("cpu").contiguous()
+        memory = own.untyped_storage()
+        whole = memory.nbytes() == own.numel() * own.element_size()
+        if whole and memory.data_ptr() not in self._memories:
+            self._memories.add(memory.data_ptr())
+            return own
+        return own.clone()
+
+
+def unpack(data: bytes, device: str | torch.device = "cpu") -> Any:
+    """Return what `pack` wrote, its tensors on ``device``.
+
+    Raises:
+        ProtocolError: the bytes are damaged or not ours.
+    """
+    try:
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        nesting = json.loads(header["__metadata__"]["nesting"])
+        tensors = {name: t.to(device) for name, t in safetensors.torch.load(data).items()}
+        return _restore(nesting, tensors)
+    except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise ProtocolError(
+            f"{len(data)} bytes are damaged or not a message ({type(error).__name__})"
+        ) from error
+
+
+def _restore(item: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Put the tensors back to their places in a nesting."""
+    if isinstance(item, list):
+        return [_restore(entry, tensors) for entry in item]
+    if not isinstance(item, dict):
+        return item
+    if MARK in item:
+        return Tensors((name, tensors[str(index)]) for name, index in item[MARK])
+    return {key: _restore(entry, tensors) for key, entry in item.items()}
+
+
+@dataclass(frozen=True)
+class Message(Mapping[str, Any]):
+    """Named parts on their way between server and client.
+
+    A part is `Tensors`, a plain value, or a list or dictionary of these.
+    """
+
+    parts: Mapping[str, Any] = field(default_factory=dict)
+    sender: str = ""
+
+    @staticmethod
+    def of(**parts: Any) -> Message:
+        """Return a message with these parts."""
+        return Message(parts)
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.parts:
+            has = ", ".join(self.parts) or "nothing"
+            raise ProtocolError(f"{self.sender or 'the message'}: no part {name!r} (has: {has})")
+        return self.parts[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.parts)
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.parts
+
+
+def tensors_in(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield the path and the tensor of every distinct tensor anywhere in ``value``."""
+    if isinstance(value, Tensors):
+        for name, tensor in value.distinct().items():
+            yield f"{path}.{name}" if path else name, tensor
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from tensors_in(item, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from tensors_in(item, f"{path}[{index}]")

@@ -1,0 +1,290 @@
+"""Named tensors with the arithmetic that federated-learning papers write down.
+
+Two rules hold for every operation of this module:
+
+* Integer and boolean tensors are counters and flags (``num_batches_tracked``), not quantities. They
+  are never scaled or averaged: whatever combines several operands keeps the elementwise maximum,
+  and scaling leaves them as they are.
+* Tied weights stay tied: names that share one tensor going in share one tensor coming out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from collegium.errors import ProtocolError
+
+logger = logging.getLogger(__name__)
+
+LARGE = 1 << 21
+"""Numbers in a model from which on it is worth loading the compiled loops for its mean."""
+
+LONG = 1 << 14
+"""Numbers in a tensor from which on a compiled loop is quicker than several passes of torch."""
+
+
+def identity(tensor: Tensor) -> Hashable:
+    """Return a key that tensors share exactly when they are the same view of the same memory."""
+    if tensor.numel() == 0:
+        return id(tensor)
+    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+
+
+def _is_quantity(tensor: Tensor) -> bool:
+    return tensor.is_floating_point()
+
+
+class Tensors(Mapping[str, Tensor]):
+    """An immutable mapping from names to tensors; ``+ - *`` act element by element.
+
+    Operands must have equal names: a mismatch is a `ProtocolError` that lists the names.
+    """
+
+    __slots__ = ("_items",)
+
+    def __init__(self, items: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] = ()) -> None:
+        self._items = dict(items)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._items[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __repr__(self) -> str:
+        return f"Tensors({len(self)} names, {self.numel():,} numbers)"
+
+    def distinct(self) -> Tensors:
+        """Return the tensors without those that another name already holds (tied weights once)."""
+        seen: dict[Hashable, str] = {}
+        for name, tensor in self._items.items():
+            seen.setdefault(identity(tensor), name)
+        return self.select(seen.values())
+
+    def numel(self) -> int:
+        """Return how many numbers there are, tied weights counted once."""
+        return sum(tensor.numel() for tensor in self.distinct().values())
+
+    def map(self, fn: Callable[..., Tensor], *others: Tensors) -> Tensors:
+        """Apply ``fn`` tensor by tensor; all operands must have the same names."""
+        for other in others:
+            require_same_names(self, other)
+        done: dict[Hashable, Tensor] = {}
+        result = {}
+        for name, tensor in self._items.items():
+            operands = (tensor, *(other[name] for other in others))
+            key = tuple(map(identity, operands))
+            if key not in done:
+                done[key] = fn(*operands)
+            result[name] = done[key]
+        return Tensors(result)
+
+    def _combine(self, fn: Callable[[Tensor, Tensor], Tensor], other: Tensors) -> Tensors:
+        return self.map(lambda a, b: fn(a, b) if _is_quantity(a) else torch.maximum(a, b), other)
+
+    def __add__(self, other: Tensors) -> Tensors:
+        return self._combine(torch.add, other)
+
+    def __sub__(self, other: Tensors) -> Tensors:
+        return self._combine(torch.sub, other)
+
+    def __mul__(self, factor: float) -> Tensors:
+        return self.map(lambda t: t * factor if _is_quantity(t) else t)
+
+    __rmul__ = __mul__
+
+    def __or__(self, other: Tensors) -> Tensors:
+        """Overlay: names of ``other`` win."""
+        return Tensors({**self._items, **other._items})
+
+    def clone(self) -> Tensors:
+        """Return a copy that shares no memory with this one."""
+        return self.map(torch.clone)
+
+    def select(self, names: Collection[str]) -> Tensors:
+        """Return the tensors whose name is in ``names``, in the order they have here."""
+        wanted = names if isinstance(names, frozenset | set | Mapping) else frozenset(names)
+        return Tensors((n, t) for n, t in self._items.items() if n in wanted)
+
+    def without(self, names: Collection[str]) -> Tensors:
+        """Return the tensors whose name is not in ``names``."""
+        return Tensors((n, t) for n, t in self._items.items() if n not in names)
+
+    def dot(self, other: Tensors) -> float:
+        """Return the inner product over all floating-point tensors, summed in float64."""
+        require_same_names(self, other)
+        pairs = [
+            (t.double().flatten(), other[n].double().flatten())
+            for n, t in self._items.items()
+            if _is_quantity(t)
+        ]
+        return float(sum(torch.dot(a, b) for a, b in pairs))
+
+
+def require_same_names(
+    expected: Mapping[str, object], found: Mapping[str, Tensor], where: str = ""
+) -> None:
+    """Raise a `ProtocolError` that lists missing and unexpected names unless the names agree."""
+    if expected.keys() == found.keys():
+        return
+    missing, extra = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
+    prefixed = [name for name in extra if name.removeprefix("module.") in missing]
+    if prefixed and len(prefixed) == len(extra) == len(missing):
+        detail = (
+            f"all {len(extra)} names carry 'module.' (saved from DataParallel); strip the prefix"
+        )
+    else:
+        lists = {"missing": missing, "unexpected": extra}
+        parts = [
+            f"{word} {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
+            for word, names in lists.items()
+            if names
+        ]
+        detail = "; ".join(parts)
+    raise ProtocolError(f"{where + ': ' if where else ''}tensor names differ: {detail}")
+
+
+class Mean:
+    """A weighted mean taken as its operands arrive, in float64 and in their order.
+
+    Holds one float64 sum and at most `GROUP` operands, whatever their number: vectors are added
+    group by group, so that the sum passes through memory once per group instead of once per
+    operand. Integer tensors keep the maximum, dtypes survive, half precision cannot overflow.
+    """
+
+    GROUP = 4
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self._waiting: list[tuple[Tensors, float]] = []
+        self._layout: dict[str, _Place] = {}
+        self._sums: dict[str, Tensor] = {}
+        self._large = False
+
+    def add(self, tensors: Tensors, weight: float = 1.0, source: str = "") -> None:
+        """Take in one operand.
+
+        Args:
+            tensors: must have the names and shapes of the first operand.
+            weight: not negative; an operand of weight 0 has no say.
+            source: who sent it, named in errors.
+
+        Raises:
+            ProtocolError: names or shapes differ from the first operand's.
+        """
+        if not self._layout:
+            self._layout = _layout(tensors)
+            self._large = tensors.numel() >= LARGE
+        require_same_names(self._layout, tensors, source)
+        for name, tensor in tensors.items():
+            if tensor.shape != self._layout[name].shape:
+                raise ProtocolError(
+                    f"{source}: {name} has shape {tuple(tensor.shape)}, not "
+                    f"{tuple(self._layout[name].shape)}"
+                )
+        self.total += weight
+        if weight > 0:
+            self._waiting.append((tensors, weight))
+        else:
+            logger.warning("%s has weight 0 and no say in the mean", source or "an operand")
+        if len(self._waiting) == self.GROUP:
+            self._flush()
+
+    def _flush(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        weights = [weight for _, weight in waiting]
+        long = []
+        for name, place in self._layout.items() if waiting else ():
+            if place.holder != name:
+                continue
+            vectors = [tensors[name].detach().reshape(-1) for tensors, _ in waiting]
+            fresh = name not in self._sums
+            if not place.dtype.is_floating_point:
+                highest = torch.stack(vectors).amax(0)
+                self._sums[name] = highest if fresh else torch.maximum(self._sums[name], highest)
+                continue
+            if fresh:
+                self._sums[name] = torch.empty_like(vectors[0], dtype=torch.float64)
+            if self._is_long(name):
+                long.append((self._sums[name], vectors, fresh))
+            else:
+                _add_weighted(self._sums[name], vectors, weights, fresh=fresh)
+        if long:
+            from collegium.core import kernels
+
+            kernels.add_weighted([kernels.Sum(*entry) for entry in long], weights)
+
+    def _is_long(self, name: str) -> bool:
+        """Whether the compiled loops, which round as torch does, are quicker for a tensor."""
+        total, dtype = self._sums[name], self._layout[name].dtype
+        fits = dtype == torch.float32 and total.device.type == "cpu"
+        return fits and self._large and len(total) >= LONG
+
+    def result(self) -> Tensors:
+        """Return the mean.
+
+        Raises:
+            ProtocolError: nothing was added, or every weight was zero.
+        """
+        if not self._layout:
+            raise ProtocolError("nothing to average: no client sent a reply that can be used")
+        if self.total <= 0:
+            raise ProtocolError(
+                "nothing to average: every client reported 0 examples; the model stays as it was"
+            )
+        self._flush()
+        means = {}
+        long = [name for name in self._sums if self._is_long(name)]
+        if long:
+            from collegium.core import kernels
+
+            quotients = kernels.divide([self._sums[name] for name in long], self.total)
+            means = dict(zip(long, quotients, strict=True))
+        for name in self._sums.keys() - means.keys():
+            total, dtype = self._sums[name], self._layout[name].dtype
+            means[name] = (total / self.total).to(dtype) if dtype.is_floating_point else total
+        shaped = {name: total.reshape(self._layout[name].shape) for name, total in means.items()}
+        return Tensors((name, shaped[place.holder]) for name, place in self._layout.items())
+
+
+@dataclass(frozen=True)
+class _Place:
+    """What `Mean` remembers of a tensor: its form, and the first name that holds its memory."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    holder: str
+
+
+def _layout(tensors: Tensors) -> dict[str, _Place]:
+    holders: dict[Hashable, str] = {}
+    return {
+        name: _Place(tensor.shape, tensor.dtype, holders.setdefault(identity(tensor), name))
+        for name, tensor in tensors.items()
+    }
+
+
+def _add_weighted(
+    total: Tensor, vectors: Sequence[Tensor], weights: Sequence[float], *, fresh: bool
+) -> None:
+    """Add weighted vectors to a float64 one; ``fresh``: it is uninitialised and counts as zero."""
+    if fresh:
+        total.zero_()
+    for vector, weight in zip(vectors, weights, strict=True):
+        total.add_(vector.double() * weight)
+
+
+def mean(items: Sequence[Tensors], weights: Sequence[float] | None = None) -> Tensors:
+    """Return the weighted mean, summed in the order given and in float64."""
+    running = Mean()
+    for tensors, weight in zip(items, weights or [1.0] * len(items), strict=True):
+        running.add(tensors, weight)
+    return running.result()

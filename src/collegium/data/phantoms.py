@@ -1,0 +1,314 @@
+"""Phantom federations: drawn scans of several sites, written as files in place of hospital data.
+
+Every patient is a slice through a body: fat, muscle, a spine, a liver, a spleen, two kidneys and,
+between them, the gland that is to be segmented. What differs between the sites is what differs
+between hospitals: the scanner (contrast, blur, noise, bias field, pixel size, range of the stored
+integers) and the habit of those who drew the outlines. A model that is right at one site is
+therefore wrong at another.
+
+The same arguments give the same pixels; each case draws from generators of its own, so that adding
+sites or cases leaves the others as they are.
+"""
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from collegium.core.randomness import seed_of
+from collegium.errors import ConfigError
+
+Image = NDArray[np.float64]
+
+HEADER = "# A phantom federation, drawn by `collegium phantoms`. No person was ever scanned.\n"
+COLUMNS = ("site", "case", "patient", "image", "label")
+SMALLEST = 32
+LEVELS = {8: np.uint8, 16: np.uint16}
+
+
+@dataclass(frozen=True)
+class Scanner:
+    """How a site turns anatomy into stored pixels, and how generously it outlines the gland.
+
+    Attributes:
+      gamma: exponent of the contrast curve; above 1 darkens the tissues.
+      inverted: whether bright tissues are dark, as between two MR sequences.
+      blur: standard deviation of the point spread, in pixels.
+      noise: standard deviation of the Rician noise; tissues lie between 0 and 1.
+      bias: standard deviation of the logarithm of the bias field.
+      coarseness: how many stored pixels one measured pixel covers, per axis.
+      zoom: size of the body in the image.
+      bits: bits per stored pixel, 8 or 16.
+      top: stored value of a signal of 1.2, the brightest that is kept.
+      margin: pixels that the outline of the gland is drawn too wide.
+    """
+
+    gamma: float = 1.0
+    inverted: bool = False
+    blur: float = 0.6
+    noise: float = 0.02
+    bias: float = 0.1
+    coarseness: int = 1
+    zoom: float = 1.0
+    bits: int = 8
+    top: int = 255
+    margin: float = 0.0
+
+
+SCANNERS = {
+    "alder": Scanner(bits=16, top=3000),
+    "birch": Scanner(inverted=True, noise=0.035, zoom=0.93),
+    "cedar": Scanner(coarseness=2, bias=0.3, bits=16, top=900, margin=1.0),
+    "elm": Scanner(gamma=1.8, blur=0.9, noise=0.07, zoom=1.06),
+    "hazel": Scanner(gamma=0.6, bias=0.25, blur=1.1, bits=16, top=60000),
+    "linden": Scanner(inverted=True, coarseness=2, noise=0.05, zoom=0.88, margin=1.0),
+}
+"""The first sites of every phantom federation; further ones are drawn."""
+
+
+def make_federation(
+    folder: Path, sites: int = 4, *, cases: int = 16, size: int = 96, seed: int = 0
+) -> Path:
+    """Write a phantom federation under ``folder`` and return the path of its ``federation.yaml``.
+
+    Args:
+      folder: where to write; made if absent. An earlier phantom federation in it is overwritten.
+      sites: number of sites.
+      cases: number of images per site; every fourth patient is scanned twice.
+      size: pixels along each side of an image.
+      seed: which federation is drawn.
+    """
+    for name, value, least in (("sites", sites, 1), ("cases", cases, 1), ("size", size, SMALLEST)):
+        if value < least:
+            raise ConfigError(f"phantoms: {name} is {value}; choose at least {least}")
+    description = folder / "federation.yaml"
+    if description.exists() and not description.read_text(encoding="utf-8").startswith(HEADER):
+        raise ConfigError(f"phantoms: {description} describes other data; name another folder")
+    scanners = {name: scanner_of(name, seed) for name in _site_names(sites)}
+    for site, scanner in scanners.items():
+        _write_site(folder, site, scanner, cases=cases, size=size, seed=seed)
+    content = yaml.safe_dump(_federation(list(scanners)), sort_keys=False)
+    description.write_text(HEADER + content, encoding="utf-8")
+    return description
+
+
+def scanner_of(site: str, seed: int) -> Scanner:
+    """Return the scanner of a site: one of `SCANNERS`, or one drawn for the site's name."""
+    if site in SCANNERS:
+        return SCANNERS[site]
+    rng = _numpy_generator(seed, site, "scanner")
+    return Scanner(
+        gamma=float(rng.uniform(0.6, 1.8)),
+        inverted=bool(rng.random() < 0.3),
+        blur=float(rng.uniform(0.5, 1.1)),
+        noise=float(rng.uniform(0.02, 0.07)),
+        bias=float(rng.uniform(0.1, 0.3)),
+        zoom=float(rng.uniform(0.88, 1.06)),
+    )
+
+
+def draw_case(
+    scanner: Scanner, *, size: int, patient: np.random.Generator, visit: np.random.Generator
+) -> tuple[NDArray[Any], NDArray[np.uint8]]:
+    """Return the stored pixels and the mask (0 or 255) of one scan.
+
+    Args:
+      scanner: the site's scanner.
+      size: pixels along each side.
+      patient: draws what belongs to the patient: the same for every scan of theirs.
+      visit: draws what belongs to the scan: the slice's position, the noise and the bias field.
+    """
+    canvas = _Canvas(size, scanner.zoom)
+    gland = canvas.anatomy(patient, visit)
+    tissue, body = canvas.tissue, canvas.body
+    signal = body * (1.05 - tissue) if scanner.inverted else tissue
+    signal = np.clip(signal, 0.0, None) ** scanner.gamma
+    signal = _blur(signal, scanner.blur)
+    signal *= np.exp(scanner.bias * _smooth_field(visit, size, size / 4))
+    pixels = _measure(signal, scanner, visit)
+    mask = gland > -scanner.margin
+    return pixels, mask.astype(np.uint8) * 255
+
+
+def _measure(signal: Image, scanner: Scanner, rng: np.random.Generator) -> NDArray[Any]:
+    """Return the signal as the scanner samples, disturbs and stores it."""
+    size = signal.shape[0]
+    coarse = signal
+    if scanner.coarseness > 1:
+        coarse = _resample(signal, max(size // scanner.coarseness, 1))
+    real, imaginary = rng.normal(scale=scanner.noise, size=(2, *coarse.shape))
+    noisy = _resample(np.hypot(coarse + real, imaginary), size)
+    stored = np.clip(noisy / 1.2, 0, 1) * scanner.top
+    return np.rint(stored).astype(LEVELS[scanner.bits])
+
+
+class _Canvas:
+    """A square grid on which tissues are painted over each other; the body spans about [-1, 1]."""
+
+    def __init__(self, size: int, zoom: float) -> None:
+        axis = (np.arange(size) + 0.5) / size * 2 - 1
+        self.y, self.x = np.meshgrid(axis / zoom, axis / zoom, indexing="ij")
+        self.pixel = 2 / size / zoom
+        self.tissue: Image = np.zeros((size, size))
+        self.body: Image = np.zeros((size, size))
+
+    def anatomy(self, patient: np.random.Generator, visit: np.random.Generator) -> Image:
+        """Paint one slice and return the distance to the gland's edge (pixels; inside > 0)."""
+        wide, high = patient.uniform(0.82, 0.92), patient.uniform(0.64, 0.74)
+        slice_scale = visit.uniform(0.92, 1.08)
+        skin = self.outline(patient, (0.0, 0.0), (wide, high), 0.015)
+        self.body = _fill(skin)
+        self.paint(skin, 0.80, visit, texture=0.03)  # subcutaneous fat
+        rim = patient.uniform(0.05, 0.09)
+        wall = self.outline(patient, (0.0, 0.0), (wide - rim, high - rim), 0.015)
+        self.paint(wall, 0.38, visit, texture=0.05)  # muscle
+        cavity = self.outline(patient, (0.0, -0.06), (wide - rim - 0.08, high - rim - 0.13), 0.02)
+        self.paint(cavity, 0.52, visit, texture=0.10)  # bowel and visceral fat
+        organs = (
+            ((-0.42, -0.14), (0.25, 0.27), 0.60),  # liver
+            ((0.48, -0.18), (0.15, 0.20), 0.64),  # spleen
+            ((-0.34, 0.26), (0.11, 0.13), 0.72),  # right kidney
+            ((0.36, 0.26), (0.11, 0.13), 0.72),  # left kidney
+            ((0.17, -0.34), (0.15, 0.09), 0.30),  # stomach
+        )
+        for (x, y), radii, level in organs:
+            at = (x + patient.normal(scale=0.03), y + patient.normal(scale=0.03))
+            shape = self.outline(patient, at, radii, 0.08)
+            self.paint(shape, level + patient.normal(scale=0.02), visit, texture=0.04)
+        self.paint(
+            self.outline(patient, (0.0, 0.40), (0.13, 0.11), 0.03), 0.95, visit, texture=0.05
+        )
+        self.paint(self.outline(patient, (0.0, 0.40), (0.05, 0.045), 0.0), 0.25, visit, texture=0.0)
+        radius = patient.uniform(0.19, 0.26) * slice_scale
+        stretch = patient.uniform(0.8, 1.25)
+        centre = (patient.normal(scale=0.05), 0.04 + patient.normal(scale=0.04))
+        gland = self.outline(patient, centre, (radius * stretch, radius / stretch), 0.10)
+        self.paint(gland, 0.86 + patient.normal(scale=0.02), visit, texture=0.05)
+        return gland
+
+    def outline(
+        self,
+        rng: np.random.Generator,
+        centre: tuple[float, float],
+        radii: tuple[float, float],
+        wobble: float,
+    ) -> Image:
+        """Return the distance in pixels to the edge of a wobbly ellipse, positive inside it."""
+        x, y = (self.x - centre[0]) / radii[0], (self.y - centre[1]) / radii[1]
+        angle = np.arctan2(y, x)
+        edge = np.ones_like(angle)
+        for harmonic in range(2, 6):
+            amplitude, phase = rng.normal(scale=wobble / (harmonic - 1)), rng.uniform(0, 2 * np.pi)
+            edge += amplitude * np.cos(harmonic * angle + phase)
+        distance: Image = (edge - np.hypot(x, y)) * min(radii) / self.pixel
+        return distance
+
+    def paint(
+        self, shape: Image, level: float, rng: np.random.Generator, *, texture: float
+    ) -> None:
+        """Cover a shape with a tissue of the given brightness."""
+        cover = _fill(shape)
+        grain = texture * _smooth_field(rng, len(shape), len(shape) / 40)
+        self.tissue = (1 - cover) * self.tissue + cover * (level + grain)
+
+
+def _fill(distance: Image) -> Image:
+    """Return how much of each pixel lies inside an edge, from the distance to it."""
+    covered: Image = np.clip(distance + 0.5, 0, 1)
+    return covered
+
+
+def _smooth_field(rng: np.random.Generator, size: int, scale: float) -> Image:
+    """Return a smooth random field with mean 0 and standard deviation 1."""
+    field = _blur(rng.normal(size=(size, size)), scale)
+    standardised: Image = (field - field.mean()) / field.std()
+    return standardised
+
+
+def _blur(image: Image, sigma: float) -> Image:
+    """Return the image convolved with a Gaussian (periodic; the borders are air)."""
+    rows = np.fft.fftfreq(image.shape[0])[:, None]
+    columns = np.fft.rfftfreq(image.shape[1])[None, :]
+    gain = np.exp(-2 * (np.pi * sigma) ** 2 * (rows**2 + columns**2))
+    blurred: Image = np.fft.irfft2(np.fft.rfft2(image) * gain, s=image.shape)
+    return blurred
+
+
+def _resample(image: Image, size: int) -> Image:
+    """Return the square image at another size: means of blocks downwards, linear upwards."""
+    old = image.shape[0]
+    if size == old:
+        return image
+    centres = (np.arange(size) + 0.5) * old / size - 0.5
+    distance = np.abs(centres[:, None] - np.arange(old)[None, :])
+    weights = np.clip(1 - distance / max(old / size, 1), 0, None)
+    weights /= weights.sum(axis=1, keepdims=True)
+    resampled: Image = weights @ image @ weights.T
+    return resampled
+
+
+def _write_site(
+    folder: Path, site: str, scanner: Scanner, *, cases: int, size: int, seed: int
+) -> None:
+    from PIL import Image as PILImage
+
+    rows = []
+    for kind in ("images", "masks"):
+        (folder / site / kind).mkdir(parents=True, exist_ok=True)
+    for number, patient, visit in _visits(cases):
+        case = f"{site}_{number:03d}"
+        pixels, mask = draw_case(
+            scanner,
+            size=size,
+            patient=_numpy_generator(seed, site, "patient", patient),
+            visit=_numpy_generator(seed, site, "patient", patient, "visit", visit),
+        )
+        files = {"image": f"{site}/images/{case}.png", "label": f"{site}/masks/{case}.png"}
+        PILImage.fromarray(pixels).save(folder / files["image"])
+        PILImage.fromarray(mask).save(folder / files["label"])
+        rows.append({"site": site, "case": case, "patient": f"{site}_p{patient:03d}", **files})
+    with (folder / site / "manifest.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _visits(cases: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (case, patient, visit) numbers, from 1; every fourth patient comes twice."""
+    case = patient = 0
+    while case < cases:
+        patient += 1
+        for visit in (1, 2) if patient % 4 == 0 else (1,):
+            case += 1
+            if case <= cases:
+                yield case, patient, visit
+
+
+def _site_names(count: int) -> list[str]:
+    known = list(SCANNERS)[:count]
+    return known + [f"site_{number:02d}" for number in range(len(known) + 1, count + 1)]
+
+
+def _federation(sites: list[str]) -> dict[str, Any]:
+    return {
+        "name": "phantoms",
+        "root": ".",
+        "sites": {site: {"manifest": f"{site}/manifest.csv"} for site in sites},
+        "task": {
+            "name": "segmentation",
+            "classes": ["background", "gland"],
+            "label_map": {0: 0, 255: 1},
+        },
+        "image": {"channels": "grey", "normalise": "zscore"},
+        "sampling": {"flips": True, "rotations": False},
+        "splits": {"validation": 0.2, "test": 0.4},
+    }
+
+
+def _numpy_generator(seed: int, *path: str | int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(seed_of(seed, "phantoms", *path)))

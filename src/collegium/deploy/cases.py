@@ -1,0 +1,129 @@
+"""Cases that a model is applied to, and what is written of its predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from collegium.core.dataset import Example
+from collegium.data.cache import PreparedCase
+from collegium.data.formats import write_mask
+from collegium.data.site import Case
+from collegium.data.unlabelled import is_file_name
+from collegium.deploy.models import Handed
+from collegium.errors import DataError
+from collegium.evaluation.report.account import Picture
+from collegium.evaluation.report.overlays import draw_overlay
+from collegium.experiment.job_results import plane_of
+from collegium.experiment.preflight import build_network
+
+_SIDE = 128
+"""Of the images by which a network is asked, a multiple of what networks divide sizes by."""
+
+_KINDS = {2: "picture", 3: "volume"}
+"""What images are called by their number of spatial axes."""
+
+
+def check_images(prepared: Sequence[PreparedCase], handed: Handed) -> None:
+    """Refuse images that the network cannot take, before it meets them.
+
+    Raises:
+        DataError: An image is a volume where the models were trained on pictures, or the other way
+            round, or has other channels than those that they were trained on.
+    """
+    sampling = handed.config.federation.sampling
+    slices = 2 * sampling.neighbours + 1
+    network = build_network(handed.config).eval().to("meta")
+    said = handed.config.model.params.get("in_channels")
+    found = {
+        (image.shape[0], min(len(image.shape[1:]), len(sampling.crop or image.shape))): image.case
+        for image in reversed(prepared)  # volumes are cut into slices where the crop has two axes
+    }
+    for (channels, axes), case in found.items():
+        wanted, of = _wanted(network, said or channels * slices, axes)
+        if axes != of:
+            raise DataError(
+                f"case {case}: its image is a {_KINDS[axes]}, and the models were trained on "
+                f"{_KINDS[of]}s; give {_KINDS[of]}s, or choose models that learnt from "
+                f"{_KINDS[axes]}s"
+            )
+        wanted = said or wanted
+        if channels * slices != wanted:
+            raise DataError(
+                f"case {case}: its image has {channels} channels, and the models were trained on "
+                f"{wanted // slices}; export it as the others were, or leave it out"
+            )
+
+
+def _wanted(network: nn.Module, channels: int, axes: int) -> tuple[int, int]:
+    """Give how many channels and spatial axes a network on the device "meta" takes.
+
+    It is asked whether it takes so many, or as many as one of its convolutions. Where it does not
+    tell, it is taken to take so many.
+    """
+    kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    layers = [module for module in network.modules() if isinstance(module, kinds)]
+    others = dict.fromkeys((layer.in_channels, len(layer.kernel_size)) for layer in layers)
+    asked = [(channels, axes), *((channels, of) for of in _KINDS), *others]
+    # A layer takes an image without the axis of the batch too: no batch is as many as its channels.
+    batch = next(n for n in count(1) if all(n != of for of, _ in others))
+    fits = (pair for pair in asked if pair[1] in _KINDS and _takes(network, batch, *pair))
+    return next(fits, (channels, axes))
+
+
+def _takes(network: nn.Module, batch: int, channels: int, axes: int) -> bool:
+    try:
+        with torch.no_grad():
+            network(torch.empty(batch, channels, *[_SIDE] * axes, device="meta"))
+    except Exception:  # whatever a network of the user's own raises
+        return False
+    return True
+
+
+def write_prediction(
+    case: Case, prepared: PreparedCase, prediction: Tensor, folder: Path, classes: tuple[str, ...]
+) -> Path:
+    """Write the mask of a case on the grid of its image.
+
+    Args:
+        case: The case, with its files.
+        prepared: The same case as the network gets it.
+        prediction: Classes (1, *spatial), or (slices, rows, columns) of a volume in slices.
+        folder: Where to write.
+        classes: Names of the classes.
+
+    Returns:
+        The path.
+
+    Raises:
+        DataError: No file can be called as the case.
+        StorageError: The file cannot be written.
+    """
+    if not is_file_name(case.case):
+        raise DataError(f"{case}: no file can be called as it; give it an id without / and \\")
+    labels = prediction.cpu().numpy()
+    volume = len(prepared.shape) == 4
+    whole = np.moveaxis(labels, 0, -1) if volume and labels.ndim == 3 else labels[0]
+    if volume:
+        whole = np.moveaxis(whole, -1, prepared.across)
+    return write_mask(whole, case.images[0], folder, case.case, classes=classes, series=case.series)
+
+
+def draw_case(
+    caption: str,
+    example: Example,
+    prediction: Tensor,
+    scores: Mapping[str, float | None],
+    metric: str,
+) -> Picture:
+    """Draw a plane of a case, with its score in the caption where it has one."""
+    drawn = draw_overlay(*plane_of(example, prediction))
+    if scores:
+        value = scores.get(metric)
+        caption += f": {metric} {'undefined' if value is None else f'{value:.3f}'}"
+    return Picture(caption, drawn)

@@ -1,0 +1,270 @@
+"""The models that are applied: those of a finished run, or files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from collegium.adaptation import outside
+from collegium.adaptation._opening import open_adapted
+from collegium.adaptation.base import GLOBAL
+from collegium.core.algorithm import Extended
+from collegium.core.randomness import ambient
+from collegium.core.tensors import Tensors
+from collegium.data.federation import sites_of
+from collegium.data.tables import Scaling
+from collegium.errors import CheckpointError, ConfigError
+from collegium.experiment.config.building import build_algorithm, network_of
+from collegium.experiment.config.experiment import ExperimentConfig
+from collegium.experiment.grid import Job, holders, jobs_of
+from collegium.experiment.job_results import DEPLOYED
+from collegium.experiment.model_settings import read_settings
+from collegium.experiment.preflight import build_network
+from collegium.experiment.runner import RUN_FILE, read_run_config
+from collegium.experiment.scaling import FILE, read_scaling
+from collegium.models.files import import_model
+from collegium.models.rotation import ROTATION, attach_rotation_head
+
+BUNDLE_MODEL = Path("models") / "model.safetensors"
+"""In a bundle, the model."""
+
+BUNDLE_SETTINGS = Path("configs") / "collegium.json"
+"""In a bundle, what `collegium.adaptation.outside.SETTINGS` is beside other models."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which models of a finished run to take; None: whichever there is.
+
+    Attributes:
+        algorithm: label of the algorithm.
+        seed: the seed.
+        left_out: the site that was outside in the fold.
+        variation: name of the variation.
+    """
+
+    algorithm: str | None = None
+    seed: int | None = None
+    left_out: str | None = None
+    variation: str | None = None
+
+
+@dataclass(frozen=True)
+class Handed:
+    """Models that were handed out, and the settings that they were trained with.
+
+    Attributes:
+        models: the models by name.
+        network: makes their network.
+        config: the settings.
+        origin: where they are from, in words.
+        server: which of them are the server's own, see `collegium.adaptation.base.Sources`.
+        seed: the seed that they were trained with.
+        scaling: how the site whose model it is scales the numbers of its table, where it does so by
+            itself.
+    """
+
+    models: Mapping[str, Tensors]
+    network: Callable[[], nn.Module]
+    config: ExperimentConfig
+    origin: str
+    server: Collection[str] = (GLOBAL,)
+    seed: int = 0
+    scaling: Scaling | None = None
+
+
+def open_models(
+    place: Path, choice: Choice = Choice(), config: ExperimentConfig | None = None
+) -> Handed:
+    """Open the models of a finished run, or those in a folder.
+
+    Args:
+        place: the output folder of a run; a bundle, whose one model is the global one; or a folder
+            of ``<name>.safetensors``, where "global" names the global model and any other name a
+            site's.
+        choice: which job of the run; of a folder its seed counts, as that of the adaptation.
+        config: the experiment that a folder's models were trained with; None: the settings that the
+            folder holds.
+
+    Raises:
+        ConfigError: there are several jobs to choose from, or none; the settings are missing, or
+            are not those of the models; or there is no such folder.
+        CheckpointError: the run holds no models for sites outside.
+        DataError: the folder holds no models.
+    """
+    if not place.is_dir():
+        raise ConfigError(f"{place}: there is no such folder; correct the path")
+    if not (place / RUN_FILE).exists():
+        return _open_folder(place, choice, config)
+    stored = read_run_config(place)
+    jobs = jobs_of(stored)
+    job = _choose(jobs, choice, place)
+    folder = holders(jobs)[job.key].folder / DEPLOYED
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"{folder.parent} holds no models for hospitals outside; go on with: "
+            f"collegium resume {place}"
+        )
+    extended = Extended(network_of(job.config), build_algorithm(job.algorithm))
+    models = outside.ModelFiles(folder)
+    origin = f"{stored.name}: {job.name}"
+    return Handed(models, extended, job.config, origin, models.server, job.seed)
+
+
+def _open_folder(place: Path, choice: Choice, config: ExperimentConfig | None) -> Handed:
+    """Open models that were copied out of a run, or a bundle."""
+    bundled = (place / BUNDLE_MODEL).is_file()
+    settings = place / (BUNDLE_SETTINGS if bundled else outside.SETTINGS)
+    if config is None and settings.is_file():
+        config = read_settings(settings)
+    if config is None:
+        raise ConfigError(
+            f"{place} is no run, and a folder of models needs the experiment they were trained "
+            f"with; name its file with --config"
+        )
+    server: Collection[str] = (GLOBAL,)
+    if bundled:
+        models: Mapping[str, Tensors] = {GLOBAL: import_model(place / BUNDLE_MODEL)}
+    else:
+        models = files = outside.ModelFiles(place)
+        server = files.server
+    network = partial(_network, config, next(iter(models.values())))
+    for name, model in models.items():
+        _check_fit(model, network, f"the model {name} in {place}", config)
+    seed = config.seeds[0] if choice.seed is None else choice.seed
+    return Handed(models, network, config, f"models in {place.name}", server, seed)
+
+
+def _network(config: ExperimentConfig, model: Tensors) -> nn.Module:
+    """Make the network of a model in a folder, with a rotation head where the model has one."""
+    module = build_network(config)
+    if any(name.startswith(f"{ROTATION}.") for name in model):
+        attach_rotation_head(module)
+    return module
+
+
+def _adapted(config: ExperimentConfig, model: Tensors) -> nn.Module:
+    """Make the network of a model that an adapter may have written."""
+    return open_adapted(_network(config, model), model)
+
+
+def _check_fit(
+    model: Tensors, network: Callable[[], nn.Module], what: str, config: ExperimentConfig
+) -> None:
+    """Refuse a model that is none of the network."""
+    with ambient(0, "fit"):
+        module = network()
+    try:
+        module.load_state_dict(dict(model))
+    except RuntimeError as error:
+        wanted = module.state_dict()
+        raise ConfigError(
+            f"{what} does not fit the network {config.model.name!r} of the experiment "
+            f"{config.name!r} ({_difference(model, wanted)}); correct what stands under model, or "
+            f"name the experiment that it was trained with by --config"
+        ) from error
+
+
+def _difference(model: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
+    """Say where a model is not as it should be, for the first tensor of which that is so."""
+    for name, tensor in wanted.items():
+        if name not in model:
+            return f"it holds no {name}"
+        have, want = (tuple(found.shape) for found in (model[name], tensor))
+        if have != want:
+            return f"its {name} has the shape {have}, the network's {want}"
+    return f"it holds {min(model.keys() - wanted.keys())}, which the network does not have"
+
+
+def _choose(jobs: Sequence[Job], choice: Choice, place: Path) -> Job:
+    wanted = {
+        "algorithm": choice.algorithm,
+        "seed": choice.seed,
+        "fold": choice.left_out,
+        "variation": choice.variation,
+    }
+
+    def about(job: Job) -> dict[str, Any]:
+        values = (job.algorithm.label, job.seed, job.left_out, job.variation)
+        return dict(zip(wanted, values, strict=True))
+
+    found = [
+        job
+        for job in jobs
+        if all(value is None or about(job)[key] == value for key, value in wanted.items())
+    ]
+    if len(found) == 1:
+        return found[0]
+    names = [job.name for job in found or jobs]
+    there = "; ".join(names[:4] + [f"{len(names) - 4} more"] * (len(names) > 4))
+    if not found:
+        raise ConfigError(f"{place} has no such job; there is {there}")
+    differing = [key for key in wanted if len({about(job)[key] for job in found}) > 1]
+    options = ", ".join(f"--{key}" for key in differing)
+    raise ConfigError(f"{place} has {len(found)} jobs; choose one by {options} ({there})")
+
+
+def open_model(
+    place: Path,
+    choice: Choice = Choice(),
+    config: ExperimentConfig | None = None,
+    *,
+    site: str | None = None,
+) -> Handed:
+    """Open one model: the global one of a finished run, a site's own, or a file.
+
+    Args:
+        place: the output folder of a run; or a ``.safetensors`` file, also one that an adapter
+            wrote, see `collegium.adaptation._opening.open_adapted`.
+        choice: which job of the run.
+        config: the experiment that a file's model was trained with; None: the settings beside it.
+        site: whose personal model; None: the global one.
+
+    Raises:
+        ConfigError: there are several jobs to choose from, no such site or place, or no settings
+            or others than those of the model.
+        CheckpointError: there is no such model.
+    """
+    if not place.exists():
+        raise ConfigError(f"{place}: there is no such run or file; correct the path")
+    if not (place / RUN_FILE).exists():
+        settings = place.parent / outside.SETTINGS
+        if config is None and place.is_file() and settings.is_file():
+            config = read_settings(settings)
+        if config is None or not place.is_file():
+            raise ConfigError(
+                f"{place} is no run; a file of a model needs the experiment it was trained with: "
+                f"name it with --config"
+            )
+        model = import_model(place)
+        make = partial(_adapted, config, model)
+        _check_fit(model, make, f"the model {place}", config)
+        return Handed({place.stem: model}, make, config, place.name, seed=config.seeds[0])
+    stored = read_run_config(place)
+    jobs = jobs_of(stored)
+    job = _choose(jobs, choice, place)
+    root = holders(jobs)[job.key].folder
+    inside = sites_of(job.config.federation)
+    if site is not None and site not in inside:
+        raise ConfigError(f"{place} has no site {site!r}; choose one of {', '.join(inside)}")
+    file = root / "server" / "global.safetensors"
+    if site is not None:
+        file = root / "clients" / site / "personal.safetensors"
+    if not file.is_file():
+        what = "global model" if site is None else f"personal model of {site}"
+        raise CheckpointError(
+            f"{job.name} has no {what}; choose another model with --site or --algorithm, or go on "
+            f"with: collegium resume {place}"
+        )
+    network = Extended(network_of(job.config), build_algorithm(job.algorithm))
+    origin = f"{stored.name}: {job.name}, {site or 'global'}"
+    model, kept = import_model(file), file.parent / FILE
+    scaling = read_scaling(kept) if site is not None and kept.is_file() else None
+    return Handed(
+        {site or GLOBAL: model}, network, job.config, origin, seed=job.seed, scaling=scaling
+    )

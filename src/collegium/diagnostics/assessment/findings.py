@@ -1,0 +1,381 @@
+"""What follows from what the sites told: distances, networks, clusters, and tests of chance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collegium.core.message import Message
+from collegium.errors import CollegiumError, DataError
+from collegium.heterogeneity import clusters, distances, graphs, proxy
+from collegium.heterogeneity.evidence import Evidence, energy_test, holm, stability
+from collegium.heterogeneity.survey import Inquiry, Table, gather
+from collegium.heterogeneity.survey_distances import embeddings_in, of_columns
+
+Array = NDArray[np.float64]
+Kind = Literal["intensity", "label", "embedding"]
+NEIGHBOURS = 3
+"""Neighbours of a site in the network, as in pFedNet; fewer where there are few sites."""
+
+LIMIT = 400
+"""Cases that take part in a test; with more, each site takes part with a share of its own."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One test of whether the sites differ by more than chance.
+
+    Attributes:
+        kind: what was compared.
+        what: the same, for a reader.
+        evidence: the test's outcome.
+        p_adjusted: its p-value, adjusted for the number of tests.
+        fewest: cases of the site that has the fewest.
+    """
+
+    kind: Kind
+    what: str
+    evidence: Evidence
+    p_adjusted: float
+    fewest: int
+
+
+@dataclass(frozen=True)
+class Column:
+    """One quantity at all sites that told it.
+
+    Attributes:
+        name: of the channel or label, for a reader.
+        unit: of the values.
+        told: by site one value per case, sorted, or their summary.
+        matrix: earth mover's distances, in the order of ``told``; empty with fewer than two sites.
+    """
+
+    name: str
+    unit: str
+    told: Mapping[str, Any]
+    matrix: list[list[float]]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How far the sites are apart in one way of looking at them.
+
+    Attributes:
+        key: "metadata", "normalised" or "embeddings".
+        made_of: what the matrix is made of, for a reader.
+        sites: in the order of the matrix.
+        matrix: distances.
+        most_distant: the site whose distances sum to the most; empty with fewer than three sites.
+        stability: by site the share of resampled federations in which it is the most distant one;
+            empty where cases did not leave the sites.
+        edges: of the network of nearest neighbours, as names.
+        neighbours: how many neighbours a site names.
+        clusters: by rule two clusters; empty with fewer than four sites.
+    """
+
+    key: str
+    made_of: str
+    sites: list[str]
+    matrix: list[list[float]]
+    most_distant: str = ""
+    stability: dict[str, float] = field(default_factory=dict)
+    edges: list[tuple[str, str]] = field(default_factory=list)
+    neighbours: int = 0
+    clusters: dict[str, list[list[str]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All that the assessment found.
+
+    Attributes:
+        cases: number of training cases by site, of the sites that told it.
+        intensity: a column per channel.
+        labels: a column per label.
+        shares: by site the share of each label among all pixels.
+        geometries: distances between sites, by metadata and by embeddings.
+        proxy: proxy A-distances: sites and matrix; None where they cannot be computed.
+        tests: of every column and of the embeddings; empty where cases did not leave the sites.
+        notes: a sentence for everything that could not be found out.
+    """
+
+    cases: dict[str, int]
+    intensity: list[Column]
+    labels: list[Column]
+    shares: dict[str, dict[str, float]]
+    geometries: list[Geometry]
+    proxy: dict[str, Any] | None
+    tests: list[Comparison]
+    notes: list[str]
+
+
+def find(
+    replies: Mapping[str, Message], inquiry: Inquiry, classes: Sequence[str], seed: int
+) -> Findings:
+    """Work out all that can be worked out from what the sites told.
+
+    Args:
+        replies: by site what it told.
+        inquiry: what the sites were asked.
+        classes: names of the labels, the background first.
+        seed: names the generators of the tests.
+    """
+    notes: list[str] = []
+    intensity = _columns(replies, "intensity_maxima", inquiry, lambda c: f"channel {c}", notes)
+    labels = _columns(replies, "label_volumes", inquiry, lambda v: _class(v, classes), notes)
+    rows = _embeddings(replies, notes)
+    samples: list[tuple[Kind, str, Mapping[str, Any]]]
+    samples = [("intensity", f"the intensity of {c.name}", c.told) for c in intensity]
+    samples += [("label", f"the amount of {c.name}", c.told) for c in labels]
+    samples += [("embedding", "what a network sees", rows)]
+    tests = _tests(samples if inquiry.summary == "cases" else [], seed)
+    return Findings(
+        _cases(replies),
+        intensity,
+        labels,
+        _shares(replies, classes),
+        _geometries(intensity, labels, rows, inquiry, seed),
+        _proxy(rows, notes) if inquiry.summary == "cases" else None,
+        tests,
+        notes,
+    )
+
+
+def _columns(
+    replies: Mapping[str, Message],
+    part: str,
+    inquiry: Inquiry,
+    name_of: Callable[[str], str],
+    notes: list[str],
+) -> list[Column]:
+    """Return what the sites with cases told of one part, column by column."""
+    told = {site: m for site, m in replies.items() if part in m and m[part]["cases"]}
+    try:
+        table = gather(told.items(), part, inquiry)
+        matrices = of_columns(table, "none")
+    except CollegiumError as error:
+        notes.append(f"{error}.")
+        return []
+    return [
+        Column(name_of(name), table.unit, values, matrices[name].tolist())
+        for name, values in table.columns.items()
+    ]
+
+
+def _class(label: str, classes: Sequence[str]) -> str:
+    """Return the name of a label, or the label where it has none."""
+    return classes[int(label)] if int(label) < len(classes) else f"label {label}"
+
+
+def _embeddings(replies: Mapping[str, Message], notes: list[str]) -> dict[str, Array]:
+    rows = {}
+    for site, message in sorted(replies.items()):
+        if "embeddings" in message:
+            try:
+                rows[site] = embeddings_in(site, message)
+            except DataError as error:
+                notes.append(f"{error}.")
+    if len({table.shape[1:] for table in rows.values()}) > 1:
+        notes.append("The sites' images do not have as many channels or axes; no embeddings.")
+        return {}
+    return rows
+
+
+def _cases(replies: Mapping[str, Message]) -> dict[str, int]:
+    """Return the numbers of training cases that can be read off what the sites told."""
+    found: dict[str, int] = {}
+    for site, message in sorted(replies.items()):
+        tables = [message[p] for p in ("intensity_maxima", "label_volumes") if p in message]
+        if tables:
+            found[site] = tables[0]["cases"]
+        elif "embeddings" in message and "cases" in message["embeddings"]:
+            found[site] = len(message["embeddings"]["cases"])
+    return found
+
+
+def _shares(replies: Mapping[str, Message], classes: Sequence[str]) -> dict[str, dict[str, float]]:
+    told = {s: m["label_histogram"] for s, m in sorted(replies.items()) if "label_histogram" in m}
+    return {
+        site: {_class(label, classes): share for label, share in shares.items()}
+        for site, shares in told.items()
+        if shares
+    }
+
+
+def _tests(samples: Sequence[tuple[Kind, str, Mapping[str, Any]]], seed: int) -> list[Comparison]:
+    """Test every sample of at least two sites, and adjust for how many there are."""
+    usable = [sample for sample in samples if len(sample[2]) > 1]
+    dealt = min(1000 * len(usable), 10_000) - 1  # so that the adjustment leaves room below 0.01
+    evidence = [
+        energy_test(told, permutations=dealt, limit=LIMIT, seed=seed) for _, _, told in usable
+    ]
+    adjusted = holm([found.p for found in evidence])
+    return [
+        Comparison(kind, what, found, p, min(map(len, told.values())))
+        for (kind, what, told), found, p in zip(usable, evidence, adjusted, strict=True)
+    ]
+
+
+def _proxy(rows: Mapping[str, Array], notes: list[str]) -> dict[str, Any] | None:
+    """Return how well a classifier tells the sites apart, of the sites with enough cases."""
+    enough = {site: table for site, table in rows.items() if len(table) > 1}
+    if len(enough) < 2:
+        notes.append("A proxy A-distance takes embeddings of two cases of each of two sites.")
+        return None
+    return {"sites": list(enough), "matrix": proxy.proxy_a_matrix(enough).tolist()}
+
+
+def _geometries(
+    intensity: Sequence[Column],
+    labels: Sequence[Column],
+    rows: Mapping[str, Array],
+    inquiry: Inquiry,
+    seed: int,
+) -> list[Geometry]:
+    """Return the distances by metadata, in their units and without, and by embeddings."""
+    found = []
+    metadata = Metadata.of(intensity, labels)
+    if metadata is not None:
+        found.append(_geometry("metadata", metadata, seed))
+        found.append(_geometry("normalised", replace(metadata, normalise="pooled_std"), seed))
+    if len(rows) > 1:
+        found.append(_geometry("embeddings", Embedded(rows, inquiry.summary == "cases"), seed))
+    return found
+
+
+class Distances(Protocol):
+    """A way of looking at sites."""
+
+    @property
+    def cases(self) -> Mapping[str, int]:
+        """Number of cases by site, in sorted order; empty where cases are not known."""
+
+    @property
+    def sites(self) -> list[str]:
+        """The sites, sorted."""
+
+    def matrix(self, drawn: Mapping[str, NDArray[np.int64]] | None = None) -> tuple[Array, str]:
+        """Return distances, of all cases or of those drawn, and what they are made of."""
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """The channel and the label that tell sites apart most.
+
+    Attributes:
+        intensity: by channel and site the values or their summary.
+        labels: by label and site the values or their summary.
+        sites: that told all of them, sorted.
+        normalise: see `collegium.heterogeneity.distances.emd_matrix`.
+    """
+
+    intensity: Mapping[str, Mapping[str, Any]]
+    labels: Mapping[str, Mapping[str, Any]]
+    sites: list[str]
+    normalise: distances.Normalise = "none"
+
+    @classmethod
+    def of(cls, intensity: Sequence[Column], labels: Sequence[Column]) -> Metadata | None:
+        """Return what there is to compare; None with fewer than two sites."""
+        told = [set(column.told) for column in (*intensity, *labels)]
+        sites = sorted(set.intersection(*told)) if told else []
+        if len(sites) < 2:
+            return None
+        tables = [
+            {c.name: {site: c.told[site] for site in sites} for c in columns}
+            for columns in (intensity, labels)
+        ]
+        return cls(tables[0], tables[1], sites)
+
+    @property
+    def cases(self) -> Mapping[str, int]:
+        """Number of values by site."""
+        first = next(iter((*self.intensity.values(), *self.labels.values())))
+        lists = all(isinstance(values, list) for values in first.values())
+        return {site: len(first[site]) for site in self.sites} if lists else {}
+
+    def matrix(self, drawn: Mapping[str, NDArray[np.int64]] | None = None) -> tuple[Array, str]:
+        """Return the mean of the two matrices, or the one there is."""
+        best = []
+        for columns in (self.intensity, self.labels):
+            told = {n: _drawn(values, drawn) for n, values in columns.items()}
+            matrices = of_columns(Table("", {}, told), self.normalise)
+            if matrices:
+                name = max(sorted(matrices), key=lambda n: distances.federation_value(matrices[n]))
+                best.append((name, matrices[name]))
+        return np.mean([matrix for _, matrix in best], 0), " and ".join(name for name, _ in best)
+
+
+def _drawn(
+    values: Mapping[str, Any], drawn: Mapping[str, NDArray[np.int64]] | None
+) -> Mapping[str, Any]:
+    if drawn is None:
+        return values
+    return {site: np.asarray(column)[drawn[site]].tolist() for site, column in values.items()}
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """The mean embeddings of the sites.
+
+    Attributes:
+        rows: by site one embedding per case, or their mean.
+        of_cases: whether there is one per case.
+    """
+
+    rows: Mapping[str, Array]
+    of_cases: bool
+
+    @property
+    def sites(self) -> list[str]:
+        """The sites, sorted."""
+        return sorted(self.rows)
+
+    @property
+    def cases(self) -> Mapping[str, int]:
+        """Number of embeddings by site."""
+        return {site: len(self.rows[site]) for site in self.sites} if self.of_cases else {}
+
+    def matrix(self, drawn: Mapping[str, NDArray[np.int64]] | None = None) -> tuple[Array, str]:
+        """Return the distances of the means."""
+        tables = {s: self.rows[s] if drawn is None else self.rows[s][drawn[s]] for s in self.sites}
+        return distances.centroid_distances(tables), "mean embeddings"
+
+
+def _geometry(key: str, looked: Distances, seed: int) -> Geometry:
+    """Return distances with what they say of neighbours, clusters and the most distant site."""
+    matrix, made_of = looked.matrix()
+    sites = looked.sites
+    count = len(sites)
+    k = min(NEIGHBOURS, max(1, count - 2))
+    near = graphs.edges(graphs.neighbours(matrix, k))
+    found = Geometry(
+        key,
+        made_of,
+        sites,
+        matrix.tolist(),
+        edges=[(sites[i], sites[j]) for i, j in near],
+        neighbours=k,
+    )
+    if count < 3:
+        return found
+    farthest = sites[clusters.most_distant(matrix)]
+    often = {}
+    if looked.cases:
+        often = stability(
+            looked.cases,
+            lambda drawn: sites[clusters.most_distant(looked.matrix(drawn)[0])],
+            seed=seed,
+        )
+    rules = {"recommended": clusters.clusters, "printed": clusters.printed_clusters}
+    groups = {
+        name: [[sites[i] for i in members] for members in rule(matrix)]
+        for name, rule in rules.items()
+        if count >= clusters.SMALLEST
+    }
+    return replace(found, most_distant=farthest, stability=often, clusters=groups)

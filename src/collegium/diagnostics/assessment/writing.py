@@ -1,0 +1,96 @@
+"""Assess a federation, and write what was found as numbers and as a page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from collegium import __version__
+from collegium.core.files import write_atomically
+from collegium.data.federation import sites_of
+from collegium.diagnostics.assessment.asking import FOLDER, Assessment, ask_sites, says
+from collegium.diagnostics.assessment.findings import find
+from collegium.diagnostics.assessment.verdict import GEOMETRIES, judge
+from collegium.errors import DataError
+from collegium.evaluation.report.assessment import short, write_page
+from collegium.evaluation.report.plots import size
+from collegium.experiment.config.experiment import ExperimentConfig
+
+FILE = "assessment.json"
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """Return the content of ``assessment.json``.
+
+    Raises:
+        DataError: it is not there or damaged.
+    """
+    try:
+        return {**json.loads((folder / FILE).read_text(encoding="utf-8"))}
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(f"{folder / FILE} cannot be read ({error}); assess again") from error
+
+
+def overview(data: Mapping[str, Any]) -> tuple[list[dict[str, str]], list[str]]:
+    """Return a row per site, and what was found in sentences, for a terminal.
+
+    Args:
+        data: the content of ``assessment.json``.
+    """
+    findings, verdict = data["findings"], data["verdict"]
+    rows = []
+    for site in data["sites"]:
+        entry = data["exchanged"][site]
+        row = {"site": site, "cases": str(findings["cases"].get(site, ""))}
+        for geometry in findings["geometries"]:
+            place = geometry["sites"].index(site) if site in geometry["sites"] else None
+            total = "" if place is None else short(sum(geometry["matrix"][place]))
+            mark = " (farthest)" if site == geometry["most_distant"] else ""
+            row[f"distances: {GEOMETRIES[geometry['key']]}"] = total + mark
+        row["left the site"] = size(entry["bytes_up"])
+        row["withheld"] = "failed" if entry["failed"] else ", ".join(entry["withheld"])
+        rows.append(row)
+    failures = [
+        f"{site} could not answer: {entry['failed']}"
+        for site, entry in data["exchanged"].items()
+        if entry["failed"]
+    ]
+    advice = [f"{entry['sure']}: {entry['text']}" for entry in verdict["advice"]]
+    notes = [f"note: {note}" for note in findings["notes"]]
+    return rows, [*failures, *notes, f"{verdict['headline']} {verdict['why']}".strip(), *advice]
+
+
+def assess(config: ExperimentConfig, survey: Assessment | None = None) -> Path:
+    """Ask all sites, find out how different they are, and write ``assessment.json`` and the page.
+
+    Args:
+        config: the experiment; nothing of it is trained.
+        survey: what the sites are asked, and how.
+
+    Returns:
+        The folder with both files, ``assessment`` in the experiment's output folder.
+
+    Raises:
+        CollegiumError: the configuration or a site's files are unusable, or the disk is full.
+    """
+    survey = survey or Assessment()
+    told = ask_sites(config, survey)
+    inquiry, sites = survey.inquiry(), sites_of(config.federation)
+    findings = find(told.replies, inquiry, config.federation.task.classes, config.seeds[0])
+    data: dict[str, Any] = {
+        "collegium": __version__,
+        "federation": config.federation.name,
+        "seed": config.seeds[0],
+        "asked": {**survey.hyperparameters(), "parts": {p: says(p) for p in inquiry.parts}},
+        "sites": sites,
+        "exchanged": told.exchanged,
+        "findings": asdict(findings),
+        "verdict": asdict(judge(findings, sites)),
+    }
+    folder = Path(config.output) / FOLDER
+    write_atomically(folder / FILE, json.dumps(data, indent=1).encode())
+    write_page(folder, data)
+    return folder

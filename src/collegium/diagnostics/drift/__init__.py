@@ -1,0 +1,12 @@
+"""How far features drift: what a site's training makes of the model that it received, by rounds.
+
+After Figure 2 of GRACE (Zhang et al., MICCAI 2023, https://doi.org/10.1007/978-3-031-43898-1_2). An
+analysis for simulations: it sees the models that a server sees and, which no server does, the
+images of the sites and whatever a method keeps of the model at a site.
+"""
+
+from collegium.diagnostics.drift.measuring import Drift, Moment, Point, measure_drift
+from collegium.diagnostics.drift.probe import Eye, Probe
+from collegium.diagnostics.drift.writing import write_drift
+
+__all__ = ["Drift", "Eye", "Moment", "Point", "Probe", "measure_drift", "write_drift"]

@@ -1,0 +1,76 @@
+"""Writes the drift of features as numbers and as a page."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from io import StringIO
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from collegium import __version__
+from collegium.core.files import write_atomically
+from collegium.diagnostics.drift.measuring import Drift, Moment, Split, measure_drift
+from collegium.evaluation.report.drift import write_page
+from collegium.experiment.config.experiment import ExperimentConfig
+from collegium.experiment.jobs import Observer
+
+FOLDER = "drift"
+"""The folder in the output folder of an experiment."""
+
+COLUMNS = (
+    "experiment", "algorithm", "seed", "round", "what", "site", "other", "distance", "windows",
+    "other_windows", "patients", "other_patients",
+)  # fmt: skip
+"""Of ``drift.csv``. ``what`` is "training", the drift at a site, or "sites", for two of them."""
+
+
+def write_drift(
+    config: ExperimentConfig,
+    rounds: Sequence[int] | None = None,
+    *,
+    limit: int = 64,
+    split: Split = "val",
+    observe: Observer = lambda event: None,
+) -> Path:
+    """Measure the drift, and write ``drift.csv``, ``drift.json`` and ``drift.html``.
+
+    They are written into the folder ``drift`` of the experiment's output folder. The arguments are
+    those of `measure_drift`.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        StorageError: a file cannot be written.
+        CollegiumError: what `measure_drift` raises.
+    """
+    drift = measure_drift(config, rounds, limit=limit, split=split, observe=observe)
+    folder = Path(config.output) / FOLDER
+    data = {"collegium": __version__, **asdict(drift)}
+    write_atomically(folder / "drift.csv", to_csv(drift).encode())
+    write_atomically(folder / "drift.json", json.dumps(data, indent=1).encode())
+    return write_page(folder, data)
+
+
+def to_csv(drift: Drift) -> str:
+    """Return a line per distance, with every digit."""
+    text = StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for moment in drift.moments:
+        about = drift.experiment, moment.algorithm, drift.seed, moment.round
+        writer.writerows([*about, *line] for line in _lines(moment))
+    return text.getvalue()
+
+
+def _lines(moment: Moment) -> Iterator[list[Any]]:
+    windows, patients = moment.windows, moment.patients
+    for site, distance in moment.drift.items():
+        yield ["training", site, "", distance, windows[site], "", patients[site], ""]
+    for (i, site), (j, other) in combinations(enumerate(windows), 2):
+        counts = windows[site], windows[other], patients[site], patients[other]
+        yield ["sites", site, other, moment.between[i][j], *counts]

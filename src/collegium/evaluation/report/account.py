@@ -1,0 +1,102 @@
+"""The account of an adaptation: one page that says what was done with which models."""
+
+import base64
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from collegium.core.files import write_atomically
+from collegium.evaluation.report import assessment, plots
+from collegium.evaluation.report.page import environment
+from collegium.evaluation.report.routing import loss_lines, mean_routes, shades
+from collegium.tasks import ABOUT
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FILTERS: dict[str, Callable[..., Any]] = {**assessment.FILTERS, "shades": shades}
+DRAWINGS: dict[str, Callable[..., str]] = {
+    **assessment.DRAWINGS,
+    "chart": plots.line_chart,
+    "sample": plots.legend_svg,
+    "markup": str,
+}
+"""What its templates draw with, for `collegium.evaluation.report.page.environment`."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A predicted case to show."""
+
+    caption: str
+    image: "Image"
+
+    @property
+    def source(self) -> str:
+        """The picture inside the page."""
+        data = io.BytesIO()
+        self.image.save(data, "WEBP", quality=85)
+        return "data:image/webp;base64," + base64.b64encode(data.getvalue()).decode()
+
+
+def write_account(
+    path: Path,
+    account: Mapping[str, Any],
+    pictures: Sequence[Picture],
+    scores: Sequence[Mapping[str, Any]] = (),
+) -> None:
+    """Write the page; it refers to nothing outside itself.
+
+    Args:
+        path: the page.
+        account: what `collegium adapt` writes as ``account.json``.
+        pictures: cases with their predictions.
+        scores: by case, where there were labels.
+    """
+    losses = loss_lines(account["losses"])
+    template = environment(FILTERS, DRAWINGS).get_template("account.html.j2")
+    page = template.render(
+        account=account,
+        adapter=account["adapter"],
+        settings={
+            k: _words(v) for k, v in account["adapter"].items() if k not in ("name", "label")
+        },
+        losses=losses,
+        frame=plots.limits(losses, warm_up=0.0),
+        routes=mean_routes([account["coefficients"]]),
+        pictures=pictures,
+        means=mean_scores(scores),
+    )
+    write_atomically(path, page.encode())
+
+
+def _words(value: Any) -> str:
+    """A setting as a reader writes it."""
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_words, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "none" if value is None else str(value)
+
+
+def mean_scores(scores: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float | None, int]]:
+    """Return the mean of every metric over the patients of whom it is defined, and their number.
+
+    A patient counts by the mean of the cases where it is.
+    """
+    metrics = [key for key in (scores[0] if scores else {}) if key not in _ABOUT]
+    means: dict[str, tuple[float | None, int]] = {}
+    for name in metrics:
+        found: dict[str, list[float]] = {}
+        for row in scores:
+            if row[name] is not None:
+                found.setdefault(row["patient"], []).append(row[name])
+        whole = fmean(map(fmean, found.values())) if found else None
+        means[name] = whole, len(found)
+    return means
+
+
+_ABOUT = ("model", *ABOUT)

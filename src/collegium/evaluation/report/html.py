@@ -1,0 +1,191 @@
+"""Write the report of a run: one file that answers, first of all, whom joining helps.
+
+It opens without a network. Its pages are sections, of which a script shows one at a time; without
+the script, and in print, all of them stand one after the other.
+"""
+
+import base64
+import json
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from collegium.core.files import write_atomically
+from collegium.evaluation.paired import Comparison
+from collegium.evaluation.report import assessment, plots
+from collegium.evaluation.report.answers import MOST_ANSWERS
+from collegium.evaluation.report.ledgers import Summary, ledger_summaries
+from collegium.evaluation.report.page import environment
+from collegium.evaluation.report.pages import Report, gather
+from collegium.evaluation.report.pictures import Overlay, read_overlays
+from collegium.evaluation.report.reading import Run, read_run
+from collegium.evaluation.report.routing import shades
+from collegium.evaluation.report.timing import time_chart
+from collegium.evaluation.significance import MINIMUM_PATIENTS
+from collegium.evaluation.tables import DASH, cell_html
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+PAGE = "report.html"
+
+
+def write_report(output: Path, *, pictures: bool = True) -> Path:
+    """Write ``report.html`` into the output folder of a run, finished or not.
+
+    Args:
+        output: The folder, with ``run.json``, the results and the cells.
+        pictures: Whether the page holds patients' images, under pseudonyms.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        DataError: There are no results, or a file cannot be read.
+        CheckpointError: The state of a server is damaged.
+        StorageError: The page cannot be written.
+    """
+    run = read_run(output)
+    overlays = read_overlays(output, run.setting) if pictures else []
+    page = render(run, overlays, ledger_summaries(output), str(output))
+    path = output / PAGE
+    write_atomically(path, page.encode())
+    return path
+
+
+def render(
+    run: Run,
+    overlays: Sequence[Overlay],
+    ledgers: Mapping[str, Mapping[str, Summary]],
+    output: str = "",
+) -> str:
+    """Return the page.
+
+    Args:
+        run: What was run.
+        overlays: The pictures.
+        ledgers: Label of the algorithm -> site -> summary of its ledgers.
+        output: The output folder, for the commands that reproduce the run.
+
+    Returns:
+        HTML that refers to nothing outside itself.
+    """
+    report = gather(run, overlays, ledgers)
+    text = _configuration(run.config)
+    return (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            report=report,
+            run=run,
+            pages=list_pages(report),
+            minimum_patients=MINIMUM_PATIENTS,
+            most_answers=MOST_ANSWERS,
+            configuration=text,
+            saved=f"data:application/yaml;base64,{base64.b64encode(text.encode()).decode()}",
+            versions=_versions(run.info),
+            commands=_commands(run, output),
+        )
+    )
+
+
+def _environment() -> "Environment":
+    filters: dict[str, Callable[..., Any]] = {
+        **assessment.FILTERS,
+        "shades": shades,
+        "pvalue": _p_value,
+        "reach": _reach,
+    }
+    drawings: dict[str, Callable[..., str]] = {
+        **assessment.DRAWINGS,
+        "cell": cell_html,
+        "svg": plots.interval_svg,
+        "chart": plots.line_chart,
+        "sample": plots.legend_svg,
+        "times": time_chart,
+        "markup": str,
+    }
+    return environment(filters, drawings)
+
+
+def list_pages(report: Report) -> list[dict[str, str]]:
+    """Return the pages that have something to say, in order: id, title, and site of a site's page.
+
+    Args:
+        report: What there is to say.
+    """
+    run = report.run
+    sites = [(page.id, page.name) for page in report.sites]
+    wanted: list[tuple[str, str, Any]] = [
+        ("overview", "Overview", True),
+        ("results", "Results", True),
+        *((page, name, True) for page, name in sites),
+        ("outside", "Hospitals outside", report.tables["outside"]),
+        ("distances", "How sites differ", run.assessment or run.relations),
+        ("curves", "Learning curves", report.curves),
+        ("routing", "Routing", [found for found in report.adaptations if found.routes]),
+        ("cases", "Cases", [page for page in report.sites if any(page.pictures.values())]),
+        ("traffic", "Bytes and time", report.traffic),
+        ("ledger", "What left each site", report.ledgers),
+        ("reproduce", "How to reproduce", True),
+    ]
+    names = dict(sites)
+    return [
+        {"id": page, "title": title, "site": names.get(page, "")}
+        for page, title, content in wanted
+        if content
+    ]
+
+
+def _reach(comparisons: Iterable[Comparison]) -> float:
+    return plots.reach(comparison.difference for comparison in comparisons)
+
+
+def _p_value(p: float | None) -> str:
+    if p is None:
+        return DASH
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def _configuration(config: Mapping[str, Any]) -> str:
+    """The configuration as YAML."""
+    import yaml
+
+    plain = json.loads(json.dumps(config, default=str))
+    text: str = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=100)
+    return text
+
+
+def _versions(info: Mapping[str, Any]) -> dict[str, str]:
+    """What else ``run.json`` tells: versions and machine."""
+    found: dict[str, Any] = {}
+    for key in ("versions", "machine"):
+        entries = info.get(key)
+        found.update(entries if isinstance(entries, dict) else {})
+    digest = info.get("digest")
+    return {
+        **{key: str(value) for key, value in found.items()},
+        **({"digest of the configuration": str(digest)} if digest else {}),
+    }
+
+
+def _commands(run: Run, output: str) -> list[tuple[str, str]]:
+    """The commands that make the run and this page again, and what each does."""
+    versions = run.info.get("versions")
+    packages = versions if isinstance(versions, dict) else {}
+    pins = [f"{name}=={version}" for name, version in packages.items() if name not in _OWN]
+    folder = shlex.quote(str(run.config.get("output") or output or "OUTPUT"))
+    found = [("collegium run experiment.yaml", "trains, tests and writes this page")]
+    if pins:
+        pinned = f"python -m pip install {' '.join(map(shlex.quote, pins))}"
+        found.insert(0, (pinned, "the packages that results depend on"))
+    if run.assessment is not None:
+        found.append(("collegium assess experiment.yaml", "asks how the sites differ"))
+    found.append((f"collegium tables {folder}", "writes the tables as text, LaTeX and CSV"))
+    found.append((f"collegium report {folder}", "writes this page again"))
+    return found
+
+
+_OWN = ("collegium", "python")
+"""Entries of the versions that are no packages of a registry."""

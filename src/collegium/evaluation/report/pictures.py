@@ -1,0 +1,246 @@
+"""The pictures that a run stored, and how they are put into one page without being there twice.
+
+Several methods draw the same case, so image and truth are shared: every different picture becomes
+one rule of a style sheet, and whatever shows it names the rule.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from collegium.errors import DataError
+from collegium.evaluation.report.overlays import LARGEST, RANKS
+from collegium.evaluation.scores import Where, position
+from collegium.evaluation.tables import scored_name
+
+BUDGET = 15_000_000
+"""Bytes of encoded pictures and their markup that a page may hold; pictures become a third more."""
+
+MARKUP = 1_000
+"""Bytes of markup that show a picture, about."""
+
+_QUALITY = 84
+
+_FOLDERS: dict[Where, str] = {"inside": "overlays", "outside": "outside/*/*/overlays"}
+"""Where a cell keeps the pictures, by whether the site is inside."""
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """A picture of one test case.
+
+    Attributes:
+        site: Name of the site.
+        algorithm: Label of the algorithm.
+        seed: Seed of the run.
+        model: ``"global"`` or ``"personal"``; outside, the label of the adapter.
+        rank: Why the case is shown, one of `collegium.evaluation.report.overlays.RANKS`.
+        case: Pseudonym of the case.
+        metric: What ranks the cases.
+        value: The score of the case; None where undefined.
+        file: The picture, with both contours.
+        layers: The same as layers by name, see `collegium.evaluation.report.overlays.draw_layers`;
+            empty where the run stored none.
+        place: The cell's variation and fold: its folder in the output folder, without algorithm and
+            seed.
+        where: Whether the site is inside or outside.
+    """
+
+    site: str
+    algorithm: str
+    seed: int
+    model: str
+    rank: str
+    case: str
+    metric: str
+    value: float | None
+    file: Path
+    layers: Mapping[str, Path] = field(default_factory=dict)
+    place: tuple[str, ...] = ()
+    where: Where = "inside"
+
+    @property
+    def name(self) -> str:
+        """The method as a reader calls it."""
+        return scored_name(self.algorithm, self.model, self.where)
+
+
+def read_overlays(output: Path, setting: str = "") -> list[Overlay]:
+    """Find the pictures of a run: ``[<variation>/][without-<site>/]<label>/seed-<s>/overlays``.
+
+    Those of a site outside are in ``outside/<site>/<adapter>/overlays`` of the same folder.
+
+    Args:
+        output: The output folder of an experiment.
+        setting: The variation whose pictures are wanted; empty outside a sweep.
+
+    Returns:
+        The pictures of each algorithm's first fold and lowest seed at a site, by site, inside
+        before outside, algorithm, model, rank and case.
+
+    Raises:
+        DataError: An index cannot be read.
+    """
+    found: list[Overlay] = []
+    for where, folder in _FOLDERS.items():
+        for index in sorted(output.rglob(f"seed-*/{folder}/index.json")):
+            cell = index.parents[len(Path(folder).parts)]
+            place = cell.relative_to(output).parts[:-2]
+            if place[:1] == (setting,) if setting else len(place) < 2:
+                found += _read_index(index, cell, place, where)
+    return _first_cells(found)
+
+
+def _read_index(index: Path, cell: Path, place: tuple[str, ...], where: Where) -> list[Overlay]:
+    seed = int(cell.name.removeprefix("seed-"))
+    try:
+        entries = json.loads(index.read_text(encoding="utf-8"))
+        return [
+            Overlay(
+                entry["site"], cell.parent.name, seed, entry["model"], entry["rank"], entry["case"],
+                entry["metric"], entry["value"], index.parent / entry["file"],
+                {key: index.parent / name for key, name in entry.get("layers", {}).items()}, place,
+                where,
+            )
+            for entry in entries
+        ]  # fmt: skip
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{index}: this is not an index of overlays ({error!r}); remove the folder "
+            "to make a report without its pictures."
+        ) from error
+
+
+def _first_cells(overlays: Iterable[Overlay]) -> list[Overlay]:
+    overlays = list(overlays)
+    first: dict[tuple[str, str, str], tuple[int, tuple[str, ...]]] = {}
+    for o in overlays:
+        key, cell = (o.site, o.where, o.algorithm), (o.seed, o.place)
+        first[key] = min(cell, first.get(key, cell))
+    kept = [o for o in overlays if (o.seed, o.place) == first[o.site, o.where, o.algorithm]]
+    return sorted(kept, key=_order)
+
+
+def _order(o: Overlay) -> tuple[Any, ...]:
+    rank = RANKS.index(o.rank) if o.rank in RANKS else len(RANKS)
+    return o.site, o.where, *position((o.algorithm, o.model), ())[1:], rank, o.case
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A case as the page shows it.
+
+    Attributes:
+        overlay: What it is a picture of.
+        size: Width and height in pixels.
+        layers: Name of the layer -> name of its rule; the flat picture is the layer "image".
+    """
+
+    overlay: Overlay
+    size: tuple[int, int]
+    layers: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A picture as a browser takes it.
+
+    Attributes:
+        data: The bytes.
+        kind: "webp", or "png" for a picture with few colours or a transparent background.
+        size: Width and height in pixels; the longer side at most 512.
+    """
+
+    data: bytes
+    kind: str
+    size: tuple[int, int]
+
+
+class Sheet:
+    """The style sheet of the pictures of a page: a rule for each different one."""
+
+    def __init__(self, budget: int = BUDGET) -> None:
+        self._left = budget
+        self._found: dict[bytes, tuple[str, Encoded]] = {}
+
+    @property
+    def css(self) -> str:
+        """The rules."""
+        return "\n".join(
+            f'.{name}{{background-image:url("data:image/{found.kind};base64,'
+            f'{base64.b64encode(found.data).decode()}")}}'
+            for name, found in self._found.values()
+        )
+
+    def add(self, overlay: Overlay) -> Picture | None:
+        """Take up the picture of a case.
+
+        Args:
+            overlay: What to show.
+
+        Returns:
+            The picture, or None where the budget is used up.
+
+        Raises:
+            DataError: A file is absent or not a picture.
+        """
+        files = overlay.layers if "image" in overlay.layers else {"image": overlay.file}
+        contents = {name: _read(path) for name, path in files.items()}
+        digests = {name: hashlib.sha256(data).digest() for name, data in contents.items()}
+        new = {
+            digest: encode(contents[name], files[name])
+            for name, digest in digests.items()
+            if digest not in self._found
+        }
+        cost = MARKUP + sum(len(found.data) for found in new.values())
+        if cost > self._left:
+            return None
+        self._left -= cost
+        for digest, found in new.items():
+            self._found[digest] = (f"p{len(self._found)}", found)
+        names = {name: self._found[digest][0] for name, digest in digests.items()}
+        return Picture(overlay, self._found[digests["image"]][1].size, names)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+    return DataError(
+        f"{path}: the overlay cannot be read ({error}); remove its line from index.json."
+    )
+
+
+def encode(content: bytes, path: Path) -> Encoded:
+    """Return a picture as a browser takes it.
+
+    Args:
+        content: The content of its file.
+        path: The file, for messages.
+
+    Raises:
+        DataError: It is no picture.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    buffer = BytesIO()
+    try:
+        with Image.open(BytesIO(content)) as picture:
+            large = max(picture.size) > LARGEST
+            if picture.mode == "P" and picture.format == "PNG" and not large:
+                return Encoded(content, "png", picture.size)
+            converted = picture.convert("RGBA" if picture.mode in ("P", "RGBA") else "RGB")
+            converted.thumbnail((LARGEST, LARGEST))
+            converted.save(buffer, "WEBP", quality=_QUALITY, method=4)
+            return Encoded(buffer.getvalue(), "webp", converted.size)
+    except (OSError, UnidentifiedImageError) as error:
+        raise _unreadable(path, error) from error

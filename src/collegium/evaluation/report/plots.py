@@ -1,0 +1,303 @@
+"""The charts of the report as SVG, without scripts and in the colours of the page.
+
+Every algorithm has a colour and a marker of its own, and personal models are dashed, so that lines
+are told apart in print and by those who do not see all colours. Colours are variables of the style
+sheet: charts are legible on light and dark. Each chart says in words what it shows.
+"""
+
+import html
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+
+from collegium.evaluation.results import Row
+from collegium.evaluation.significance import Interval
+from collegium.evaluation.tables import method_name
+
+COLOURS = 10
+"""How many colours of lines the style sheet has: ``--line-0`` and so on."""
+
+MARKERS = (
+    "m-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0", "m-3.5-3.5h7v7h-7z", "m0-5l5 5l-5 5l-5-5z",
+    "m0-5l5 9h-10z", "m0 5l5-9h-10z", "m-1.5-4.5h3v3h3v3h-3v3h-3v-3h-3v-3h3z", "m-5-2h10v4h-10z",
+    "m-2-5h4v10h-4z",
+)  # fmt: skip
+"""The markers as paths from their middle."""
+
+WIDTH, HEIGHT = 520, 250
+_LEFT, _RIGHT, _TOP, _BOTTOM = 66, 508, 10, 212  # the frame, in units of the drawing
+_AIR = 6  # beside the frame, for markers on its edge
+_MOST_POINTS, _MARKED = 150, 5
+WARM_UP = 0.15
+"""Share of the rounds that do not decide what a frame holds."""
+
+_ABBREVIATIONS = {"assd": "ASSD", "auc": "AUC", "hd95": "HD95", "iou": "IoU"}
+
+Limits = tuple[float, float]
+Place = Callable[[float, float], tuple[float, float]]
+
+
+def title(metric: str) -> str:
+    """Return a metric as a heading, without unit: "Dice" for ``dice``, "HD95" for ``hd95_px``."""
+    first, *rest = metric.removesuffix("_px").replace("_", " ").split(" ")
+    first = _ABBREVIATIONS.get(first, first[:1].upper() + first[1:])
+    return " ".join([first, *rest])
+
+
+def size(count: float | None) -> str:
+    """Return bytes as a reader counts them, e.g. "1.2 MB"."""
+    if count is None:
+        return "\u2013"
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count:.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """Return a time as a reader counts it: "48 s", "12 min" or "3.4 h"."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line of a chart.
+
+    Attributes:
+        name: What it is, for a reader.
+        place: Number of its colour and marker.
+        dashed: Whether it is dashed.
+        points: Its values over x, in order.
+    """
+
+    name: str
+    place: int
+    dashed: bool
+    points: Mapping[int, float]
+
+    @property
+    def key(self) -> str:
+        """A class name that the line shares with its entry in the legend."""
+        return f"l{self.place}{'p' if self.dashed else 'g'}"
+
+    @property
+    def look(self) -> str:
+        """The classes that give colour and dashes."""
+        return f"c{self.place % COLOURS}" + (" dashed" if self.dashed else "")
+
+
+def learning_curves(
+    rows: Iterable[Row], metric: str, split: str, order: Sequence[str]
+) -> dict[str, list[Series]]:
+    """Return a metric over rounds: by site, a line for each algorithm and model.
+
+    A line is the mean over seeds and folds.
+
+    Args:
+        rows: Rows of results; only rows of rounds are used.
+        metric: Which metric.
+        split: ``"val"`` or ``"train"``.
+        order: Labels of the algorithms; gives colours and markers.
+
+    Returns:
+        Site -> lines, sites by name; empty where there is nothing to draw.
+    """
+    lines: dict[tuple[str, str, str], dict[int, list[float]]]
+    lines = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        wanted = not row.case and row.split == split and row.metric == metric
+        if wanted and row.value is not None and row.algorithm in order:
+            lines[row.site, row.algorithm, row.model][row.round].append(row.value)
+    drawn: dict[str, list[Series]] = defaultdict(list)
+    for key in sorted(lines, key=lambda key: (key[0], list(order).index(key[1]), key[2])):
+        site, algorithm, model = key
+        points = {number: fmean(values) for number, values in sorted(lines[key].items())}
+        place = list(order).index(algorithm)
+        drawn[site].append(
+            Series(method_name(algorithm, model), place, model == "personal", points)
+        )
+    return dict(drawn)
+
+
+def limits(lines: Iterable[Series], *, warm_up: float = WARM_UP) -> Limits:
+    """Return what a frame has to hold: all values but those of the first rounds, and some air.
+
+    Args:
+        lines: What is drawn in it.
+        warm_up: The share of the rounds that do not count, where there are ten or more.
+
+    Returns:
+        Lowest and highest value.
+    """
+    lines = list(lines)
+    last = max((x for line in lines for x in line.points), default=0)
+    first = warm_up * last if last >= 10 else 0.0
+    values = [y for line in lines for x, y in line.points.items() if x >= first]
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    air = 0.05 * (high - low) or 0.05 * abs(high) or 0.5
+    return low - air, high + air
+
+
+def line_chart(
+    lines: Sequence[Series],
+    what: str,
+    frame: Limits | None = None,
+    *,
+    axis: str = "",
+    over: str = "round",
+) -> str:
+    """Draw lines.
+
+    Args:
+        lines: What to draw.
+        what: What the drawing shows, for those who do not see it.
+        frame: Lowest and highest value in the frame; by default what `limits` gives. Lines are cut
+            off there.
+        axis: Title of the vertical axis.
+        over: What x counts.
+
+    Returns:
+        An ``<svg>`` element.
+    """
+    low, high = frame or limits(lines)
+    last = max((x for line in lines for x in line.points), default=1)
+    first = min((x for line in lines for x in line.points), default=0)
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        across = _LEFT + (_RIGHT - _LEFT) * (x - first) / ((last - first) or 1)
+        return across, _BOTTOM - (_BOTTOM - _TOP) * (y - low) / ((high - low) or 1.0)
+
+    drawn = [_line(line, [place(x, y) for x, y in _thinned(line.points)]) for line in lines]
+    ends = "; ".join(f"{line.name} {list(line.points.values())[-1]:.3g}" for line in lines)
+    several = f"{over}es" if over.endswith(("s", "ch")) else f"{over}s"
+    label = html.escape(f"{what} over {several} {first} to {last}. Last values: {ends}.")
+    return (
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}" '
+        f'data-x="{_LEFT} {_RIGHT} {first} {last}" data-y="{_BOTTOM} {_TOP} {low:.6g} {high:.6g}" '
+        f'data-over="{html.escape(over)}">'
+        f"{_axes((first, last), (low, high), place, (over, axis))}{_cut(drawn)}</svg>"
+    )
+
+
+def _cut(drawn: Iterable[str]) -> str:
+    """Return drawings, cut off above and below the frame."""
+    left, across, down = _LEFT - _AIR, _RIGHT - _LEFT + 2 * _AIR, _BOTTOM - _TOP
+    return (
+        f'<svg x="{left}" y="{_TOP}" width="{across}" height="{down}" '
+        f'viewBox="{left} {_TOP} {across} {down}" overflow="hidden">{"".join(drawn)}</svg>'
+    )
+
+
+def _thinned(points: Mapping[int, float]) -> list[tuple[int, float]]:
+    """Leave out points that a drawing of this size cannot show; the last one stays."""
+    items = list(points.items())
+    step = -(-len(items) // _MOST_POINTS)
+    return items if step < 2 else [*items[:-1:step], items[-1]]
+
+
+def _line(line: Series, points: Sequence[tuple[float, float]]) -> str:
+    """Return a line with a few markers."""
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    step = max(1, len(points) // _MARKED)
+    offset = line.place % step  # so that markers of lines that coincide stand side by side
+    shape = MARKERS[line.place % len(MARKERS)]
+    marks = "".join(f"M{x:.1f} {y:.1f}{shape}" for x, y in points[offset::step])
+    return (
+        f'<g class="line {line.key} {line.look}" data-name="{html.escape(line.name)}">'
+        f'<polyline points="{path}"/><path d="{marks}"/></g>'
+    )
+
+
+def legend_svg(line: Series) -> str:
+    """Draw a line's entry in the legend: a piece of the line with its marker."""
+    shape = MARKERS[line.place % len(MARKERS)]
+    return (
+        f'<svg class="sample {line.look}" viewBox="0 0 34 12" width="34" height="12" '
+        f'aria-hidden="true" focusable="false"><polyline points="1,6 33,6"/>'
+        f'<path d="M17 6{shape}"/></svg>'
+    )
+
+
+def _axes(xs: Limits, ys: Limits, place: Place, titles: tuple[str, str]) -> str:
+    """Return grid, numbers and titles of the axes."""
+    parts = []
+    up = ticks(*ys)
+    for tick, text in zip(up, tick_texts(up), strict=True):
+        y = place(xs[0], tick)[1]
+        parts.append(f'<line class="grid" x1="{_LEFT}" y1="{y:.1f}" x2="{_RIGHT}" y2="{y:.1f}"/>')
+        parts.append(f'<text class="end" x="{_LEFT - 6}" y="{y + 4:.1f}">{text}</text>')
+    for tick in ticks(*xs):
+        if tick == int(tick):
+            x = place(tick, ys[0])[0]
+            parts.append(f'<text class="mid" x="{x:.1f}" y="{_BOTTOM + 17}">{tick:.0f}</text>')
+    across, beside = map(html.escape, titles)
+    middle = (_TOP + _BOTTOM) / 2
+    parts.append(f'<text class="mid" x="{(_LEFT + _RIGHT) / 2}" y="{_BOTTOM + 34}">{across}</text>')
+    parts.append(
+        f'<text class="mid" transform="translate(12 {middle}) rotate(-90)">{beside}</text>'
+    )
+    return f'<g aria-hidden="true">{"".join(parts)}</g>'
+
+
+def tick_texts(values: Sequence[float]) -> list[str]:
+    """Return the numbers of an axis, all with as many decimals as one of them needs."""
+    texts = [f"{value:.6g}" for value in values]
+    if not any("e" in text for text in texts):
+        decimals = max((len(text.partition(".")[2]) for text in texts), default=0)
+        texts = [f"{value:.{decimals}f}" for value in values]
+    return [text.replace("-", "\u2212") for text in texts]
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Return about five round numbers between two."""
+    if high <= low:
+        return [low]
+    rough = (high - low) / 5
+    step = 10.0 ** np.floor(np.log10(rough))
+    step *= next(factor for factor in (1, 2, 5, 10) if factor * step >= rough)
+    first = np.ceil(low / step)
+    return [float(step * k + 0.0) for k in np.arange(first, np.floor(high / step) + 1)]  # no -0.0
+
+
+def reach(intervals: Iterable[Interval]) -> float:
+    """Return how far from zero the intervals reach: the half width of their common scale."""
+    ends = [
+        abs(end)
+        for interval in intervals
+        for end in (interval.mean, interval.low, interval.high)
+        if end is not None
+    ]
+    return max(ends, default=0.0) or 1.0
+
+
+def interval_svg(interval: Interval, half_width: float) -> str:
+    """Draw an interval on a line whose middle is zero.
+
+    It is hidden from screen readers, for the numbers stand beside it.
+
+    Args:
+        interval: What to draw.
+        half_width: Value at the right end of the line.
+
+    Returns:
+        An ``<svg>`` element that takes its colours from the page.
+    """
+
+    def place(value: float) -> float:
+        return round(80 + 72 * max(-1.0, min(1.0, value / half_width)), 1)
+
+    parts = ['<line class="zero" x1="80" y1="1" x2="80" y2="19"/>']
+    if interval.low is not None and interval.high is not None:
+        ends = place(interval.low), place(interval.high)
+        parts.append(f'<line class="bar" x1="{ends[0]}" y1="10" x2="{ends[1]}" y2="10"/>')
+    if interval.mean is not None:
+        parts.append(f'<circle class="dot" cx="{place(interval.mean)}" cy="10" r="4"/>')
+    return (
+        '<svg class="interval" viewBox="0 0 160 20" width="160" height="20" aria-hidden="true" '
+        f'focusable="false">{"".join(parts)}</svg>'
+    )

@@ -1,0 +1,172 @@
+"""The chart of time against quality: a labelled point for each method at sites outside.
+
+Seconds per image are on a logarithmic axis. A method has the colour of its algorithm and the marker
+of its adapter; its label stands where there is room, joined to its point where that is farther off.
+Without room it has none, and tells its name where the pointer rests on it.
+"""
+
+import html
+import math
+from collections.abc import Iterator, Sequence
+
+from collegium.evaluation.report.plots import COLOURS, MARKERS, WIDTH, tick_texts, ticks, title
+from collegium.evaluation.scores import ADAPTERS
+from collegium.evaluation.timing import Timed, TimeTable
+
+HEIGHT = 340
+_LEFT, _RIGHT, _TOP, _BOTTOM = 66, 508, 12, 296  # the frame, in units of the drawing
+_GLYPH, _LINE = 6.3, 13.0  # width of a letter and height of a line of a label, on average
+_GAP = 8.0  # between a point and its label
+_MOST_TICKS = 9
+
+Box = tuple[float, float, float, float]
+"""Left, top, right and bottom."""
+
+Point = tuple[float, float]
+
+
+def time_chart(table: TimeTable, order: Sequence[str]) -> str:
+    """Draw seconds per image against the metric.
+
+    Args:
+        table: The methods.
+        order: Labels of the algorithms; gives colours.
+
+    Returns:
+        An ``<svg>`` element; empty where no method has both a time and a score.
+    """
+    drawn = [(one, seconds, score) for one in table.methods for seconds, score in _values(one)]
+    if not drawn:
+        return ""
+    steps = log_ticks(min(seconds for _, seconds, _ in drawn), max(s for _, s, _ in drawn))
+    scores = [score for _, _, score in drawn]
+    air = 0.1 * (max(scores) - min(scores)) or 0.05 * abs(scores[0]) or 0.5
+    low, high = min(scores) - air, max(scores) + air
+
+    def place(seconds: float, score: float) -> Point:
+        across = math.log(seconds / steps[0]) / math.log(steps[-1] / steps[0])
+        up = (score - low) / (high - low)
+        return _LEFT + (_RIGHT - _LEFT) * across, _BOTTOM - (_BOTTOM - _TOP) * up
+
+    unit = f" ({table.unit})" if table.unit else ""
+    axes = _axes(steps, ticks(low, high), [place(x, low)[0] for x in steps], low, high)
+    points = [place(seconds, score) for _, seconds, score in drawn]
+    methods = [one for one, _, _ in drawn]
+    labels = place_labels([one.name for one in methods], points)
+    marks = [_mark(*each, order) for each in zip(methods, points, labels, strict=True)]
+    told = "; ".join(f"{one.name} {s:.3g} s, {score:.3g}" for one, s, score in drawn)
+    what = f"{title(table.metric)}{unit} against seconds per image at sites outside: {told}."
+    return (
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="{html.escape(what)}">{axes}{_titles(title(table.metric) + unit)}'
+        f"{''.join(marks)}</svg>"
+    )
+
+
+def _values(one: Timed) -> Iterator[Point]:
+    """Yield seconds and score, if a logarithmic axis has a place for them."""
+    if one.seconds.mean and one.quality.mean is not None:
+        yield one.seconds.mean, one.quality.mean
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Return round numbers that enclose two positive ones: 1, 2, 5, 10, or only 1, 10, 100."""
+    low, high = low / 1.25, high * 1.25
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    decades = [10.0**power for power in powers]
+    fine = [factor * decade for decade in decades for factor in (1, 2, 5)]
+    start = max(place for place, tick in enumerate(fine) if tick <= low)
+    end = min(place for place, tick in enumerate(fine) if tick >= high)
+    return fine[start : end + 1] if end - start < _MOST_TICKS else decades
+
+
+def place_labels(names: Sequence[str], points: Sequence[Point]) -> list[Box | None]:
+    """Return a box for the label of each point, clear of points and of other labels.
+
+    Args:
+        names: The labels.
+        points: Where their points are, in the frame of `time_chart`.
+
+    Returns:
+        The boxes; None where no place is clear.
+    """
+    taken: list[Box] = [(x - 5, y - 5, x + 5, y + 5) for x, y in points]
+    boxes: list[Box | None] = []
+    for name, point in zip(names, points, strict=True):
+        wanted = list(_places(point, _GLYPH * len(name)))
+        inside = [box for box in wanted if box[0] >= _LEFT and box[2] <= _RIGHT + 10]
+        clear = (box for box in inside if not any(_meet(box, other) for other in taken))
+        box = next(clear, None)
+        boxes.append(box)
+        taken += [box] if box else []
+    return boxes
+
+
+def _places(point: Point, width: float) -> Iterator[Box]:
+    """Yield the places of a label: right and left of its point, then higher and lower."""
+    x, y = point
+    for step in range(12):
+        for way in (-1, 1) if step else (1,):
+            top = y - _LINE / 2 + way * step * _LINE * 0.75
+            if top >= _TOP and top + _LINE <= _BOTTOM:
+                yield x + _GAP, top, x + _GAP + width, top + _LINE
+                yield x - _GAP - width, top, x - _GAP, top + _LINE
+
+
+def _meet(one: Box, other: Box) -> bool:
+    apart = one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] or other[3] <= one[1]
+    return not apart
+
+
+def _mark(one: Timed, point: Point, box: Box | None, order: Sequence[str]) -> str:
+    """Return a point and its label."""
+    x, y = point
+    labels = list(order)
+    place = labels.index(one.algorithm) if one.algorithm in labels else len(labels)
+    known = list(ADAPTERS)
+    kind = known.index(one.adapter) if one.adapter in known else len(known)
+    shape = MARKERS[kind % len(MARKERS)]
+    lead, text = _label(html.escape(one.name), point, box) if box else ("", "")
+    return (
+        f'{lead}<g class="line c{place % COLOURS}"><title>{html.escape(one.name)}</title>'
+        f'<path d="M{x:.1f} {y:.1f}{shape}"/>{text}</g>'
+    )
+
+
+def _label(name: str, point: Point, box: Box) -> tuple[str, str]:
+    """Return a line from a point to its label where they are apart, and the label."""
+    x, y = point
+    right = box[0] > x
+    end, middle = box[0] if right else box[2], (box[1] + box[3]) / 2
+    lead = (
+        f'<line class="grid" x1="{x:.1f}" y1="{y:.1f}" x2="{end:.1f}" y2="{middle:.1f}"/>'
+        if abs(middle - y) > _LINE / 2
+        else ""
+    )
+    anchor = "" if right else ' class="end"'
+    return lead, f'<text{anchor} x="{end:.1f}" y="{box[3] - 3:.1f}">{name}</text>'
+
+
+def _axes(
+    across: Sequence[float], up: Sequence[float], places: Sequence[float], low: float, high: float
+) -> str:
+    """Return grid and numbers of both axes."""
+    parts = []
+    for tick, text in zip(up, tick_texts(up), strict=True):
+        y = _BOTTOM - (_BOTTOM - _TOP) * (tick - low) / (high - low)
+        parts.append(f'<line class="grid" x1="{_LEFT}" y1="{y:.1f}" x2="{_RIGHT}" y2="{y:.1f}"/>')
+        parts.append(f'<text class="end" x="{_LEFT - 6}" y="{y + 4:.1f}">{text}</text>')
+    for tick, x in zip(across, places, strict=True):
+        parts.append(f'<line class="grid" x1="{x:.1f}" y1="{_TOP}" x2="{x:.1f}" y2="{_BOTTOM}"/>')
+        parts.append(f'<text class="mid" x="{x:.1f}" y="{_BOTTOM + 17}">{tick:g}</text>')
+    return f'<g aria-hidden="true">{"".join(parts)}</g>'
+
+
+def _titles(up: str) -> str:
+    """Return the titles of both axes."""
+    middle = (_TOP + _BOTTOM) / 2
+    return (
+        f'<g aria-hidden="true"><text class="mid" x="{(_LEFT + _RIGHT) / 2}" y="{_BOTTOM + 36}">'
+        f'seconds per image</text><text class="mid" transform="translate(12 {middle}) '
+        f'rotate(-90)">{html.escape(up)}</text></g>'
+    )

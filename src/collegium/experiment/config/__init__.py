@@ -1,0 +1,1 @@
+"""Experiment files: their settings, how they are read, and what they name."""

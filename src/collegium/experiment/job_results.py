@@ -1,0 +1,286 @@
+"""What a finished job leaves behind: rows of the tidy table, models, pictures of test cases."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from collegium.adaptation.outside import INDEX, SETTINGS
+from collegium.core.dataset import Dataset, Example
+from collegium.core.files import write_atomically
+from collegium.evaluation.report.overlays import choose_cases, draw_layers, draw_overlay
+from collegium.evaluation.results import Row
+from collegium.experiment.config.building import task_of
+from collegium.experiment.grid import Job
+from collegium.models.files import export_model
+from collegium.runtime.client import BEST, ClientRuntime
+from collegium.runtime.run import Run
+from collegium.runtime.state import Store
+from collegium.tasks import ABOUT, RAREST, SegmentationTask
+
+Array = NDArray[Any]
+
+ACCOUNT_FILE = "account.json"
+"""What an adaptation did, in the adaptation's folder."""
+
+SCORES_FILE = "scores.json"
+"""The scores of an adaptation by case, in the adaptation's folder."""
+
+DEPLOYED = Path("server") / "deployed"
+"""Where a job keeps the models for sites outside, a file each."""
+
+
+def _about(job: Job) -> dict[str, Any]:
+    """What all rows of a job say."""
+    return {
+        "experiment": job.config.name,
+        "algorithm": job.algorithm.label,
+        "seed": job.seed,
+        "variation": job.variation,
+        "fold": job.fold,
+    }
+
+
+def job_rows(
+    job: Job, run: Run, scores: Mapping[str, Mapping[str, list[dict[str, Any]]]]
+) -> Iterator[Row]:
+    """Yield a row per round, site and measurement, then one per test case, model and metric."""
+    task, about = task_of(job.config), _about(job)
+    records = run.records()
+    for record in records:
+        for site, loss in record.losses.items():
+            yield Row(
+                **about,
+                round=record.round,
+                site=site,
+                split="train",
+                metric="loss",
+                value=loss,
+                bytes_up=record.bytes_up[site],
+                bytes_down=record.bytes_down[site],
+                seconds=record.seconds[site],
+            )
+        for site, numbers in record.numbers.items():
+            for name, number in numbers.items():
+                yield Row(
+                    **about,
+                    round=record.round,
+                    site=site,
+                    split="train",
+                    metric=name,
+                    value=number,
+                )
+        for model, by_site in record.scores.items():
+            for site, value in by_site.items():
+                yield Row(
+                    **about,
+                    round=record.round,
+                    site=site,
+                    split="val",
+                    model=model,
+                    metric=task.metric,
+                    value=value,
+                )
+    totals: dict[str, Any] = {
+        site: {
+            "bytes_up": sum(record.bytes_up.get(site, 0) for record in records),
+            "bytes_down": sum(record.bytes_down.get(site, 0) for record in records),
+            "seconds": sum(record.seconds.get(site, 0.0) for record in records),
+        }
+        for site in scores
+    }
+    last = max(record.round for record in records)
+    for site, by_model in scores.items():
+        for model, cases in by_model.items():
+            where = {"round": last, "site": site, "split": "test", "model": model}
+            yield from _score_rows(cases, task.units, {**about, **totals[site], **where})
+
+
+def outside_rows(job: Job, site: str, adapter: str, folder: Path) -> Iterator[Row]:
+    """Yield a row per case and metric of an adaptation whose scores are stored in a folder."""
+    stored = json.loads((folder / SCORES_FILE).read_text(encoding="utf-8"))
+    units = task_of(job.config).units
+    where = {"site": site, "split": "outside", "model": adapter, "seconds": stored["seconds"]}
+    about = {**_about(job), "round": job.config.rounds, **where}
+    yield from _score_rows(stored["cases"], units, about)
+
+
+def _score_rows(
+    cases: Sequence[Mapping[str, Any]], units: Mapping[str, str], about: Mapping[str, Any]
+) -> Iterator[Row]:
+    """Yield a row per case and metric; and one of how many patients the rarest class has."""
+    for case in cases:
+        named = {"case": case["case"], "patient": case["patient"]}
+        for metric in (key for key in case if key not in ABOUT):
+            yield Row(**about, **named, metric=metric, value=case[metric], unit=units[metric])
+    if cases and RAREST in cases[0]:
+        yield Row(**about, metric=RAREST, value=cases[0][RAREST], unit="patients")
+
+
+def write_models(
+    run: Run, root: Path, sites: Sequence[str], settings: Mapping[str, Any] | None = None
+) -> None:
+    """Write the selected models as plain safetensors.
+
+    The server's are the global one and, under `DEPLOYED`, those for sites outside the federation;
+    each site's personal one stays at the site.
+
+    Args:
+        run: the finished run.
+        root: the job's folder.
+        sites: the sites' names.
+        settings: what is written beside the models under `DEPLOYED`.
+    """
+    selected = run.best()
+    if selected:
+        export_model(selected["model"], root / "server" / "global.safetensors")
+    if not (root / DEPLOYED / INDEX).exists():
+        models = run.deploy()
+        for name, model in models.items():
+            export_model(model, root / DEPLOYED / f"{name}.safetensors")
+        if settings is not None:
+            text = json.dumps(settings, indent=1)
+            write_atomically(root / DEPLOYED / SETTINGS, text.encode())
+        roles: dict[str, list[str]] = {"server": [], "personal": []}
+        for name in sorted(models):
+            roles["personal" if name in sites else "server"].append(name)
+        write_atomically(root / DEPLOYED / INDEX, json.dumps(roles).encode())
+    for site in sites:
+        kept = Store(root / "clients" / site)
+        if kept.path(BEST).exists():
+            export_model(kept.load(BEST)["model"], kept.root / "personal.safetensors")
+
+
+def write_overlays(
+    clients: Mapping[str, ClientRuntime],
+    run: Run,
+    scores: Mapping[str, Any],
+    metric: str,
+    folder: Path,
+) -> None:
+    """Draw test cases of every site, with the model that it would use.
+
+    They are its best, median and worst case, and a few that are the same for every method. Only
+    segmentations are drawn.
+    """
+    index = []
+    selected = run.best()
+    drawable = any(isinstance(c.training.task, SegmentationTask) for c in clients.values())
+    for site, by_model in sorted(scores.items()) if drawable else ():
+        kind = "personal" if "personal" in by_model else "global"
+        model = clients[site].best() if kind == "personal" else (selected or {}).get("model")
+        chosen = choose_cases(by_model.get(kind, []), metric)
+        if model is None or not chosen:
+            continue
+        numbers = _numbers(chosen)
+        for number, example, prediction in clients[site].training.predictions(
+            model, clients[site].site.test, only=set(numbers)
+        ):
+            case = numbers[number]
+            rank, value = chosen[case]
+            files = _draw(example, prediction, folder, f"{site}-{kind}-{case}")
+            index.append({
+                "site": site, "model": kind, "rank": rank, "case": case, "metric": metric,
+                "value": value, **files,
+            })  # fmt: skip
+    write_atomically(folder / "index.json", json.dumps(index).encode())
+
+
+class Kept:
+    """Predictions of a site's cases, packed, until their scores tell which of them to draw."""
+
+    def __init__(self) -> None:
+        self._packed: dict[str, dict[int, tuple[torch.Size, bytes]]] = {}
+
+    def __call__(self, model: str, index: int, prediction: Tensor) -> None:
+        """Keep the labels that a model predicts for a case; other predictions are passed over."""
+        if not prediction.is_floating_point():
+            labels = prediction.cpu().numpy().astype(np.uint16)
+            packed = prediction.shape, zlib.compress(labels.tobytes(), level=1)
+            self._packed.setdefault(model, {})[index] = packed
+
+    def __getitem__(self, index: int) -> Tensor:
+        """Return the labels of a case."""
+        (of_model,) = self._packed.values()
+        shape, packed = of_model[index]
+        labels = np.frombuffer(zlib.decompress(packed), np.uint16).reshape(shape)
+        return torch.from_numpy(labels.astype(np.int64))
+
+    def __bool__(self) -> bool:
+        """Whether there is one prediction of each case, and not one of each of several models."""
+        return len(self._packed) == 1
+
+
+def write_outside_overlays(
+    kept: Kept,
+    data: Dataset,
+    scores: Sequence[Mapping[str, Any]],
+    about: Mapping[str, str],
+    metric: str,
+    folder: Path,
+) -> None:
+    """Draw cases of a site outside, chosen as `write_overlays` chooses.
+
+    Args:
+        kept: the predictions; without any, or with those of several models, nothing is drawn.
+        data: all cases of the site.
+        scores: by case.
+        about: the site and, as model, the adapter.
+        metric: ranks the cases.
+        folder: where to write; what an earlier adaptation left there goes.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    chosen = choose_cases(scores, metric) if kept else {}
+    index = []
+    for number, case in _numbers(chosen).items():
+        rank, value = chosen[case]
+        files = _draw(data.example(number), kept[number], folder, case)
+        named = {"rank": rank, "case": case, "metric": metric, "value": value}
+        index.append({**about, **named, **files})
+    write_atomically(folder / "index.json", json.dumps(index).encode())
+
+
+def _numbers(cases: Iterable[str]) -> dict[int, str]:
+    """Number in the data set, from 0 -> pseudonym, which counts from 1."""
+    return {int(case.rpartition("c")[2]) - 1: case for case in cases}
+
+
+def _draw(example: Example, prediction: Tensor, folder: Path, stem: str) -> dict[str, Any]:
+    """Draw one plane of a case, and return the names of the files."""
+    case = plane_of(example, prediction)
+    layers = draw_layers(*case)
+    pictures = {f"{stem}.png": draw_overlay(*case)}
+    pictures |= {f"{stem}-{name}.png": picture for name, picture in layers.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, picture in pictures.items():
+        picture.save(folder / name)
+    return {"file": f"{stem}.png", "layers": {name: f"{stem}-{name}.png" for name in layers}}
+
+
+def plane_of(example: Example, prediction: Tensor) -> tuple[Array, Array, Array, Array | None]:
+    """Return image (C, H, W), label, prediction and, where there is one, field of view (H, W).
+
+    Of a volume, or of a stack of slices, it is the slice with most foreground; where the axes are
+    the patient's, the first goes to the right and the second up, as front or head do.
+    """
+    tensors = {**example.batch, "image": example.image, "prediction": prediction}
+    arrays: dict[str, Array] = {key: tensor.cpu().numpy() for key, tensor in tensors.items()}
+    volume = arrays["image"].ndim == 5
+    if volume:
+        arrays = {key: np.moveaxis(values[0], -1, 0) for key, values in arrays.items()}
+    if volume or len(example.spacing or ()) > arrays["image"].ndim - 2:
+        arrays = {key: np.rot90(values, axes=(-2, -1)) for key, values in arrays.items()}
+    shown = np.maximum(arrays["label"] > 0, arrays["prediction"] > 0)
+    areas = shown.reshape(len(shown), -1).sum(1)
+    place = int(areas.argmax()) if areas.any() else len(areas) // 2
+    image, label, guess = (arrays[key][place] for key in ("image", "label", "prediction"))
+    return image, label, guess, arrays["mask"][place] if "mask" in arrays else None

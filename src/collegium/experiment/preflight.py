@@ -1,0 +1,192 @@
+"""What can be known to fail is told before the first round: engine, device, network, data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from collegium.core.model_parts import find_parts
+from collegium.core.randomness import ambient, generator
+from collegium.data.federation import sites_of
+from collegium.data.site import Site
+from collegium.errors import CollegiumError, ConfigError
+from collegium.experiment.config.building import (
+    adapters_of,
+    build_adapter,
+    build_algorithm,
+    network_of,
+    task_of,
+)
+from collegium.experiment.config.experiment import ExperimentConfig
+from collegium.experiment.grid import folds_of
+
+ENGINES = ("inprocess",)
+
+Sample = tuple[Tensor, Tensor]
+"""The shapes of a batch's images and of what a network gives for them, as tensors on "meta"."""
+
+
+def check_engine(config: ExperimentConfig) -> None:
+    """Check that the engine and the device exist.
+
+    Raises:
+        ConfigError: one of them does not.
+    """
+    name = config.engine.name
+    if name not in ENGINES:
+        raise ConfigError(f"engine.name is {name!r}; this version has {', '.join(ENGINES)}")
+    check_device(config.engine.device, "engine.device")
+
+
+def check_device(device: str, key: str = "--device") -> None:
+    """Check that torch can compute on a device.
+
+    Args:
+        device: The device.
+        key: Where it is named.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    try:
+        kind = torch.device(device)
+        if kind.type != "cuda":  # whose memory other processes may want
+            torch.empty(0, device=kind)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"{key} is {device!r}; write cpu, cuda or cuda:0") from error
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if kind.type == "cuda" and (kind.index or 0) >= count:
+        found = {0: "no CUDA device", 1: "one CUDA device"}.get(count, f"{count} CUDA devices")
+        other = "cuda" if count else "cpu"
+        raise ConfigError(f"{key} is {device!r}, but torch finds {found}; use {other}")
+
+
+def check_network(config: ExperimentConfig, sites: Mapping[str, Site]) -> Sample | None:
+    """Let the network take one batch of every site and see that its loss can be computed.
+
+    Returns:
+        The last batch; None where no site has training cases.
+
+    Raises:
+        ConfigError: the network cannot be built, or does not suit the images or the task.
+        DataError: a site's images do not fit into one batch.
+    """
+    network, task = build_network(config).eval(), task_of(config)
+    sample = None
+    for site in sites.values():
+        rows = range(min(len(site.train), config.training.batch_size))
+        if not rows:
+            continue
+        rngs = [generator(0, "preflight", site.name, row) for row in rows]
+        batch = site.train.batch(rows, rngs)
+        shape = tuple(batch["image"].shape[1:])
+        try:
+            with torch.no_grad():
+                output = network(batch["image"])
+                task.loss(output, batch)
+        except CollegiumError:
+            raise
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise ConfigError(
+                f"the model {config.model.name!r} cannot take the {_samples(site.name, shape)} "
+                f"({reason}); correct {_remedy(shape)}"
+            ) from error
+        sample = batch["image"].to("meta"), output.to("meta")
+    return sample
+
+
+def _samples(site: str, shape: tuple[int, ...]) -> str:
+    """Say what a site trains on: images, or rows of a table."""
+    if len(shape) == 1:
+        return f"rows of site {site}, which have {shape[0]} features"
+    return f"images of site {site}, whose samples have {shape[0]} channels and {shape[1:]} pixels"
+
+
+def _remedy(shape: tuple[int, ...]) -> str:
+    if len(shape) == 1:
+        return "model.in_features, or choose a model for tables, such as mlp"
+    return "model.in_channels, sampling.crop or image.channels"
+
+
+def check_setups(config: ExperimentConfig, variation: str = "") -> None:
+    """Check that every algorithm has what it needs in every fold: sites, and parts of the network.
+
+    Args:
+        config: The experiment, without variations.
+        variation: Of which it is.
+
+    Raises:
+        ConfigError: An algorithm has not; the sentence names variation and fold where there are
+            several.
+    """
+    for algorithm in config.algorithms:
+        method, module = build_algorithm(algorithm), build_network(config)
+        method.extend(module)
+        parts = find_parts(module)
+        for left_out, fold in folds_of(config):
+            try:
+                method.check_setup(sorted(sites_of(fold.federation)), parts)
+            except ConfigError as error:
+                names = [variation, f"without {left_out}" if left_out else "", algorithm.label]
+                raise ConfigError(f"{', '.join(filter(None, names))}: {error}") from error
+
+
+def check_adapters(config: ExperimentConfig, sample: Sample | None) -> None:
+    """Check that every adapter finds what it needs in the models that will be handed out.
+
+    Args:
+        config: The experiment, in one fold.
+        sample: What `check_network` saw.
+
+    Raises:
+        ConfigError: an adapter does not suit an algorithm, the sites' policies or the network.
+    """
+    sites = config.federation.sites
+    shared = any("personal" in sites[name].share for name in sites_of(config.federation))
+    for algorithm in config.algorithms:
+        method = build_algorithm(algorithm)
+        for chosen in adapters_of(config, algorithm):
+            adapter = build_adapter(chosen)
+            if "global" in adapter.needs and not method.has_global:
+                raise ConfigError(
+                    f"the adapter {chosen.label!r} starts from a global model, and "
+                    f"{algorithm.label!r} has none; give {algorithm.label!r} adapters of its own"
+                )
+            if "personal" in adapter.needs and "personal" not in method.all_sends():
+                raise ConfigError(
+                    f"the adapter {chosen.label!r} needs personal models, and {algorithm.label!r} "
+                    f"has none; give {algorithm.label!r} adapters of its own"
+                )
+            if "personal" in adapter.needs and not shared:
+                raise ConfigError(
+                    f"the adapter {chosen.label!r} needs personal models, and no site hands its "
+                    f"own out; write share: [personal] at those that agree to it"
+                )
+            module = build_network(config)
+            method.extend(module)
+            adapter.check(module)
+            if sample is not None:
+                adapter.check_output(task_of(config), *sample)
+
+
+def build_network(config: ExperimentConfig) -> nn.Module:
+    """Make the network of an experiment.
+
+    Raises:
+        ConfigError: It cannot be built.
+    """
+    model = config.model
+    try:
+        with ambient(0, "preflight"):
+            return network_of(config)()
+    except CollegiumError:
+        raise
+    except (RuntimeError, ValueError, TypeError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ConfigError(
+            f"the model {model.name!r} cannot be built from {dict(model.params)} ({reason}); "
+            f"correct what stands under model"
+        ) from error

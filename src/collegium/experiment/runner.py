@@ -1,0 +1,287 @@
+"""An experiment: a grid of algorithms, seeds, folds and variations over one federation.
+
+It can be stopped at any moment and resumed, and ends in tables and a report.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import platform
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from collegium import __version__
+from collegium.core.files import lock, write_atomically
+from collegium.errors import CheckpointError, ClientError
+from collegium.evaluation.results import ROWS_FILE, Row, read_rows, write_table
+from collegium.experiment.config.building import adapters_of, build_algorithm
+from collegium.experiment.config.experiment import (
+    ExperimentConfig,
+    difference,
+    digest,
+    parse_config,
+    to_dict,
+)
+from collegium.experiment.grid import Job, JobKey, folds_of, holders, jobs_of, variations_of
+from collegium.experiment.jobs import Event, Observer, open_sites, run_job
+from collegium.experiment.preflight import check_adapters, check_engine, check_network, check_setups
+from collegium.runtime import process
+from collegium.runtime.simulation import check_method
+
+logger = logging.getLogger(__name__)
+
+LISTENING_SECONDS = 3.0
+"""How long a stopped experiment waits for its processes and for their last words."""
+
+RUN_FILE = "run.json"
+"""What a run was made with: configuration, versions, machine."""
+
+
+def run_experiment(config: ExperimentConfig, observe: Observer = lambda event: None) -> Path:
+    """Run every job that is not finished, then write the results, the tables and the report.
+
+    Args:
+        config: the experiment.
+        observe: told what happens.
+
+    Returns:
+        The output folder.
+
+    Raises:
+        CollegiumError: in one sentence, whatever cannot work; finished rounds are kept.
+    """
+    output = Path(config.output)
+    with lock(output):
+        _write_run_file(config, output)
+        process.prepare(config.engine.threads)
+        for variation, settings in variations_of(config).items():
+            _check(settings, output / variation)
+            check_setups(settings, variation)
+            _warn_of_idle_adapters(settings, variation)
+        _run_jobs(config, observe)
+        _write_results(collect_rows(config), output)
+    return output
+
+
+def _check(config: ExperimentConfig, base: Path) -> None:
+    """Check before the first round what can be known to fail; splits are stored in ``base``."""
+    check_engine(config)
+    sites = open_sites(config, base)
+    sample = check_network(config, sites)
+    for algorithm in config.algorithms:
+        check_method(build_algorithm(algorithm), config.training, sites)
+    for _, fold in folds_of(config):
+        check_adapters(fold, sample)
+
+
+def _warn_of_idle_adapters(config: ExperimentConfig, variation: str) -> None:
+    """Say so where adapters are configured and there is no site to adapt to."""
+    chosen = [adapters_of(config, algorithm) for algorithm in config.algorithms]
+    labels = dict.fromkeys(adapter.label for adapters in chosen for adapter in adapters)
+    if labels and config.protocol == "inside" and not config.federation.outside:
+        logger.warning(
+            "%sno site is outside, so nothing is adapted and the adapters (%s) do nothing; name a "
+            "site in federation.outside, or write protocol: leave-one-site-out",
+            f"variation {variation!r}: " if variation else "",
+            ", ".join(labels),
+        )
+
+
+def resume_experiment(output: Path, observe: Observer = lambda event: None) -> Path:
+    """Go on with the experiment in ``output``.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    return run_experiment(read_run_config(output), observe)
+
+
+def _write_results(rows: Sequence[Row], output: Path) -> None:
+    """Write what a run ends with: its rows, the tables of its test cases, and the report."""
+    from collegium.evaluation.report.html import write_report
+    from collegium.evaluation.writing import write_tables
+
+    write_table(rows, output)
+    if any(row.case for row in rows):
+        write_tables(output)
+    write_report(output)
+
+
+def collect_rows(config: ExperimentConfig) -> list[Row]:
+    """Return the rows of all finished jobs."""
+    files = [job.folder / ROWS_FILE for job in jobs_of(config)]
+    return read_rows([file for file in files if file.exists()])
+
+
+def read_run_config(output: Path) -> ExperimentConfig:
+    """Return the configuration of the run in ``output``, which may have been moved since."""
+    path = output / RUN_FILE
+    if not path.exists():
+        raise CheckpointError(
+            f"{output} holds no run (there is no {RUN_FILE}); start one with 'collegium run'"
+        )
+    try:
+        stored = {**json.loads(path.read_text(encoding="utf-8"))["config"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{path} is damaged; remove it and go on with 'collegium run' and the same file"
+        ) from error
+    return parse_config({**stored, "output": str(output)}, where=str(path))
+
+
+def _write_run_file(config: ExperimentConfig, output: Path) -> None:
+    """Write what the run is made with.
+
+    A run may be extended: by algorithms, seeds, variations or adapters. One that would train what
+    has begun otherwise is refused.
+    """
+    path = output / RUN_FILE
+    if path.exists():
+        stored = read_run_config(output)
+        if digest(stored) == digest(config):
+            return
+        _extend(stored, config, output)
+    packages = ("torch", "monai", "numpy", "safetensors")
+    about = {
+        "config": to_dict(config),
+        "digest": digest(config),
+        "versions": {"collegium": __version__, "python": platform.python_version()}
+        | {name: metadata.version(name) for name in packages},
+        "machine": {
+            "system": platform.system(),
+            "processor": platform.machine(),
+            "cores": os.cpu_count(),
+        },
+    }
+    write_atomically(path, json.dumps(about, indent=2).encode())
+
+
+def _extend(stored: ExperimentConfig, config: ExperimentConfig, output: Path) -> None:
+    """Check that all jobs that have begun are still wanted, and drop the rows that are not.
+
+    Rows are written anew from what is stored; trainings and adaptations are kept.
+    """
+    planned = {job.key: job for job in jobs_of(config)}
+    begun = [job for job in jobs_of(stored) if job.folder.exists()]
+    for job in begun:
+        if job.key not in planned or planned[job.key].training != job.training:
+            changes = sorted(difference(stored, config), key=lambda text: "adapters." in text)
+            raise CheckpointError(
+                f"{output} holds a run made with other settings ({'; '.join(changes[:5])}); "
+                f"choose another output folder"
+            )
+    for job in begun:
+        now = planned[job.key]
+        before = adapters_of(job.config, job.algorithm)
+        if before != adapters_of(now.config, now.algorithm) or stored.name != config.name:
+            (job.folder / ROWS_FILE).unlink(missing_ok=True)
+    if not begun and stored.federation.splits != config.federation.splits:
+        shutil.rmtree(output / "splits", ignore_errors=True)
+
+
+def _run_jobs(config: ExperimentConfig, observe: Observer) -> None:
+    """Run all jobs; where a client fails, the others still run before the error is raised.
+
+    Jobs that use the training of another run after all those that train.
+    """
+    data, jobs = to_dict(config), jobs_of(config)
+    held = holders(jobs)
+    training = [job for job in jobs if held[job.key] is job]
+    using = [job for job in jobs if held[job.key] is not job]
+    failures: list[ClientError] = []
+    for batch in (training, using):
+        if config.engine.jobs == 1:
+            for job in batch:
+                try:
+                    run_job(data, job.key, observe)
+                except ClientError as error:
+                    _note_failure(error, job, failures, observe)
+        elif batch:
+            _run_jobs_at_once(data, batch, config.engine.jobs, failures, observe)
+    if failures:
+        raise failures[0]
+
+
+def _note_failure(
+    error: ClientError, job: Job, failures: list[ClientError], observe: Observer
+) -> None:
+    where = type(error)(f"{job.name}: {error}")
+    failures.append(where)
+    text = f"{where}; its finished rounds are kept"
+    observe(Event("note", algorithm=job.algorithm.label, seed=job.seed, text=text))
+
+
+_events: Any = None
+"""In a process that runs jobs: where their events go."""
+
+
+def _begin_job(queue: Any) -> None:
+    global _events
+    _events = queue
+
+
+def _run_job(data: Mapping[str, Any], key: JobKey) -> None:
+    run_job(data, key, _events.put)
+
+
+def _run_jobs_at_once(
+    data: Mapping[str, Any],
+    jobs: Sequence[Job],
+    processes: int,
+    failures: list[ClientError],
+    observe: Observer,
+) -> None:
+    """Run jobs in a few processes of their own."""
+    from threading import Thread
+
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    listener = Thread(target=_listen, args=(queue, observe), daemon=True)
+    listener.start()
+    try:
+        with (
+            process.environment_of_workers(data["engine"]["threads"]),
+            ProcessPoolExecutor(processes, context, _begin_job, (queue,)) as pool,
+        ):
+            futures = {pool.submit(_run_job, data, job.key): job for job in jobs}
+            try:
+                for future in as_completed(futures):
+                    try:
+                        future.result()
+                    except ClientError as error:
+                        _note_failure(error, futures[future], failures, observe)
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                _end_jobs()
+                raise
+    finally:
+        queue.put(None)
+        queue.cancel_join_thread()  # a process that was ended may have held the queue's lock
+        listener.join(LISTENING_SECONDS)
+
+
+def _end_jobs() -> None:
+    """Let the processes that run jobs end as Ctrl-C makes them; end those that do not.
+
+    What is stored stays whole, whenever a process ends.
+    """
+    children = multiprocessing.active_children()
+    until = time.monotonic() + LISTENING_SECONDS
+    for child in children:
+        child.join(max(0.0, until - time.monotonic()))
+    for child in children:
+        if child.is_alive():
+            child.terminate()
+
+
+def _listen(queue: Any, observe: Observer) -> None:
+    while (event := queue.get()) is not None:
+        observe(event)

@@ -1,0 +1,215 @@
+"""What a tracking store is told of an experiment: settings, numbers and files.
+
+Nothing of it says where files lie on this machine, or names a user.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from collegium.evaluation.results import Row
+from collegium.experiment.config.building import adapters_of
+from collegium.experiment.config.experiment import ExperimentConfig, to_dict
+from collegium.experiment.config.schema import flat
+from collegium.experiment.grid import Job
+from collegium.experiment.job_results import DEPLOYED
+from collegium.experiment.jobs import Event
+
+TOTAL = "total"
+"""Begins the metrics that are sums over all sites."""
+
+OUTSIDE = ("outside/", "mean/outside/")
+"""Begin the metrics of sites outside; they change where an adapter is given other settings."""
+
+EXTENDED = frozenset({"algorithms", "seeds", "variations", "adapters"})
+"""The settings by which a run may be extended."""
+
+LONGEST_NAME, LONGEST_VALUE = 250, 6000
+"""How many characters MLflow keeps of a name, and of a parameter's value."""
+
+
+class Point(NamedTuple):
+    """One number of a metric.
+
+    Attributes:
+        name: The metric without its site, such as ``val/dice``.
+        site: The site; empty for a number of all sites together.
+        step: The round.
+        value: The number.
+    """
+
+    name: str
+    site: str
+    step: int
+    value: float
+
+
+def points_of_event(event: Event) -> list[Point]:
+    """Give the numbers of a round that has just ended."""
+    step = event.round
+    totals = {"bytes_up": event.bytes_up, "bytes_down": event.bytes_down, "seconds": event.seconds}
+    return [
+        *(Point("train/loss", site, step, loss) for site, loss in event.losses.items()),
+        *(Point(f"val/{event.metric}", site, step, v) for site, v in event.scores.items()),
+        *(Point(f"{TOTAL}/{name}", "", step, float(value)) for name, value in totals.items()),
+    ]
+
+
+def points_of_rows(rows: Iterable[Row]) -> list[Point]:
+    """Give the numbers of a finished job: those of all rounds, and each site's mean test scores.
+
+    Scores of the model that a site uses, its personal one where there is one, stand under
+    ``val/<metric>`` and ``test/<metric>``; those of the global model beside it under
+    ``val/global/<metric>``; those of an adapter at a site outside under
+    ``outside/<adapter>/<metric>``.
+    """
+    values: dict[tuple[str, str, int], list[float]] = {}
+    totals: dict[tuple[str, int], float] = {}
+    rows = list(rows)
+    personal = {(row.split, row.round) for row in rows if row.model == "personal"}
+    for row in rows:
+        scored = row.model == "global" and (row.split, row.round) in personal
+        kind = f"{row.model}/" if scored or row.split == "outside" else ""
+        if row.value is not None:
+            name = f"{row.split}/{kind}{row.metric}"
+            values.setdefault((name, row.site, row.round), []).append(row.value)
+        if row.split == "train" and row.metric == "loss":
+            for name in ("bytes_up", "bytes_down", "seconds"):
+                number = float(getattr(row, name))
+                values[name, row.site, row.round] = [number]
+                totals[name, row.round] = totals.get((name, row.round), 0.0) + number
+    return [
+        *(Point(*about, fmean(found)) for about, found in values.items()),
+        *(Point(f"{TOTAL}/{name}", "", step, value) for (name, step), value in totals.items()),
+    ]
+
+
+def metrics_of(points: Iterable[Point]) -> dict[tuple[str, int], float]:
+    """Give the numbers by MLflow's name and step, and the means of losses and scores over sites.
+
+    A number that is not finite is left out.
+    """
+    metrics: dict[tuple[str, int], float] = {}
+    by_name: dict[tuple[str, int], list[float]] = {}
+    for point in points:
+        if not math.isfinite(point.value):
+            continue
+        metrics[mlflow_name(point.name, point.site), point.step] = point.value
+        if point.site and "/" in point.name:
+            by_name.setdefault((point.name, point.step), []).append(point.value)
+    means = {(mlflow_name("mean", n), step): fmean(v) for (n, step), v in by_name.items()}
+    return metrics | means
+
+
+def mlflow_name(*parts: str) -> str:
+    """Join the parts of a name by slashes, with characters that MLflow allows in it only.
+
+    Others become colons, which no name of a site or label holds.
+    """
+    words = [word for part in parts for word in part.split("/") if word.strip(".")]
+    return re.sub(r"[^/\w.\- ]", ":", "/".join(words))[:LONGEST_NAME]
+
+
+def settings_of(config: ExperimentConfig) -> dict[str, Any]:
+    """Give the configuration without what says where on this machine data and code lie."""
+    data = to_dict(config)
+    data.pop("output")
+    data.pop("tracking", None)
+    data["federation"].pop("root")
+    return dict(_without_places(data))
+
+
+def fixed_settings(config: ExperimentConfig) -> dict[str, Any]:
+    """Give those of the settings that stay as they are when a run is extended or goes on."""
+    data = {key: value for key, value in settings_of(config).items() if key not in EXTENDED}
+    data["engine"] = {k: v for k, v in data["engine"].items() if k not in ("workers", "jobs")}
+    return data
+
+
+def fixed_settings_of_job(job: Job) -> dict[str, Any]:
+    """Give the same of a job, with its one algorithm and seed."""
+    data = fixed_settings(job.config)
+    del data["name"]
+    (algorithm,) = settings_of(replace(job.config, algorithms=(job.algorithm,)))["algorithms"]
+    algorithm.pop("adapters", None)
+    about = {"seed": job.seed, "variation": job.variation, "left_out": job.left_out}
+    return {**data, "algorithm": algorithm, **about}
+
+
+def tags_of(config: ExperimentConfig) -> dict[str, str]:
+    """Give what an experiment is extended by, as tags, which unlike parameters may change."""
+    names: dict[str, Iterable[object]] = {
+        "algorithms": (algorithm.label for algorithm in config.algorithms),
+        "seeds": config.seeds,
+        "variations": config.variations,
+        "adapters": (adapter.label for adapter in config.adapters),
+    }
+    return {f"collegium.{key}": ", ".join(map(str, found)) for key, found in names.items()}
+
+
+def tags_of_job(job: Job, holder: Job) -> dict[str, str]:
+    """Give a job's adapters with their settings, and the job that holds its models."""
+    tags = {"collegium.trained_by": holder.name} if holder is not job else {}
+    for adapter in adapters_of(job.config, job.algorithm):
+        about = _without_places({"name": adapter.name, **adapter.params})
+        tags[mlflow_name(f"adapter.{adapter.label}")] = json.dumps(about)
+    return tags
+
+
+def parameters_of(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Give every leaf of the settings as text, under its dotted key."""
+    leaves = {mlflow_name(key): json.loads(text) for key, text in flat(dict(settings)).items()}
+    texts = {key: v if isinstance(v, str) else json.dumps(v) for key, v in leaves.items()}
+    return {key: text[:LONGEST_VALUE] for key, text in texts.items()}
+
+
+def _without_places(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_places(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_places(inner) for inner in value]
+    return without_place(value) if isinstance(value, str) else value
+
+
+def without_place(text: str) -> str:
+    """Give the last part of a text that is the path to something; another text as it is."""
+    for kind in (PurePosixPath, PureWindowsPath):
+        if kind(text).is_absolute() or text.startswith(("~", "$", "..")):
+            return kind(text).name
+    return text
+
+
+def page_for_a_server(output: Path, config: ExperimentConfig) -> str:
+    """Give the report without patients' images, and without what says where things lie here."""
+    from collegium.evaluation.report.html import render
+    from collegium.evaluation.report.ledgers import ledger_summaries
+    from collegium.evaluation.report.reading import read_run
+
+    run = read_run(output)
+    told = replace(
+        run,
+        info={**run.info, "config": settings_of(config)},
+        accounts=_without_places(run.accounts),
+        assessment=_without_places(run.assessment),
+    )
+    return render(told, [], ledger_summaries(output))
+
+
+def models_of(folder: Path) -> Sequence[Path]:
+    """Give the models of a job that may leave: what its sites handed out, and the global one.
+
+    With them go the files that say how they are used. A site's personal model that the site's
+    policy keeps lies elsewhere, and stays there.
+    """
+    handed_out = sorted((folder / DEPLOYED).iterdir()) if (folder / DEPLOYED).is_dir() else []
+    selected = folder / "server" / "global.safetensors"
+    if selected.exists() and selected.name not in {file.name for file in handed_out}:
+        return [selected, *handed_out]
+    return handed_out

@@ -1,0 +1,398 @@
+"""The client runtime: runs handlers of the client half.
+
+Owns the client's data, state, randomness, ledger and best model.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from collegium.compression.session import (
+    AGAIN,
+    KEY,
+    NO_CODECS,
+    ClientSession,
+    Coding,
+    Form,
+    LostReference,
+    Sent,
+    on_device,
+)
+from collegium.core.algorithm import Algorithm, State
+from collegium.core.dataset import Dataset, SampleTransform, unchanged
+from collegium.core.files import write_atomically
+from collegium.core.message import Message, pack, unpack
+from collegium.core.model_parts import ModelParts
+from collegium.core.payloads import may_leave
+from collegium.core.randomness import generator
+from collegium.core.tensors import Tensors
+from collegium.data.site import Site
+from collegium.errors import (
+    CollegiumError,
+    ConfigError,
+    EgressError,
+    ProtocolError,
+    describe_failure,
+)
+from collegium.runtime.ledger import Ledger
+from collegium.runtime.server import Request, handler_of
+from collegium.runtime.state import Store
+from collegium.training.fisher import diagonal_fisher
+from collegium.training.loop import LocalTraining, Progress, count_steps
+from collegium.training.objectives import Objective
+
+logger = logging.getLogger(__name__)
+
+BEST = "best"
+"""Name under which a site keeps its best personal model."""
+
+
+class ClientRuntime:
+    """A site that answers requests.
+
+    Handling is a pure function of the request and of the state committed before it: a request may
+    come twice, and any client may be rebuilt between two requests.
+
+    Args:
+        site: the site's data and policy.
+        algorithm: the algorithm whose client half runs.
+        training: network, task and recipe; shared by the clients of one process.
+        seed: of the run.
+        root: the site's own folder for this run.
+        pool: the training data of all sites, in a simulation.
+        coding: the codecs of training exchanges; the server must have the same.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        algorithm: Algorithm,
+        training: LocalTraining,
+        *,
+        seed: int,
+        root: Path,
+        pool: Dataset | None = None,
+        coding: Coding = NO_CODECS,
+    ) -> None:
+        self.id, self.site, self.algorithm, self.training = site.name, site, algorithm, training
+        self.seed, self.root = seed, root
+        self.store = Store(root / "states")
+        self.kept = Store(root)
+        self.ledger = Ledger(root / "ledger.jsonl")
+        self.state: State = {}
+        self.memory: State = {}
+        self.round = 0
+        self._coding = coding
+        self._form = Form(training.current(), training.parts.trainable) if coding else None
+        self._pool = pool
+        self._path: tuple[str | int, ...] = ()
+        self._purposes: set[str] = set()
+        self._progress: dict[str, Progress] = {}
+
+    @property
+    def parts(self) -> ModelParts:
+        """The roles of the model's tensors."""
+        return self.training.parts
+
+    @property
+    def num_examples(self) -> int:
+        """Number of training examples at this site."""
+        return len(self.site.train)
+
+    @property
+    def num_steps(self) -> int:
+        """Number of optimiser steps that one `fit` takes."""
+        return count_steps(self.num_examples, self.training.config)
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of this round."""
+        config = self.training.config
+        return config.lr * config.lr_decay ** max(self.round - 1, 0)
+
+    @property
+    def local_steps(self) -> int | None:
+        """Optimiser steps per round where the recipe counts in steps.
+
+        None where it counts in epochs.
+        """
+        return self.training.config.local_steps
+
+    @property
+    def examples(self) -> Dataset:
+        """The site's training examples."""
+        return self.site.train
+
+    @property
+    def pool(self) -> Dataset:
+        """The training data of all sites together, in a simulation."""
+        if self._pool is None:
+            raise ConfigError(
+                "pooled training needs the data of all sites in one place, which only a "
+                "simulation has"
+            )
+        return self._pool
+
+    def handle(self, request: Request) -> bytes:
+        """Answer ``request``; a failure is an answer too."""
+        try:
+            reply, sent = self._run(request)
+            coded = {"coded": sent.coded} if sent.coded else {}
+            data = pack({"reply": sent.parts, **coded})
+            self.ledger.append(
+                reply,
+                data,
+                coded=sent.about,
+                round=request.round,
+                exchange=request.exchange,
+                stage=request.stage,
+                method=request.method,
+            )
+            return data
+        except LostReference as error:
+            logger.warning("site %r, round %d: %s", self.id, request.round, error)
+            return AGAIN
+        except Exception as error:
+            unforeseen = not isinstance(error, CollegiumError)
+            logger.warning(
+                "site %r, round %d, %s: %s",
+                self.id,
+                request.round,
+                request.method,
+                error,
+                exc_info=unforeseen,
+            )
+            return pack({"error": describe_failure(error)})
+
+    def _run(self, request: Request) -> tuple[dict[str, Any], Sent]:
+        """Run the handler; return its reply, and what leaves of it in which form."""
+        method = handler_of(self.algorithm, request.method)
+        before = (
+            f"{request.round:06d}-{request.exchange:04d}"
+            if request.stage == "train"
+            else f"{request.round:06d}-~"
+        )
+        old = self._load(before)
+        self.round = request.round
+        self._path = ("client", self.id, request.round, request.stage, request.exchange)
+        self._purposes, self._progress = set(), {}
+        side = self._side(request)
+        reply = dict(method(self, self._message(request, side)))
+        if self._progress:
+            main = self._progress.get("fit") or next(iter(self._progress.values()))
+            reply["progress"] = {
+                "loss": main.loss,
+                "steps": sum(p.steps for p in self._progress.values()),
+            }
+        self._check_egress(reply)
+        sent = Sent(reply, {}, {}) if side is None else side.send(reply)
+        if request.stage == "train":
+            self._commit(before, old)
+            self.store.prune(f"{request.floor:06d}")
+        return reply, sent
+
+    def _load(self, before: str) -> bytes:
+        """Go back to the newest state before a name, and return it as stored."""
+        self.store.clean()
+        self.kept.clean()
+        name = self.store.newest(before)
+        data = self.store.read(name) if name else pack({})
+        self.state = self.store.decode(name, data, self.training.device) if name else {}
+        self.memory = self.state.pop(KEY, {})
+        return data
+
+    def _side(self, request: Request) -> ClientSession | None:
+        """Return what codes the exchange; None where nothing is coded."""
+        if self._form is None or request.stage != "train":
+            return None
+        place = (self.id, request.round, request.exchange)
+        return ClientSession(self._coding, self._form, self.memory, seed=self.seed, place=place)
+
+    def _message(self, request: Request, side: ClientSession | None) -> Message:
+        """Return a request's parts, where the client computes."""
+        device, sender = self.training.device, f"request {request.method!r}"
+        if side is None:
+            return Message(unpack(request.payload, device), sender)
+        parts = side.receive(unpack(request.payload))
+        return Message(on_device(parts, device), sender)
+
+    def whole_state(self) -> State:
+        """Return what is stored: the algorithm's state, and what the codecs remember."""
+        return self.state | ({KEY: self.memory} if self.memory else {})
+
+    def _commit(self, name: str, old: bytes) -> None:
+        """Store the state under ``name`` if the handler changed it."""
+        new = pack(self.whole_state())
+        if new != old:
+            self.store.write(name, new)
+        else:
+            self.store.remove(name)
+
+    def _check_egress(self, reply: Mapping[str, Any]) -> None:
+        for name in reply:
+            if name not in self.algorithm.all_sends():
+                raise ProtocolError(
+                    f"part {name!r} is not among what {type(self.algorithm).__name__} "
+                    f"declares to send"
+                )
+            if not self.may_send(name):
+                raise EgressError(
+                    f"the policy of site {self.id!r} does not let {name!r} out; nothing was sent"
+                )
+
+    def may_send(self, part: str) -> bool:
+        """Return whether the site's policy lets this part of a message out."""
+        kind = self.algorithm.all_sends()[part]
+        return may_leave(part, opt_in=kind.opt_in, **vars(self.site.policy))
+
+    def rng(self, purpose: str) -> torch.Generator:
+        """Return the generator for ``purpose``; a purpose may be used once in a handler."""
+        return generator(self.seed, *self._claim(purpose))
+
+    def _claim(self, purpose: str) -> tuple[str | int, ...]:
+        if purpose in self._purposes:
+            raise ProtocolError(
+                f"the random generator {purpose!r} was used twice in one handler; give "
+                f"each use its own name"
+            )
+        self._purposes.add(purpose)
+        return (*self._path, purpose)
+
+    def fit(
+        self,
+        model: Tensors,
+        *,
+        penalty: Callable[[Tensors], Tensor] | None = None,
+        correct: Callable[[Tensors, Tensors], Tensors] | None = None,
+        objective: Objective | None = None,
+        trainable: Collection[str] | None = None,
+        epochs: int | None = None,
+        steps: int | None = None,
+        data: Dataset | None = None,
+        stream: str = "fit",
+    ) -> Tensors:
+        """Train ``model`` on the site's data; see `collegium.training.loop.LocalTraining.fit`.
+
+        A site without training examples returns the model as it came.
+        """
+        path = self._claim(stream)
+        examples = self.site.train if data is None else data
+        if len(examples) == 0:
+            logger.warning("site %r has no training examples; its model stays as it came", self.id)
+            return model
+        keep = self.training.config.optimizer_state == "keep"
+        key = f"optimizer/{stream}"
+        moments = dict(self.state.get(key, {})) if keep else None
+        trained, progress = self.training.fit(
+            model,
+            examples,
+            seed=self.seed,
+            path=path,
+            lr=self.lr,
+            epochs=epochs,
+            steps=steps,
+            penalty=penalty,
+            correct=correct,
+            objective=objective,
+            trainable=trainable,
+            optimizer_state=moments,
+        )
+        if moments is not None:
+            self.state[key] = moments
+        self._progress[stream] = progress
+        return trained
+
+    def loss(self, model: Tensors) -> float:
+        """Return the mean loss of ``model`` on the training data, in evaluation mode.
+
+        Every model sees the same crops.
+        """
+        return self.training.loss(
+            model, self.site.train, seed=self.seed, path=(*self._path, "loss")
+        )
+
+    def fisher(
+        self,
+        model: Tensors,
+        *,
+        views: Sequence[SampleTransform] = (unchanged,),
+        limit: int | None = None,
+        stream: str = "fisher",
+    ) -> list[Tensors]:
+        """Return the diagonal Fisher information of ``model`` on the training data.
+
+        See `collegium.training.fisher.diagonal_fisher`.
+        """
+        path = self._claim(stream)
+        return diagonal_fisher(
+            self.training,
+            model,
+            self.site.train,
+            seed=self.seed,
+            path=path,
+            limit=limit,
+            views=views,
+        )
+
+    def score(self, model: Tensors, split: str, *, headline: bool = False) -> list[dict[str, Any]]:
+        """Score ``model`` on every case of a split, under pseudonyms.
+
+        The key to the pseudonyms is written to ``cases.csv`` in the site's own folder and never
+        leaves it.
+
+        Args:
+            model: a whole model.
+            split: "train", "val" or "test".
+            headline: only the metric that selects models.
+        """
+        dataset: Dataset = getattr(self.site, split)
+        task = self.training.task
+        metrics = (task.metric,) if headline else None
+        rows, key = [], []
+        patients: dict[str, str] = {}
+        for index, example, prediction in self.training.predictions(model, dataset):
+            patient = patients.setdefault(example.patient, f"{split}-p{len(patients) + 1:03d}")
+            case = f"{split}-c{index + 1:03d}"
+            rows.append(
+                {"case": case, "patient": patient, **task.scores(prediction, example, metrics)}
+            )
+            key.append((case, patient, example.case, example.patient))
+        self._write_key(split, key)
+        return task.complete(rows)
+
+    def _write_key(self, split: str, key: Sequence[tuple[str, str, str, str]]) -> None:
+        path = self.root / f"cases-{split}.csv"
+        text = io.StringIO()
+        writer = csv.writer(text)
+        writer.writerow(("case", "patient", "own_case", "own_patient"))
+        writer.writerows(key)
+        data = text.getvalue().encode()
+        if not path.exists() or path.read_bytes() != data:
+            write_atomically(path, data)
+
+    def keep_best(self, model: Tensors, scores: Sequence[Mapping[str, Any]]) -> None:
+        """Keep ``model`` if its mean validation score is the best so far.
+
+        Without validation cases the newest is kept.
+        """
+        values = [row[self.training.task.metric] for row in scores]
+        defined = [value for value in values if value is not None]
+        score = sum(defined) / len(defined) if defined else None
+        old = self.kept.load(BEST) if self.kept.path(BEST).exists() else None
+        if old is None or old["score"] is None or (score is not None and score > old["score"]):
+            self.kept.save(BEST, {"round": self.round, "score": score, "model": model})
+
+    def best(self) -> Tensors | None:
+        """Return the best personal model kept so far."""
+        if not self.kept.path(BEST).exists():
+            return None
+        model: Tensors = self.kept.load(BEST)["model"]
+        return model.map(lambda tensor: tensor.to(self.training.device))

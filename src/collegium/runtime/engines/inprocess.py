@@ -1,0 +1,157 @@
+"""The default engine.
+
+All clients on one machine, in this process or in a few processes of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from collegium.errors import MissingReply
+from collegium.runtime import process
+from collegium.runtime.server import Answer, Handles, Request, answer
+
+ClientFactory = Callable[[], Mapping[str, Handles]]
+"""Builds the clients.
+
+With several workers it is pickled to them, so it must be importable: a function or a
+`functools.partial`.
+"""
+
+
+class InProcess:
+    """Carries requests to clients on this machine.
+
+    Requests and answers cross as bytes even within one process, so the two halves never share a
+    tensor. A client's state lives on disk, so any worker can answer for any client.
+
+    Args:
+        build: builds all clients; called in every process that runs them, when the first request
+            comes.
+        workers: client processes; with 1 the clients run in this process.
+        threads: torch threads of each worker. Results depend on it, never on ``workers``.
+    """
+
+    def __init__(self, build: ClientFactory, workers: int = 1, threads: int = 1) -> None:
+        self._build, self._size, self._threads = build, workers, threads
+        self._clients: Mapping[str, Handles] | None = None
+        self._workers: list[_Worker] = []
+
+    def exchange(self, requests: Iterable[Request]) -> Iterator[Answer]:
+        """Deliver the requests and yield the answers as they are ready."""
+        if self._size > 1:
+            yield from self._exchange_with_workers(iter(requests))
+            return
+        if self._clients is None:
+            self._clients = self._build()
+        for request in requests:
+            yield answer(self._clients[request.client], request)
+
+    def _exchange_with_workers(self, requests: Iterator[Request]) -> Iterator[Answer]:
+        if not self._workers:
+            with process.environment_of_workers(self._threads):
+                self._workers = [_Worker(self._build, self._threads) for _ in range(self._size)]
+        idle = list(self._workers)
+        busy: dict[Any, _Worker] = {}
+        more = True
+        while more or busy:
+            while idle and more:
+                request = next(requests, None)
+                if request is None:
+                    more = False
+                else:
+                    worker = idle.pop(0)
+                    worker.send(request)
+                    busy[worker.connection] = worker
+            for connection in wait(list(busy)) if busy else ():
+                worker = busy.pop(connection)
+                idle.append(worker)
+                yield worker.receive()
+
+    def close(self) -> None:
+        """End the worker processes."""
+        for worker in self._workers:
+            worker.close()
+        self._workers, self._clients = [], None
+
+
+class _Worker:
+    """A process that answers one request at a time."""
+
+    def __init__(self, build: ClientFactory, threads: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self._process = context.Process(target=_work, args=(theirs, build, threads), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._request: Request | None = None
+
+    def send(self, request: Request) -> None:
+        """Send a request: one frame of JSON, one with the payload.
+
+        Raises:
+            MissingReply: the process ended before it could take the request.
+        """
+        header = {key: value for key, value in asdict(request).items() if key != "payload"}
+        self._request = request
+        try:
+            self.connection.send_bytes(json.dumps(header).encode())
+            self.connection.send_bytes(request.payload)
+        except ConnectionError as error:
+            raise self._lost() from error
+
+    def receive(self) -> Answer:
+        """Return the answer.
+
+        Raises:
+            MissingReply: the process ended before it answered.
+        """
+        try:
+            header = json.loads(self.connection.recv_bytes())
+            return Answer(header["client"], self.connection.recv_bytes(), header["seconds"])
+        except (EOFError, ConnectionError) as error:
+            raise self._lost() from error
+
+    def _lost(self) -> MissingReply:
+        self._process.join(5)
+        request = self._request
+        assert request is not None
+        return MissingReply(
+            f"client {request.client!r}, round {request.round}, {request.method}: its process "
+            f"ended with code {self._process.exitcode} (-9 is often a lack of memory); the "
+            f"finished rounds are kept, use fewer workers and resume"
+        )
+
+    def close(self) -> None:
+        """End the process."""
+        self.connection.close()
+        self._process.join(5)
+        if self._process.is_alive():
+            self._process.terminate()
+            self._process.join()
+
+
+def _work(connection: Connection, build: ClientFactory, threads: int) -> None:
+    """Answer requests until the other end closes."""
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C is for the process that has the terminal; it closes the pipe
+    process.prepare(threads)
+    clients = build()
+    while True:
+        try:
+            header = json.loads(connection.recv_bytes())
+            request = Request(**header, payload=connection.recv_bytes())
+        except (EOFError, ConnectionError):
+            return
+        reply = answer(clients[request.client], request)
+        connection.send_bytes(
+            json.dumps({"client": reply.client, "seconds": reply.seconds}).encode()
+        )
+        connection.send_bytes(reply.data)

@@ -1,0 +1,162 @@
+"""A site's own record of every message that left it.
+
+What, when, how much, with a hash, never the content.
+
+Each line holds the hash of the line before it, so that a changed or removed line shows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from collegium.core.files import storage_error
+from collegium.core.message import tensors_in
+from collegium.core.tensors import Tensors
+
+START = "0" * 64
+"""The hash before the first line."""
+
+
+def _digest(line: Mapping[str, Any]) -> str:
+    return hashlib.sha256(
+        json.dumps(line, sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()
+
+
+def describe(part: Any) -> dict[str, Any]:
+    """Return names, shapes, dtypes and bytes of what is in ``part``.
+
+    Of plain values the bytes of their JSON.
+    """
+    tensors = [(name, t) for name, t in tensors_in(part)]
+    if isinstance(part, Tensors) and not part:
+        return {"tensors": [], "bytes": 0}
+    if not tensors:
+        return {"tensors": [], "bytes": len(json.dumps(part))}
+    listed = [[name, list(t.shape), str(t.dtype).removeprefix("torch.")] for name, t in tensors]
+    return {"tensors": listed, "bytes": sum(t.numel() * t.element_size() for _, t in tensors)}
+
+
+class Ledger:
+    """An append-only file with one line per message that left a site."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._last = START
+        self._size = -1
+
+    def append(
+        self,
+        parts: Mapping[str, Any],
+        data: bytes,
+        *,
+        coded: Mapping[str, Mapping[str, Any]] | None = None,
+        **about: Any,
+    ) -> None:
+        """Record a message before it leaves.
+
+        Args:
+            parts: the parts of the message by name.
+            data: the bytes that travel.
+            coded: for parts that leave through a codec, its name and the bytes that leave.
+            **about: round, exchange, stage and method.
+
+        Raises:
+            StorageError: the line could not be written; the message must not leave then.
+        """
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            **about,
+            "parts": {
+                name: describe(part) | dict(coded.get(name, {}) if coded else {})
+                for name, part in parts.items()
+            },
+            "bytes": len(data),
+            "sha256": hashlib.sha256(data).hexdigest(),
+        }
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if not self.path.exists() or self.path.stat().st_size != self._size:
+                self._last = self._repair()  # another process answered for this site meanwhile
+            line["previous"] = self._last
+            line["hash"] = _digest(line)
+            with self.path.open("ab") as file:
+                file.write(json.dumps(line).encode() + b"\n")
+                self._size = file.tell()
+        except OSError as error:
+            self._size = -1
+            raise storage_error(error, self.path) from error
+        self._last = line["hash"]
+
+    def _repair(self) -> str:
+        """Return the last hash; a last line that a crash left unfinished is cut off.
+
+        Its message never left.
+        """
+        if not self.path.exists():
+            return START
+        data = self.path.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        if len(whole) < len(data):
+            os.truncate(self.path, len(whole))
+        lines = whole.splitlines()
+        return str(_parse(lines[-1]).get("hash")) if lines else START
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a ledger; an unfinished last line is not one.
+
+    What is no longer JSON becomes an empty line, at which the chain breaks.
+    """
+    if not path.exists():
+        return []
+    data = path.read_bytes()
+    return [_parse(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def first_break(lines: list[dict[str, Any]]) -> int | None:
+    """Return the index of the first line that was changed or whose predecessor is missing.
+
+    None: the chain is whole.
+    """
+    previous = START
+    for index, line in enumerate(lines):
+        content = {key: value for key, value in line.items() if key != "hash"}
+        if line.get("previous") != previous or line.get("hash") != _digest(content):
+            return index
+        previous = line["hash"]
+    return None
+
+
+def summarise(path: Path) -> dict[str, Any]:
+    """Return what left a site.
+
+    Messages and bytes in all and per part, and whether the chain is whole.
+    """
+    lines = read(path)
+    parts: dict[str, dict[str, int]] = {}
+    for line in lines:
+        for name, part in line.get("parts", {}).items():
+            total = parts.setdefault(name, {"messages": 0, "bytes": 0})
+            total["messages"] += 1
+            total["bytes"] += part["bytes"]
+    return {
+        "messages": len(lines),
+        "bytes": sum(line.get("bytes", 0) for line in lines),
+        "parts": parts,
+        "intact": first_break(lines) is None,
+    }

@@ -1,0 +1,134 @@
+"""Where a run keeps its state: one file per committed point, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+
+from collegium.core.files import write_atomically
+from collegium.core.message import pack, unpack
+from collegium.errors import CheckpointError, ProtocolError, StorageError
+
+logger = logging.getLogger(__name__)
+
+SUFFIX = ".state"
+
+
+class Store:
+    """A folder of named states; names sort by time."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def clean(self) -> None:
+        """Remove what interrupted writes left.
+
+        Only the one process that writes here now may call it: another's write may be under way.
+        """
+        for leftover in self.root.glob("*.tmp"):
+            leftover.unlink(missing_ok=True)
+
+    def path(self, name: str) -> Path:
+        """Return the file of ``name``."""
+        return self.root / f"{name}{SUFFIX}"
+
+    def names(self) -> list[str]:
+        """Return the names of all stored states, oldest first."""
+        return sorted(file.name.removesuffix(SUFFIX) for file in self.root.glob(f"*{SUFFIX}"))
+
+    def newest(self, before: str) -> str | None:
+        """Return the newest name that sorts before ``before``."""
+        return max((name for name in self.names() if name < before), default=None)
+
+    def save(self, name: str, value: Any) -> None:
+        """Store ``value`` (see `collegium.core.message.pack`) under ``name``."""
+        self.write(name, pack(value))
+
+    def write(self, name: str, data: bytes) -> None:
+        """Store bytes made by `collegium.core.message.pack`."""
+        write_atomically(self.path(name), data)
+
+    def load_newest(self) -> tuple[str, Any] | None:
+        """Return the newest whole state under a number, and its name; None where there is none.
+
+        A damaged state is named, removed, and the one before it used.
+
+        Raises:
+            CheckpointError: every stored state is damaged.
+        """
+        names = [name for name in self.names() if name.isdigit()]
+        for name in reversed(names):
+            try:
+                return name, self.load(name)
+            except CheckpointError as error:
+                logger.warning("%s; going on from the state before it", error)
+                self.remove(name)
+        if names:
+            raise CheckpointError(
+                f"no whole state is left in {self.root}; start the run again in a new output folder"
+            )
+        return None
+
+    def load(self, name: str) -> Any:
+        """Return what was stored under ``name``."""
+        return self.decode(name, self.read(name))
+
+    def read(self, name: str) -> bytes:
+        """Return the stored bytes.
+
+        Raises:
+            StorageError: the file cannot be read.
+        """
+        try:
+            return self.path(name).read_bytes()
+        except OSError as error:
+            raise StorageError(f"{self.path(name)}: {error.strerror or error}") from error
+
+    def outline(self, name: str) -> Any:
+        """Return the plain values stored under ``name``; not one tensor is read.
+
+        Where `Tensors` are, there is a dictionary with the one key `collegium.core.message.MARK`.
+
+        Raises:
+            CheckpointError: the file is damaged, for example cut short.
+            StorageError: the file cannot be read.
+        """
+        try:
+            with safetensors.safe_open(self.path(name), "pt") as file:
+                return json.loads(file.metadata()["nesting"])
+        except OSError as error:
+            raise StorageError(f"{self.path(name)}: {error.strerror or error}") from error
+        except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
+            raise self._damaged(name) from error
+
+    def decode(self, name: str, data: bytes, device: str | torch.device = "cpu") -> Any:
+        """Return the value that ``data`` holds, its tensors on ``device``.
+
+        Raises:
+            CheckpointError: the file is damaged, for example cut short.
+        """
+        try:
+            return unpack(data, device)
+        except ProtocolError as error:
+            raise self._damaged(name) from error
+
+    def _damaged(self, name: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self.path(name)} is damaged (cut short or overwritten); restore it or remove it"
+        )
+
+    def remove(self, name: str) -> None:
+        """Forget ``name``."""
+        self.path(name).unlink(missing_ok=True)
+
+    def prune(self, before: str) -> None:
+        """Forget all states older than the newest one that sorts before ``before``."""
+        keep = self.newest(before)
+        for name in self.names():
+            if keep is not None and name < keep:
+                self.remove(name)

@@ -1,0 +1,345 @@
+"""The conformance suite that every algorithm passes.
+
+    from collegium.testing.conformance import check_algorithm
+    check_algorithm(MyAlgorithm())
+
+It runs on the toy federation of `collegium.testing.toy`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from collegium.compression.session import NO_CODECS, Coding
+from collegium.core import files as files_module
+from collegium.core.algorithm import Algorithm
+from collegium.core.message import pack, unpack
+from collegium.core.tensors import Tensors
+from collegium.errors import CollegiumError
+from collegium.experiment.config.registry import ALGORITHMS
+from collegium.runtime import client as client_module
+from collegium.runtime import run as run_module
+from collegium.runtime import state as state_module
+from collegium.runtime.engines.inprocess import InProcess
+from collegium.runtime.server import Transport
+from collegium.testing.toy import AtWorkers, Renamed, ToyFederation, Wire, toy_model, toy_workers
+
+
+class ConformanceError(AssertionError):
+    """An algorithm breaks a rule; the text says which and how."""
+
+
+@contextmanager
+def dying_save(number: int) -> Iterator[list[int]]:
+    """Raise KeyboardInterrupt right after the ``number``-th write to disk inside the block.
+
+    Yields the count of writes.
+    """
+    original = files_module.write_atomically
+    users: list[Any] = [state_module, client_module, run_module]
+    count = [0]
+
+    def write(path: Path, data: bytes) -> None:
+        original(path, data)
+        count[0] += 1
+        if count[0] == number:
+            raise KeyboardInterrupt
+
+    for module in users:
+        module.write_atomically = write
+    try:
+        yield count
+    finally:
+        for module in users:
+            module.write_atomically = original
+
+
+def _require(condition: bool, text: str) -> None:
+    if not condition:
+        raise ConformanceError(text)
+
+
+def _differences(a: Mapping[str, bytes], b: Mapping[str, bytes]) -> str:
+    return ", ".join(sorted(name for name in a.keys() | b.keys() if a.get(name) != b.get(name)))
+
+
+def _same(expected: ToyFederation, found: ToyFederation, what: str) -> None:
+    different = _differences(expected.states(), found.states())
+    _require(not different, f"{what} changes the result: {different} differ")
+
+
+def _models(federation: ToyFederation) -> list[Tensors]:
+    state = federation.server.state
+    return [state["model"]] if "model" in state else list(state.get("models", []))
+
+
+class Conformance:
+    """The checks, in order; each is a method whose docstring states the rule.
+
+    Args:
+        algorithm: the algorithm to check.
+        folder: for the states of all federations.
+        workers: what `toy_workers` returned.
+        rounds: of every run.
+        coding: the codecs of every run.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        folder: Path,
+        workers: InProcess,
+        rounds: int = 2,
+        *,
+        coding: Coding = NO_CODECS,
+    ) -> None:
+        self.algorithm, self._folder, self._workers = algorithm, folder, workers
+        self._rounds, self._count, self._coding = rounds, 0, coding
+
+    @cached_property
+    def _reference(self) -> ToyFederation:
+        return self._federation().run(self._rounds)
+
+    def _federation(
+        self,
+        transport: Callable[[ToyFederation], Transport] | None = None,
+        algorithm: Algorithm | None = None,
+        **options: Any,
+    ) -> ToyFederation:
+        self._count += 1
+        return ToyFederation(
+            algorithm or self.algorithm,
+            self._folder / f"{self._count:04d}",
+            transport,
+            coding=self._coding,
+            **options,
+        )
+
+    def _again(self, root: Path, transport: Any = None) -> ToyFederation:
+        """Return what a restart makes of the federation in a folder, run to its end."""
+        again = ToyFederation(self.algorithm, root, transport, coding=self._coding)
+        return again.run(self._rounds)
+
+    def check_it_learns(self) -> None:
+        """Two rounds run; every state stays finite, and models move."""
+        before, moved = toy_model(0), False
+        for file in self._reference.root.rglob("*.state"):
+            for tensors in _groups(unpack(file.read_bytes())):
+                finite = all(
+                    bool(torch.isfinite(t).all()) for t in tensors.values() if t.is_floating_point()
+                )
+                _require(finite, f"{file.name} holds NaN or infinite values")
+                moved |= any(
+                    name in before and not torch.equal(t, before[name])
+                    for name, t in tensors.items()
+                )
+        _require(moved, "no stored model moved from the initial one")
+
+    def check_order_does_not_matter(self) -> None:
+        """Shuffled clients, every one rebuilt for every request, give the same bits."""
+        _same(self._reference, self._federation(Wire).run(self._rounds), "the clients' order")
+
+    def check_workers_do_not_matter(self) -> None:
+        """Clients in two processes give the same bits as in one."""
+        found = self._federation(partial(AtWorkers, self._workers)).run(self._rounds)
+        _same(self._reference, found, "a second worker process")
+
+    def check_interrupted_requests(self) -> None:
+        """Stopped before every request and resumed, the run has the same bits."""
+        counting = self._federation(Wire).run(self._rounds)
+        total = counting.server.transport.count  # type: ignore[attr-defined]
+        for number in range(total):
+            federation = self._federation(partial(Wire, die_at=number))
+            try:
+                federation.run(self._rounds)
+            except KeyboardInterrupt:
+                resumed = self._again(federation.root, Wire)
+                _same(self._reference, resumed, f"a stop before request {number}")
+
+    def check_interrupted_saves(self) -> None:
+        """Stopped after every write to disk and resumed, the run has the same bits."""
+        with dying_save(-1) as count:
+            self._federation().run(self._rounds)
+        for number in range(1, count[0] + 1):
+            federation = self._federation()
+            try:
+                with dying_save(number):
+                    federation.run(self._rounds)
+            except KeyboardInterrupt:
+                resumed = self._again(federation.root)
+                _same(self._reference, resumed, f"a stop after write {number}")
+
+    def check_repeated_requests(self) -> None:
+        """Every request delivered twice gives the same bits."""
+        _same(
+            self._reference,
+            self._federation(partial(Wire, repeat=True)).run(self._rounds),
+            "a repeated request",
+        )
+
+    def check_evaluation_changes_nothing(self) -> None:
+        """Evaluating changes no state of server or clients, nor asks for it to be changed."""
+        reference, clients = self._reference, self._reference.clients()
+        server, files = reference.server, reference.states()
+        state, server.transport = pack(server.state), InProcess(lambda: clients)
+        items = {"each": server.shared_with_each(), **server.shared()}
+        server.evaluate(self.algorithm.evaluate, **items)
+        _require(pack(server.state) == state, "evaluation changes the server's state")
+        different = _differences(files, reference.states())
+        _require(not different, f"evaluation changes {different}")
+        for name, client in clients.items():
+            newest = client.store.newest("~")
+            stored = client.store.read(newest) if newest else pack({})
+            same = pack(client.whole_state()) == stored
+            _require(same, f"evaluation changes client.state of {name}, which is not kept then")
+
+    def check_hyperparameters(self) -> None:
+        """The instance is frozen, survives being written down, and every field is described."""
+        name, params = ALGORITHMS.describe(self.algorithm)
+        again = ALGORITHMS.load(name)(**json.loads(json.dumps(params)))
+        _require(
+            again.hyperparameters() == self.algorithm.hyperparameters(),
+            f"{name} does not survive being written down",
+        )
+        try:
+            setattr(self.algorithm, "anything", 0)  # noqa: B010
+        except AttributeError:
+            pass
+        else:
+            raise ConformanceError(
+                f"{type(self.algorithm).__name__} is not frozen: use @dataclass(frozen=True)"
+            )
+        own = sorted(vars(self.algorithm).keys() - params.keys())
+        _require(not own, f"it keeps {', '.join(own)} on itself, which belongs into a state")
+        described = " ".join(
+            inspect.getdoc(c) or "" for c in type(self.algorithm).__mro__ if c is not object
+        )
+        missing = [
+            f.name for f in fields(self.algorithm) if not re.search(rf"\b{f.name}:", described)
+        ]
+        _require(not missing, f"no line of the class docstring describes {', '.join(missing)}")
+
+    def check_what_is_sent(self) -> None:
+        """Only declared parts leave a client, and every declared part but the opt-in ones does."""
+        federation = self._federation(Wire)
+        federation.run(self._rounds)
+        log = federation.server.transport.log  # type: ignore[attr-defined]
+        sent = {name for _, message in log for name in message}
+        declared = self.algorithm.all_sends()
+        undeclared = sorted(sent - declared.keys())
+        _require(not undeclared, f"{', '.join(undeclared)} is sent and not declared in 'sends'")
+        idle = sorted(n for n, part in declared.items() if n not in sent and not part.opt_in)
+        _require(not idle, f"'sends' declares {', '.join(idle)}, which is never sent")
+
+    def check_neutral_setting(self) -> None:
+        """At its neutral hyper-parameters the global model is FedAvg's, bit by bit."""
+        neutral = type(self.algorithm).neutral
+        if neutral is None:
+            return
+        fedavg = self._federation(algorithm=ALGORITHMS.load("fedavg")()).run(self._rounds)
+        found = self._federation(algorithm=replace(self.algorithm, **neutral)).run(self._rounds)
+        expected, model = _models(fedavg)[0], _models(found)[0]
+        equal = all(torch.equal(expected[name], model[name]) for name in expected)
+        _require(equal, f"at {dict(neutral) or 'any setting'} the global model is not FedAvg's")
+
+    def check_names_do_not_matter(self) -> None:
+        """Clients that swap their names leave the server's models as they are, up to rounding."""
+        if self.algorithm.simulation_only:
+            return
+        renamed = self._federation(Renamed).run(self._rounds)
+        for first, second in zip(_models(self._reference), _models(renamed), strict=True):
+            equal = all(
+                torch.allclose(first[n].double(), second[n].double(), atol=1e-5) for n in first
+            )
+            _require(equal, "which client has which name changes the server's model")
+
+    def check_absent_client(self) -> None:
+        """A client that is missing in a round is left out, or the error says so in one sentence."""
+        federation = self._federation(partial(Wire, lose={2: "B"}), on_failure="skip")
+        try:
+            federation.run(self._rounds)
+        except CollegiumError as error:
+            _require(
+                "B" in str(error),
+                f"a missing client ends in an error that does not name it: {error}",
+            )
+
+    def check_documentation(self) -> None:
+        """The class says what it is, and its module names the source."""
+        own = inspect.getdoc(type(self.algorithm)) or ""
+        module = inspect.getdoc(inspect.getmodule(type(self.algorithm))) or ""
+        _require(len(own) > 40, "the class has no docstring that says what it is")
+        _require(len(module) > 20, "the module has no docstring that names the source")
+
+
+def _groups(value: Any) -> Iterator[Tensors]:
+    """Yield every `Tensors` anywhere in ``value``."""
+    if isinstance(value, Tensors):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _groups(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _groups(item)
+
+
+def conformance_checks() -> dict[str, str]:
+    """Return the checks in order: name, and the rule to which it holds an algorithm."""
+    methods = {
+        name: method for name, method in vars(Conformance).items() if name.startswith("check_")
+    }
+    return {
+        name.removeprefix("check_"): inspect.getdoc(method) or ""
+        for name, method in methods.items()
+    }
+
+
+def check_algorithm(
+    algorithm: Algorithm,
+    passed: Callable[[str], None] = lambda name: None,
+    *,
+    workers: InProcess | None = None,
+) -> None:
+    """Hold ``algorithm`` to every rule of the conformance suite.
+
+    Args:
+        algorithm: an instance with the hyper-parameters to check.
+        passed: called with the name of every check that passes.
+        workers: what `toy_workers` returned, to be shared by several checks; None: its own.
+
+    Raises:
+        ConformanceError: a rule is broken; the text says which and how.
+    """
+    engine = workers or toy_workers()
+    memory = Path("/dev/shm")  # where there is one, waiting for the disk is saved
+    with tempfile.TemporaryDirectory(
+        prefix="collegium-check-", dir=memory if os.access(memory, os.W_OK) else None
+    ) as folder:
+        suite = Conformance(algorithm, Path(folder), engine)
+        try:
+            for name in conformance_checks():
+                _hold(suite, name)
+                passed(name)
+        finally:
+            if workers is None:
+                engine.close()
+
+
+def _hold(suite: Conformance, name: str) -> None:
+    try:
+        getattr(suite, f"check_{name}")()
+    except (CollegiumError, ConformanceError) as error:
+        raise ConformanceError(f"{name}: {error}") from error

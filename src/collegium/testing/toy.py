@@ -1,0 +1,265 @@
+"""A toy federation: three sites of different sizes that train in a fraction of a second.
+
+Its network has batch normalisation and dropout, and its transports shuffle, repeat, lose and
+interrupt requests, or hand them to other processes. The conformance suite runs on it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from collegium.compression.session import NO_CODECS, Coding
+from collegium.core.algorithm import Algorithm, Extended
+from collegium.core.dataset import ConcatDataset, TensorDataset
+from collegium.core.message import Message, pack, unpack
+from collegium.core.model_parts import find_parts
+from collegium.core.randomness import ambient, generator
+from collegium.core.tensors import Tensors
+from collegium.data.site import Site
+from collegium.errors import MissingReply
+from collegium.experiment.config.registry import ALGORITHMS, CODECS
+from collegium.runtime.client import ClientRuntime
+from collegium.runtime.engines.inprocess import InProcess
+from collegium.runtime.run import Run
+from collegium.runtime.server import Answer, Request, ServerRuntime, Transport, answer
+from collegium.tasks import SupervisedTask
+from collegium.training.loop import LocalTraining, TrainingConfig
+
+SIZES = {"A": 9, "B": 14, "C": 21}
+"""Training examples of the toy's sites."""
+
+TRAINING = TrainingConfig(optimizer="sgd", lr=0.05, batch_size=4, local_epochs=1)
+"""The toy's recipe: plain SGD, with which every method is right."""
+
+
+def toy_network() -> nn.Module:
+    """Return the toy's network: 3 inputs, batch normalisation, dropout, one output.
+
+    Its head is the last layer.
+    """
+    return nn.Sequential(
+        nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Dropout(0.2), nn.Linear(4, 1)
+    )
+
+
+def toy_model(k: int, seed: int = 7, network: Callable[[], nn.Module] = toy_network) -> Tensors:
+    """Return the ``k``-th initial model of the toy."""
+    with ambient(seed, "model", k):
+        return Tensors(network().state_dict()).clone()
+
+
+def toy_site(name: str, *, seed: int = 7) -> Site:
+    """Return a site whose data is a linear function with a site's own shift."""
+    count = SIZES[name] + 8
+    inputs = torch.randn(count, 3, generator=generator(seed, "toy", name, "inputs"))
+    slope = torch.tensor([[1.0], [-2.0], [0.5]]) + 0.5 * torch.randn(
+        3, 1, generator=generator(seed, "toy", name, "slope")
+    )
+    labels = inputs @ slope
+    train, val, test = (
+        TensorDataset({"image": inputs[rows], "label": labels[rows]})
+        for rows in (slice(8, None), slice(0, 4), slice(4, 8))
+    )
+    return Site(name, train, val, test)
+
+
+def toy_clients(
+    algorithm: Algorithm | tuple[str, dict[str, Any]],
+    root: Path,
+    names: Sequence[str] = ("A", "B", "C"),
+    *,
+    training: TrainingConfig = TRAINING,
+    seed: int = 7,
+    coding: Coding = NO_CODECS,
+) -> dict[str, ClientRuntime]:
+    """Return the toy's clients."""
+    if isinstance(algorithm, tuple):
+        algorithm = ALGORITHMS.load(algorithm[0])(**algorithm[1])
+    sites = {name: toy_site(name) for name in names}
+    network = Extended(toy_network, algorithm)()
+    local = LocalTraining(network, SupervisedTask(nn.functional.mse_loss), training)
+    pool = ConcatDataset([sites[name].train for name in sorted(sites)])
+    return {
+        name: ClientRuntime(
+            site,
+            algorithm,
+            local,
+            seed=seed,
+            root=root / "clients" / name,
+            pool=pool if algorithm.simulation_only else None,
+            coding=coding,
+        )
+        for name, site in sites.items()
+    }
+
+
+class ToyFederation:
+    """A federation of toy sites in a folder.
+
+    Args:
+        algorithm: the algorithm to run.
+        root: folder for all states.
+        transport: made from this federation; by default the clients answer in this process.
+        training: the local recipe.
+        coding: the codecs of training exchanges.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        root: Path,
+        transport: Callable[[ToyFederation], Transport] | None = None,
+        *,
+        names: Sequence[str] = ("A", "B", "C"),
+        training: TrainingConfig = TRAINING,
+        on_failure: str = "fail",
+        coding: Coding = NO_CODECS,
+    ) -> None:
+        self.algorithm, self.root, self.names, self.training = algorithm, root, names, training
+        self.coding = coding
+        engine = transport(self) if transport else InProcess(self.clients)
+        network = Extended(toy_network, algorithm)
+        self.server = ServerRuntime(
+            algorithm,
+            names,
+            partial(toy_model, network=network),
+            find_parts(network()),
+            engine,
+            root / "server",
+            on_failure="skip" if on_failure == "skip" else "fail",
+            coding=coding,
+            seed=7,
+        )
+
+    def clients(self) -> dict[str, ClientRuntime]:
+        """Build all clients anew, as a restarted site does."""
+        return toy_clients(
+            self.algorithm, self.root, self.names, training=self.training, coding=self.coding
+        )
+
+    def run(self, rounds: int = 2) -> ToyFederation:
+        """Run up to round ``rounds``, with evaluation and test, from where the state stands."""
+        try:
+            Run(self.server, rounds, "negative_loss").execute()
+        finally:
+            self.server.transport.close()
+        return self
+
+    def states(self) -> dict[str, bytes]:
+        """Return every stored state of server and clients, and the selected models, by file."""
+        found = [*self.root.rglob("*.state"), self.root / "server/records/test.json"]
+        return {str(file.relative_to(self.root)): file.read_bytes() for file in sorted(found)}
+
+
+class Wire:
+    """A transport that shuffles requests and rebuilds every client for each of them.
+
+    It may also die, repeat requests or lose clients.
+    """
+
+    def __init__(
+        self,
+        federation: ToyFederation,
+        *,
+        die_at: int = -1,
+        repeat: bool = False,
+        lose: Mapping[int, str] | None = None,
+    ) -> None:
+        self._federation, self._die_at, self._repeat, self._lose = (
+            federation,
+            die_at,
+            repeat,
+            lose or {},
+        )
+        self.count = 0
+        self.log: list[tuple[Request, Message]] = []
+
+    def exchange(self, requests: Iterable[Request]) -> Iterator[Answer]:
+        """Answer in an arbitrary order."""
+        shuffled = list(requests)
+        order = torch.randperm(len(shuffled), generator=generator(self.count, "order"))
+        shuffled = [shuffled[position] for position in order]
+        for request in shuffled:
+            if self.count == self._die_at:
+                raise KeyboardInterrupt
+            self.count += 1
+            if self._lose.get(request.round) == request.client and request.stage == "train":
+                error = {"kind": MissingReply.__name__, "text": "no answer in 1 s"}
+                yield Answer(request.client, pack({"error": error}), 0.0)
+                continue
+            for _ in range(2 if self._repeat else 1):
+                reply = answer(self._federation.clients()[request.client], request)
+            envelope = unpack(reply.data)
+            if "reply" in envelope:
+                self.log.append((request, Message(envelope["reply"])))
+            yield reply
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class Renamed:
+    """A transport in which every client answers under the name of the next one."""
+
+    def __init__(self, federation: ToyFederation) -> None:
+        names = sorted(federation.names)
+        self._next = dict(zip(names, [*names[1:], names[0]], strict=True))
+        self._clients = federation.clients()
+
+    def exchange(self, requests: Iterable[Request]) -> Iterator[Answer]:
+        """Answer in order."""
+        for request in requests:
+            yield answer(self._clients[self._next[request.client]], request)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class ToyClients(dict[str, ClientRuntime]):
+    """The clients of whichever toy federation is asked for, built when they are."""
+
+    def __missing__(self, key: str) -> ClientRuntime:
+        self.clear()
+        name, params, training, root, *codecs, client = json.loads(key)
+        coding = Coding(**{side: CODECS.load(name)(**own) for side, name, own in codecs})
+        recipe = TrainingConfig(**training)
+        clients = toy_clients((name, params), Path(root), training=recipe, coding=coding)
+        self[key] = clients[client]
+        return self[key]
+
+
+def toy_workers(count: int = 2) -> InProcess:
+    """Return an engine whose processes serve one toy federation after the other.
+
+    They take seconds to start, so that whoever checks several algorithms hands the same ones to
+    all; close it in the end.
+    """
+    return InProcess(ToyClients, count)
+
+
+class AtWorkers:
+    """A transport that lets `toy_workers` answer."""
+
+    def __init__(self, workers: InProcess, federation: ToyFederation) -> None:
+        name, params = ALGORITHMS.describe(federation.algorithm)
+        self._workers = workers
+        sides = {"up": federation.coding.up, "down": federation.coding.down}
+        codecs = [[side, *CODECS.describe(codec)] for side, codec in sides.items() if codec]
+        self._about = [name, params, asdict(federation.training), str(federation.root), *codecs]
+
+    def exchange(self, requests: Iterable[Request]) -> Iterator[Answer]:
+        """Address the requests so that a worker knows whose client it has to build."""
+        keys = (replace(r, client=json.dumps([*self._about, r.client])) for r in requests)
+        for reply in self._workers.exchange(keys):
+            yield replace(reply, client=json.loads(reply.client)[-1])
+
+    def close(self) -> None:
+        """The workers go on."""

@@ -1,3 +1,0 @@
-"""Tracking of experiments in MLflow, an optional extra; nothing is imported before it is used."""
-
-from collegium.tracking.tracker import Tracker as Tracker

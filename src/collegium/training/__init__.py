@@ -1,0 +1,1 @@
+"""Local training: batches, the loop, objectives and Fisher information."""

@@ -1,0 +1,214 @@
+"""Losses that draw the features of the model in training towards those of the model received.
+
+CORAL, MMD and adversarial alignment compare two sets of feature vectors; MOON's contrastive loss
+compares example by example. Equations and conventions are those of `docs/algorithms/grace.md`;
+where GRACE and its released code leave one open, the docstring says what was chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from collegium.core.tensors import Tensors
+
+BANDWIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""Widths of the Gaussian kernels of `mmd`, in median distances."""
+
+HIDDEN = 64
+"""Hidden units of the domain classifier."""
+
+
+def pool(features: Tensor) -> Tensor:
+    """Return the mean over space.
+
+    Args:
+        features: (B, C, *spatial) or (B, C).
+
+    Returns:
+        (B, C).
+    """
+    return features if features.ndim == 2 else features.flatten(2).mean(2)
+
+
+def pick_pixels(features: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return the feature vectors of some pixels of the whole batch, and where they are.
+
+    Args:
+        features: (B, C, *spatial) or (B, C), in which every example is one pixel.
+        count: how many are drawn, without replacement; all are taken where there are no more.
+        generator: on the CPU; not used where all are taken.
+
+    Returns:
+        (at most ``count``, C), and the positions for `pixels_at`.
+    """
+    total = features.numel() // features.shape[1]
+    if total > count:
+        positions = torch.randperm(total, generator=generator)[:count]
+    else:
+        positions = torch.arange(total)
+    return pixels_at(features, positions), positions
+
+
+def pixels_at(features: Tensor, positions: Tensor) -> Tensor:
+    """Return the feature vectors (n, C) at the positions that `pick_pixels` returned."""
+    rows = features.movedim(1, -1).reshape(-1, features.shape[1])
+    return rows[positions.to(rows.device)]
+
+
+def coral(received: Tensor, local: Tensor) -> Tensor:
+    """Return the squared distance of covariances, ||C_r - C_l||_F^2 / (4 d^2).
+
+    Covariances divide by n - 1. Fewer than two vectors have none: the loss is 0 then.
+
+    Source: Sun and Saenko, 2016, https://arxiv.org/abs/1607.01719, Eq. 1-3.
+
+    Args:
+        received: (n, d).
+        local: (m, d).
+
+    Returns:
+        A scalar.
+    """
+    if min(len(received), len(local)) < 2:
+        return local.new_zeros(())
+    gap = _covariance(received) - _covariance(local)
+    return gap.square().sum() / (4 * received.shape[1] ** 2)
+
+
+def _covariance(rows: Tensor) -> Tensor:
+    centred = rows - rows.mean(0)
+    return centred.T @ centred / (len(rows) - 1)
+
+
+def mmd(received: Tensor, local: Tensor, *, sigma: float | None = None) -> Tensor:
+    """Return the squared maximum mean discrepancy: mean k(r,r) + mean k(l,l) - 2 mean k(r,l).
+
+    It is the biased estimate, a V-statistic, which never is negative. k(a,b) is
+    exp(-|a - b|^2 / (2 sigma^2)), or the sum of five of them, whose sigma is `BANDWIDTHS` times the
+    median distance of all pairs that differ. Where no pair differs the loss is 0. The paper says
+    nothing about the kernel; this is the usual choice.
+
+    Source: Gretton et al., 2012, https://jmlr.org/papers/v13/gretton12a.html, Eq. 5.
+
+    Args:
+        received: (n, d).
+        local: (m, d).
+        sigma: width of a single kernel; None: the five. No gradient passes through the median.
+
+    Returns:
+        A scalar.
+    """
+    count, rows = len(received), torch.cat([received, local])
+    distances = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
+    widths = [sigma] if sigma is not None else _widths(distances.detach(), rows.detach())
+    if not widths:
+        return local.new_zeros(())
+    squares = distances.square()
+    kernel = torch.stack([torch.exp(squares / (-2 * width**2)) for width in widths]).sum(0)
+    within = kernel[:count, :count].mean() + kernel[count:, count:].mean()
+    return within - 2 * kernel[:count, count:].mean()
+
+
+def _widths(distances: Tensor, rows: Tensor) -> list[float]:
+    """Multiples of the median distance; none where vectors differ by rounding at most."""
+    above = torch.ones_like(distances, dtype=torch.bool).triu(1)
+    least = 10 * torch.finfo(rows.dtype).eps * rows.norm(dim=1).max()
+    different = distances[above & (distances > least)]
+    if len(different) == 0:
+        return []
+    return [factor * float(different.median()) for factor in BANDWIDTHS]
+
+
+def contrastive(now: Tensor, received: Tensor, previous: Tensor, *, temperature: float) -> Tensor:
+    """Return MOON's loss: features should be like the received model's, not the last local one's.
+
+    The mean over examples of -log(exp(s_r / tau) / (exp(s_r / tau) + exp(s_p / tau))), where s_r
+    and s_p are the cosines of an example's features with those of the two other models.
+
+    Source: Li, He and Song, 2021, https://arxiv.org/abs/2103.16257, Eq. 3.
+
+    Args:
+        now: (B, d), with a gradient.
+        received: (B, d), of the model that the round began with.
+        previous: (B, d), of the client's last local model.
+        temperature: tau.
+
+    Returns:
+        A scalar.
+    """
+    similar = [functional.cosine_similarity(now, other, dim=1) for other in (received, previous)]
+    logits = torch.stack(similar, dim=1) / temperature
+    return functional.cross_entropy(logits, torch.zeros_like(logits[:, 0], dtype=torch.int64))
+
+
+class DomainClassifier:
+    """A small network that learns to tell local features from received ones, to be misled.
+
+    Linear, ReLU, linear, one logit: 1 says received. Whoever aligns features calls `confusion` once
+    per step: it gives the loss whose gradient is that of a gradient-reversal layer, and lets the
+    classifier take one step of Adam. Both gradients are taken at the same weights, as with the
+    layer, in one backward pass less through the network.
+
+    Source: Ganin and Lempitsky, 2015, https://arxiv.org/abs/1409.7495.
+
+    Args:
+        weights: what `initial` or another classifier's `weights` gave.
+        lr: learning rate of the classifier.
+    """
+
+    def __init__(self, weights: Tensors, *, lr: float) -> None:
+        self._leaves = {n: w.detach().clone().requires_grad_() for n, w in weights.items()}
+        self._optimizer = torch.optim.Adam(list(self._leaves.values()), lr=lr)
+
+    @staticmethod
+    def initial(features: int, generator: torch.Generator, *, hidden: int = HIDDEN) -> Tensors:
+        """Return new weights, uniform within 1/sqrt(inputs); all of them from ``generator``.
+
+        Args:
+            features: length of a feature vector.
+            generator: on the CPU.
+            hidden: hidden units.
+        """
+        shapes = {
+            "hidden.weight": (hidden, features), "hidden.bias": (hidden,),
+            "out.weight": (1, hidden), "out.bias": (1,),
+        }  # fmt: skip
+        return Tensors(
+            (name, (2 * torch.rand(shape, generator=generator) - 1) / inputs**0.5)
+            for (name, shape), inputs in zip(
+                shapes.items(), (features, features, hidden, hidden), strict=True
+            )
+        )
+
+    @property
+    def weights(self) -> Tensors:
+        """A copy of the weights."""
+        return Tensors((name, leaf.detach().clone()) for name, leaf in self._leaves.items())
+
+    def confusion(self, received: Tensor, local: Tensor) -> Tensor:
+        """Return minus the classifier's cross-entropy, and let the classifier take a step.
+
+        Args:
+            received: (n, d), without a gradient.
+            local: (m, d).
+
+        Returns:
+            A scalar, the less the more the classifier errs; its gradient reaches ``local`` only.
+        """
+        rows = torch.cat([received.detach(), local])
+        truth = torch.cat([torch.ones(len(received)), torch.zeros(len(local))]).to(rows)
+        loss = _cross_entropy(self.weights, rows, truth)
+        self._optimizer.zero_grad(set_to_none=True)
+        _cross_entropy(self._leaves, rows.detach(), truth).backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+        return -loss
+
+
+def _cross_entropy(weights: Mapping[str, Tensor], rows: Tensor, truth: Tensor) -> Tensor:
+    hidden = functional.linear(rows, weights["hidden.weight"], weights["hidden.bias"]).relu()
+    logit = functional.linear(hidden, weights["out.weight"], weights["out.bias"]).squeeze(1)
+    return functional.binary_cross_entropy_with_logits(logit, truth)

@@ -1,0 +1,69 @@
+"""In which order a client's examples form batches, and what each sample draws from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from collegium.core.dataset import Batch, Dataset
+from collegium.core.randomness import generator
+
+Path = tuple[str | int, ...]
+"""The name of a random generator."""
+
+
+class _SampleGenerators(Sequence[torch.Generator]):
+    """One generator per sample, made when it is used.
+
+    Augmentation depends on the sample, not on who draws it or when.
+    """
+
+    def __init__(self, seed: int, path: Path, samples: Sequence[tuple[int, int]]) -> None:
+        self._seed, self._path, self._samples = seed, path, samples
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, position: Any) -> Any:
+        return generator(self._seed, *self._path, "sample", *self._samples[position])
+
+
+def plan_batches(
+    count: int, batch_size: int, *, epochs: int, steps: int | None, seed: int, path: Path
+) -> Iterator[list[tuple[int, int]]]:
+    """Yield batches of (epoch, index), each epoch in an order of its own.
+
+    With ``epochs`` every epoch is cut into batches, and a last batch of one example is merged into
+    the batch before it, since batch normalisation cannot learn from one value (a ``batch_size`` of
+    1 means what it says). With ``steps`` the epochs follow each other without a cut, so that all
+    batches are full.
+    """
+
+    def order(epoch: int) -> list[tuple[int, int]]:
+        shuffled = torch.randperm(count, generator=generator(seed, *path, "order", epoch))
+        return [(epoch, int(index)) for index in shuffled]
+
+    if steps is not None:
+        waiting: list[tuple[int, int]] = []
+        epoch = 0
+        for _ in range(steps):
+            while len(waiting) < batch_size:
+                waiting += order(epoch)
+                epoch += 1
+            yield waiting[:batch_size]
+            waiting = waiting[batch_size:]
+        return
+    for epoch in range(epochs):
+        samples = order(epoch)
+        cuts = list(range(0, count, batch_size))
+        if batch_size > 1 and len(cuts) > 1 and count - cuts[-1] == 1:
+            cuts.pop()
+        for start, end in zip(cuts, [*cuts[1:], count], strict=True):
+            yield samples[start:end]
+
+
+def draw(data: Dataset, samples: Sequence[tuple[int, int]], seed: int, path: Path) -> Batch:
+    """Return the batch of some (epoch, index) pairs, each cropped and augmented by its own name."""
+    return data.batch([index for _, index in samples], _SampleGenerators(seed, path, samples))

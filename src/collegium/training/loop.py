@@ -1,0 +1,355 @@
+"""The one local loop: every algorithm trains through `LocalTraining.fit`."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from collegium.core.dataset import Batch, Dataset, Example
+from collegium.core.model_parts import find_parts
+from collegium.core.randomness import ambient
+from collegium.core.tensors import Tensors
+from collegium.errors import ConfigError, DivergedError
+from collegium.tasks import Task
+from collegium.training.batches import Path, draw, plan_batches
+from collegium.training.objectives import LiveNetwork, Objective
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How a client trains.
+
+    Attributes:
+        optimizer: "sgd", "adam" or "adamw".
+        lr: learning rate of the first round.
+        lr_decay: factor applied to the learning rate after every round.
+        momentum: of SGD.
+        weight_decay: L2 penalty (decoupled for adamw).
+        amsgrad: of adam and adamw.
+        batch_size: examples per optimiser step.
+        local_epochs: passes over the site's training data per round.
+        local_steps: optimiser steps per round instead of epochs, the same at every site whatever
+            its size.
+        clip_norm: largest Euclidean norm of the gradient; None: not clipped.
+        optimizer_state: "reset" starts the optimiser anew in every round, "keep" carries its
+            moments over at the client.
+        autocast: forward passes in bfloat16; quicker on recent processors, and changes the numbers.
+    """
+
+    optimizer: Literal["sgd", "adam", "adamw"] = "adam"
+    lr: float = 1e-3
+    lr_decay: float = 1.0
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    amsgrad: bool = False
+    batch_size: int = 8
+    local_epochs: int = 1
+    local_steps: int | None = None
+    clip_norm: float | None = None
+    optimizer_state: Literal["reset", "keep"] = "reset"
+    autocast: bool = False
+
+    @property
+    def optimizer_kind(self) -> str:
+        """The optimiser by the name that `Algorithm.optimizers` uses."""
+        return "sgd with momentum" if self.optimizer == "sgd" and self.momentum else self.optimizer
+
+    def build_optimizer(
+        self, parameters: Sequence[nn.Parameter], lr: float
+    ) -> torch.optim.Optimizer:
+        """Return a new optimiser over ``parameters``."""
+        if self.optimizer == "sgd":
+            return torch.optim.SGD(
+                parameters, lr=lr, momentum=self.momentum, weight_decay=self.weight_decay
+            )
+        kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
+        return kind(parameters, lr=lr, weight_decay=self.weight_decay, amsgrad=self.amsgrad)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What one call of `LocalTraining.fit` did."""
+
+    loss: float
+    steps: int
+
+
+def count_steps(count: int, config: TrainingConfig) -> int:
+    """Return how many optimiser steps one round takes with ``count`` examples."""
+    if count == 0:
+        return 0
+    if config.local_steps is not None:
+        return config.local_steps
+    full, rest = divmod(count, config.batch_size)
+    return config.local_epochs * (full + (rest > 1 or (rest == 1 and full == 0)))
+
+
+class LocalTraining:
+    """A network, a task and a recipe, with which all clients of a process train and are scored.
+
+    Args:
+        module: the network; its weights are overwritten by whatever model is trained or scored.
+        task: loss, prediction and scores.
+        config: the recipe.
+        device: where to compute.
+    """
+
+    def __init__(
+        self, module: nn.Module, task: Task, config: TrainingConfig, device: str = "cpu"
+    ) -> None:
+        self.module, self.task, self.config = module.to(device), task, config
+        self.device = torch.device(device)
+        self.parts = find_parts(module)
+        self._warned = False
+
+    def load(self, model: Tensors) -> None:
+        """Put ``model`` into the network; every tensor must be there."""
+        self.module.load_state_dict(dict(model))
+
+    def current(self) -> Tensors:
+        """Return a copy of what the network holds."""
+        return Tensors(self.module.state_dict()).clone()
+
+    def fit(
+        self,
+        model: Tensors,
+        data: Dataset,
+        *,
+        seed: int,
+        path: Path,
+        lr: float,
+        epochs: int | None = None,
+        steps: int | None = None,
+        penalty: Callable[[Tensors], Tensor] | None = None,
+        correct: Callable[[Tensors, Tensors], Tensors] | None = None,
+        objective: Objective | None = None,
+        trainable: Collection[str] | None = None,
+        optimizer_state: dict[str, Any] | None = None,
+    ) -> tuple[Tensors, Progress]:
+        """Train ``model`` on ``data``.
+
+        Args:
+            model: start; left as it is.
+            data: the training examples.
+            seed: of the run.
+            path: name of this fit; order, crops, augmentation and dropout follow from it.
+            lr: learning rate.
+            epochs: passes over the data; by default the recipe's.
+            steps: optimiser steps instead; by default the recipe's, unless ``epochs`` is given.
+            penalty: added to the loss, a function of the current parameters.
+            correct: maps gradient and current parameters to the gradient that the optimiser
+                receives.
+            objective: minimised instead of the task's loss; see `collegium.training.objectives`.
+            trainable: names of the parameters that move; all by default. Normalisation layers whose
+                own parameters stay put use and keep their running statistics.
+            optimizer_state: the optimiser's state by parameter name, read and replaced in place;
+                None: started anew.
+
+        Returns:
+            The trained model and what was done.
+
+        Raises:
+            DivergedError: the loss became NaN or infinite.
+            ConfigError: there is no example to train on.
+        """
+        if len(data) == 0:
+            raise ConfigError("no training examples")
+        config = self.config
+        if epochs is None:
+            epochs, steps = config.local_epochs, config.local_steps if steps is None else steps
+        self.load(model)
+        moving = {
+            n: p
+            for n, p in self.module.named_parameters()
+            if p.requires_grad and (trainable is None or n in trainable)
+        }
+        optimizer = config.build_optimizer(list(moving.values()), lr)
+        if optimizer_state:
+            _restore(optimizer, moving, optimizer_state)
+        network = LiveNetwork(self.module, self.task, moving, lr=lr, autocast=config.autocast)
+        hooks = _Hooks(objective or self._task_loss, penalty, correct)
+        total, taken = 0.0, 0
+        with ambient(seed, *path, "ambient"), self._frozen(moving):
+            for samples in plan_batches(
+                len(data), config.batch_size, epochs=epochs, steps=steps, seed=seed, path=path
+            ):
+                batch = self._draw(data, samples, seed, path)
+                try:
+                    total += self._step(batch, optimizer, network, hooks)
+                except _NotFiniteError as error:
+                    raise DivergedError(
+                        f"the loss became {error} at step {taken + 1} (lr {lr:g}); lower "
+                        f"training.lr or set clip_norm"
+                    ) from None
+                taken += 1
+        if optimizer_state is not None:
+            optimizer_state.clear()
+            optimizer_state.update(_extract(optimizer, moving))
+        optimizer.zero_grad(set_to_none=True)
+        return self.current(), Progress(total / max(taken, 1), taken)
+
+    def _draw(
+        self, data: Dataset, samples: Sequence[tuple[int, int]], seed: int, path: Path
+    ) -> Batch:
+        batch = draw(data, samples, seed, path)
+        return {key: tensor.to(self.device) for key, tensor in batch.items()}
+
+    def _step(
+        self, batch: Batch, optimizer: torch.optim.Optimizer, network: LiveNetwork, hooks: _Hooks
+    ) -> float:
+        """Take one optimiser step and return the task's loss before it."""
+        if len(batch["image"]) == 1:
+            self._normalise_by_running_statistics()
+        optimizer.zero_grad(set_to_none=True)
+        loss, added = hooks.objective(network, batch)
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise _NotFiniteError(value)
+        if added is not None:
+            loss = loss + added
+        if hooks.penalty:
+            loss = loss + hooks.penalty(network.parameters)
+        loss.backward()  # type: ignore[no-untyped-call]
+        moving = network.moving
+        if hooks.correct:
+            self._correct(moving, hooks.correct)
+        if self.config.clip_norm is not None:
+            nn.utils.clip_grad_norm_(list(moving.values()), self.config.clip_norm)
+        optimizer.step()
+        return value
+
+    def _task_loss(self, network: LiveNetwork, batch: Batch) -> tuple[Tensor, None]:
+        """The objective of a method that has none of its own."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.autocast):
+            output = self.module(batch["image"])
+        return self.task.loss(output.float() if self.config.autocast else output, batch), None
+
+    @staticmethod
+    def _correct(
+        moving: Mapping[str, nn.Parameter], correct: Callable[[Tensors, Tensors], Tensors]
+    ) -> None:
+        gradient = Tensors(
+            (n, p.grad if p.grad is not None else torch.zeros_like(p)) for n, p in moving.items()
+        )
+        corrected = correct(gradient, Tensors((n, p.detach()) for n, p in moving.items()))
+        for name, parameter in moving.items():
+            parameter.grad = corrected[name]
+
+    def _normalise_by_running_statistics(self) -> None:
+        """Put batch normalisation in evaluation mode.
+
+        One example has no batch statistics worth learning.
+        """
+        for layer in self.module.modules():
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                layer.eval()
+                if not self._warned:
+                    self._warned = True
+                    logger.warning(
+                        "a batch of one example: batch normalisation uses its running statistics"
+                    )
+
+    def _frozen(self, moving: dict[str, nn.Parameter]) -> _Frozen:
+        return _Frozen(self.module, {id(parameter) for parameter in moving.values()})
+
+    def loss(self, model: Tensors, data: Dataset, *, seed: int, path: Path) -> float:
+        """Return the mean loss over one pass of ``data`` in evaluation mode.
+
+        Equal paths see equal crops.
+        """
+        self.load(model)
+        self.module.eval()
+        total, count = 0.0, 0
+        with torch.no_grad(), ambient(seed, *path, "ambient"):
+            for samples in plan_batches(
+                len(data), self.config.batch_size, epochs=1, steps=None, seed=seed, path=path
+            ):
+                batch = self._draw(data, samples, seed, path)
+                total += float(self.task.loss(self.module(batch["image"]), batch)) * len(samples)
+                count += len(samples)
+        return total / count
+
+    def predictions(
+        self, model: Tensors, data: Dataset, only: Collection[int] | None = None
+    ) -> Iterator[tuple[int, Example, Tensor]]:
+        """Yield index, example and prediction of every case, or of the cases ``only``."""
+        self.load(model)
+        self.module.eval()
+        with (
+            torch.no_grad(),
+            torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.autocast),
+        ):
+            for index in range(len(data)) if only is None else sorted(only):
+                example = data.example(index)
+                on_device = {key: tensor.to(self.device) for key, tensor in example.batch.items()}
+                example = replace(example, batch=on_device)
+                yield index, example, self.task.predict(self.module, example)
+
+
+@dataclass(frozen=True)
+class _Hooks:
+    """What a method puts into the local loop."""
+
+    objective: Objective
+    penalty: Callable[[Tensors], Tensor] | None
+    correct: Callable[[Tensors, Tensors], Tensors] | None
+
+
+class _NotFiniteError(ArithmeticError):
+    """The loss is NaN or infinite."""
+
+
+class _Frozen:
+    """Training mode in which only some parameters move; the network is as before afterwards."""
+
+    def __init__(self, module: nn.Module, moving: set[int]) -> None:
+        self._module, self._moving = module, moving
+        self._stopped: list[nn.Parameter] = []
+
+    def __enter__(self) -> None:
+        self._module.train()
+        for layer in self._module.modules():
+            own = list(layer.parameters(recurse=False))
+            still = [p for p in own if id(p) not in self._moving]
+            if own and len(still) == len(own) and isinstance(layer, nn.modules.batchnorm._NormBase):
+                layer.eval()
+            self._stopped += [p for p in still if p.requires_grad]
+        for parameter in self._stopped:
+            parameter.requires_grad_(False)
+
+    def __exit__(self, *_: object) -> None:
+        for parameter in self._stopped:
+            parameter.requires_grad_(True)
+
+
+def _extract(optimizer: torch.optim.Optimizer, moving: dict[str, nn.Parameter]) -> dict[str, Any]:
+    """Return the optimiser's state by parameter name."""
+    return {
+        name: Tensors(
+            (key, value.clone())
+            for key, value in optimizer.state[p].items()
+            if isinstance(value, Tensor)
+        )
+        for name, p in moving.items()
+        if p in optimizer.state
+    }
+
+
+def _restore(
+    optimizer: torch.optim.Optimizer, moving: dict[str, nn.Parameter], state: dict[str, Any]
+) -> None:
+    """Put back what `_extract` returned; the step count stays on the CPU, where torch keeps it."""
+    for name, parameter in moving.items():
+        if name in state:
+            optimizer.state[parameter] = {
+                key: tensor.to("cpu" if key == "step" else parameter.device, copy=True)
+                for key, tensor in state[name].items()
+            }

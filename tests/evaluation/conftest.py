@@ -1,0 +1,58 @@
+"""Rows of results to make tables of."""
+
+import pytest
+
+from collegium.evaluation.results import Row
+
+
+def make_scores(
+    algorithm, model, site, values, *, seed=0, metric="dice", unit="", patients=None,
+    split="test", fold=0, variation="",
+):  # fmt: skip
+    """One row per value; each case its own patient unless said otherwise."""
+    patients = patients or [f"p{place:02}" for place in range(len(values))]
+    return [
+        Row(experiment="e", algorithm=algorithm, seed=seed, fold=fold, variation=variation, round=5,
+            site=site, case=f"c{place:02}", patient=patient, split=split, model=model,
+            metric=metric, value=value, unit=unit)
+        for place, (value, patient) in enumerate(zip(values, patients, strict=True))
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def scores():
+    return make_scores
+
+
+@pytest.fixture
+def outside():
+    """Scores of a site outside: the fold is the place of the site among all, by name."""
+
+    def make(algorithm, adapter, site, values, **options):
+        fold = "ABC".index(site)
+        return make_scores(algorithm, adapter, site, values, split="outside", fold=fold, **options)
+
+    return make
+
+
+@pytest.fixture
+def three_methods():
+    rows = []
+    for seed, shift in ((0, 0.0), (1, 0.02)):
+        rows += make_scores("local", "personal", "A", [0.60 + shift, 0.70 + shift], seed=seed)
+        rows += make_scores("local", "personal", "B", [0.50 + shift], seed=seed)
+        rows += make_scores("fedavg", "global", "A", [0.80, 0.80 + shift], seed=seed)
+        rows += make_scores("fedavg", "global", "B", [0.55], seed=seed)
+        rows += make_scores("ditto", "personal", "A", [0.75, 0.75], seed=seed)
+        rows += make_scores("ditto", "personal", "B", [0.70], seed=seed)
+    return rows
+
+
+@pytest.fixture
+def joined_rows():
+    alone = [0.50, 0.52, 0.54, 0.56, 0.58, 0.60, 0.62, 0.64]
+    rows = make_scores("local", "personal", "A", alone)
+    rows += make_scores("fedavg", "global", "A", [value + 0.1 for value in alone])
+    rows += make_scores("ditto", "personal", "A", [value - 0.1 for value in alone])
+    rows += make_scores("ditto", "global", "A", [0.9, *[None] * 7])
+    return rows

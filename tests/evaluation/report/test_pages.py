@@ -1,0 +1,167 @@
+import re
+from collections.abc import Iterator
+from io import BytesIO
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from collegium.evaluation.report.html import render
+from collegium.evaluation.report.overlays import draw_layers
+from collegium.evaluation.report.pages import site_ids, undefined_scores
+from collegium.evaluation.report.pictures import BUDGET, Overlay
+from collegium.evaluation.report.reading import Run, read_run
+from collegium.evaluation.results import Row, write_table
+from collegium.evaluation.scores import Where
+
+
+def test_pages_of_sites_have_ids_of_their_own():
+    assert site_ids(["hrf", "CHASE_db1", "<b>Quito", "b quito", "\u6771\u4eac", "\u00fc"]) == {
+        "hrf": "site-hrf",
+        "CHASE_db1": "site-chase_db1",
+        "<b>Quito": "site-b-quito",
+        "b quito": "site-b-quito-2",
+        "\u6771\u4eac": "site-unnamed",
+        "\u00fc": "site-unnamed-2",
+    }
+
+
+def test_undefined_scores_are_counted_inside_and_outside(tmp_path):
+    about: dict[str, Any] = {"experiment": "e", "algorithm": "fedavg", "seed": 0, "round": 1,
+             "site": "A", "metric": "hd95", "patient": "p"}  # fmt: skip
+    rows = [
+        Row(**about, case=f"c{number}", split=split, model=model, value=value)
+        for split, model in (("test", "global"), ("outside", "tent"))
+        for number, value in enumerate((None, 1.0, 2.0))
+    ]
+    write_table(rows, tmp_path)
+    assert undefined_scores(read_run(tmp_path)) == [
+        {"metric": "hd95", "name": name, "site": "A", "undefined": 1, "scores": 3}
+        for name in ("FedAvg + Tent", "FedAvg global")
+    ]
+
+
+SITES = ("Aachen", "Basel", "Chennai", "Dublin", "Essen", "Fukuoka")
+METHODS = ("local", *(f"method-{number:02}" for number in range(19)))
+
+
+def invented_rows() -> Iterator[Row]:
+    """Six sites and 20 methods: 60 rounds, and 12 cases inside and, with two adapters, outside."""
+    rng = np.random.default_rng(0)
+    for algorithm, site in product(METHODS, SITES):
+        about: dict[str, Any] = {"experiment": "e", "algorithm": algorithm, "seed": 0, "site": site}
+        for number in range(1, 61):
+            loss, score = 1 / number + 0.01 * rng.random(2)
+            yield Row(**about, round=number, split="train", metric="loss", value=loss)
+            yield Row(**about, round=number, split="val", model="global", metric="dice",
+                      value=1 - score)  # fmt: skip
+        for split, model in (("test", "global"), ("outside", "none"), ("outside", "tent")):
+            for case in range(12):
+                yield Row(**about, round=60, split=split, model=model, metric="dice",
+                          value=0.8 + 0.01 * rng.standard_normal(), case=f"{split}-c{case:03}",
+                          patient=f"{split}-p{case:03}")  # fmt: skip
+
+
+def invented_overlays(folder: Path) -> Iterator[Overlay]:
+    """Layers of 512 pixels as thin vessels fill them, 10 kB or so each, none like another.
+
+    Whatever follows the end of a PNG is no part of the picture, but makes it another file.
+    """
+    rng = np.random.default_rng(0)
+    truth, guess = (np.kron(rng.random((256, 256)) > 0.9, np.ones((2, 2), int)) for _ in range(2))
+    contents = {}
+    for name, picture in draw_layers(truth[None] * 1.0, truth, guess).items():
+        picture.save(buffer := BytesIO(), "PNG")
+        contents[name] = buffer.getvalue()
+        (folder / name).write_bytes(contents[name])
+    for site, algorithm, (where, model), (number, rank) in product(
+        SITES, METHODS, PLACES, enumerate(("best", "median", "worst", "common"))
+    ):
+        layers = {"image": folder / "image", "truth": folder / "truth"}
+        for name in ("prediction", "errors"):
+            layers[name] = folder / f"{site}-{algorithm}-{model}-{rank}-{name}"
+            layers[name].write_bytes(contents[name] + layers[name].name.encode())
+        yield Overlay(site, algorithm, 0, model, rank, f"c{number}", "dice", 0.5, folder / "image",
+                      layers, (), where)  # fmt: skip
+
+
+PLACES: tuple[tuple[Where, str], ...] = (
+    ("inside", "global"), ("outside", "tent"),
+)  # fmt: skip
+
+
+def test_a_large_report_stays_under_25_megabytes_and_says_what_found_no_room(tmp_path):
+    overlays = list(invented_overlays(tmp_path))
+    assert len(overlays) == 6 * 20 * 2 * 4
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) > 1.05 * BUDGET
+    run = Run({}, list(invented_rows()), METHODS, "local", "dice")
+    page = render(run, overlays, {})
+    assert 15e6 < len(page.encode()) < 25e6
+    (left_out,) = map(int, re.findall(r"<strong>(\d+) pictures found no room</strong>", page))
+    pages = page.split('<section class="page')
+    shown = [part.count('class="case"') for part in pages if 'id="site-' in part]
+    assert sum(shown) == len(overlays) - left_out
+    assert 0 < left_out < 0.5 * len(overlays)
+    # the first method of every site has its pictures, inside and outside
+    (cases,) = (part for part in pages if 'id="cases"' in part)
+    for site in SITES:
+        assert cases.count(f'data-site="{site}"') == 4
+        assert cases.count(f'data-site="{site}, outside"') >= 4
+    assert max(shown) - min(shown) <= 2 * 4  # a turn inside, and one outside
+
+
+def drawn_cases(page: str) -> str:
+    (cases,) = (part for part in page.split('<section class="page') if 'id="cases"' in part)
+    return " ".join(cases.split())
+
+
+@pytest.mark.parametrize(
+    ("drawn", "first", "caption"),
+    [
+        (["personal"], "Ditto personal",
+         "Of Ditto personal; none were drawn of Ditto global, the method of Basel's answer."),
+        (["personal", "global"], "Ditto global", ""),
+        ([], "Alpha global",
+         "Of Alpha global; none were drawn of Ditto global, the method of Basel's answer."),
+    ],
+)  # fmt: skip
+def test_cases_of_an_answer_without_pictures_are_those_of_its_algorithms_other_model(
+    tmp_path: Path, drawn: list[str], first: str, caption: str
+) -> None:
+    """Ditto's global model did best on validation."""
+    values = {("local", "personal"): 0.5, ("Alpha", "global"): 0.6, ("ditto", "global"): 0.9,
+              ("ditto", "personal"): 0.7}  # fmt: skip
+    rows = [
+        Row(experiment="e", algorithm=algorithm, seed=0, round=1, site="Basel", split=split,
+            model=model, metric="dice", value=value, case=case, patient=case)
+        for (algorithm, model), value in values.items()
+        for split, case in (("val", ""), *(("test", f"c{number}") for number in range(6)))
+    ]  # fmt: skip
+    Image.new("L", (8, 8)).save(tmp_path / "a.png")
+    overlays = [
+        Overlay("Basel", algorithm, 0, model, "best", "c1", "dice", 0.5, tmp_path / "a.png")
+        for algorithm, model in (("Alpha", "global"), *(("ditto", model) for model in drawn))
+    ]
+    cases = drawn_cases(
+        render(Run({}, rows, ("local", "Alpha", "ditto"), "local", "dice"), overlays, {})
+    )
+    assert re.findall(r"<h4>([^<]*)</h4>", cases) == [first]
+    assert set(re.findall(r'data-method="([^"]*)"', cases)) == {first}
+    found = re.findall(r'<p class="soft">([^<]*)</p>', cases.replace("&#39;", "'"))
+    assert found == ([caption] if caption else [])
+    assert "test case under the method of its answer" in cases
+
+
+def test_without_an_answer_cases_are_those_of_the_first_method(tmp_path: Path) -> None:
+    row = Row(experiment="e", algorithm="ditto", seed=0, round=1, site="Basel", split="test",
+              model="personal", metric="dice", value=0.5, case="c1", patient="c1")  # fmt: skip
+    Image.new("L", (8, 8)).save(tmp_path / "a.png")
+    overlay = Overlay(
+        "Basel", "ditto", 0, "personal", "best", "c1", "dice", 0.5, tmp_path / "a.png"
+    )
+    cases = drawn_cases(render(Run({}, [row], ("ditto",), "local", "dice"), [overlay], {}))
+    assert "test case under the first method, and common ones" in cases
+    assert "none were drawn" not in cases

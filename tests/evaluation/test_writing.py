@@ -1,0 +1,135 @@
+import csv
+import json
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from collegium.cli import app
+from collegium.errors import DataError
+from collegium.evaluation.results import append_rows, write_table
+from collegium.evaluation.tables import joining_table, method_table
+from collegium.evaluation.writing import write_tables
+
+
+def run_with(folder, rows, algorithms=("local", "fedavg", "ditto")):
+    append_rows(folder / "fedavg" / "seed-0" / "rows.jsonl", rows)
+    config = {"algorithms": [{"name": name} for name in algorithms]}
+    (folder / "run.json").write_text(json.dumps({"config": config}))
+
+
+def records(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_table_of_a_run_is_written_in_every_form(tmp_path, three_methods, outside):
+    rows = three_methods + outside("fedavg", "none", "A", [0.5]) + outside(
+        "fedavg", "tent", "A", [0.6]
+    )  # fmt: skip
+    run_with(tmp_path, rows)
+    paths = write_tables(tmp_path)
+    assert all(path.parent == tmp_path / "tables" for path in paths)
+    assert sorted(path.name for path in paths) == [
+        "dice-adapting.csv", "dice-adapting.md", "dice-adapting.tex", "dice-adapting.txt",
+        "dice-joining.csv", "dice-joining.md", "dice-joining.tex", "dice-joining.txt",
+        "dice-outside.csv", "dice-outside.md", "dice-outside.tex", "dice-outside.txt",
+        "dice.csv", "dice.md", "dice.tex", "dice.txt",
+    ]  # fmt: skip
+    folder = tmp_path / "tables"
+    fedavg = method_table(rows, "dice").methods[2].cells["A"]
+    written = [r for r in records(folder / "dice.csv") if r["method"] == "FedAvg global"]
+    assert float(written[0]["mean"]) == fedavg.mean == pytest.approx(0.805)
+    assert r"\textbf{0.805}" in (folder / "dice.tex").read_text()
+    (adapting,) = records(folder / "dice-adapting.csv")
+    assert float(adapting["difference"]) == pytest.approx(0.1)
+    joined = joining_table(rows, "dice").comparisons
+    assert len(records(folder / "dice-joining.csv")) == len(joined) + 2  # and the two over sites
+
+
+def test_the_command_shows_the_comparisons_beside_the_tables(tmp_path, joined_rows):
+    run_with(tmp_path, joined_rows)
+    said = CliRunner().invoke(app, ["tables", str(tmp_path)]).output
+    assert said.count("Does joining help this site? dice, higher is better") == 1
+    (line,) = [text for text in said.splitlines() if text.startswith("A     Ditto personal")]
+    # all of eight patients lose 0.1: p is 2 / 2**8, and twice that for two methods
+    assert line.split()[-4:] == ["8", "0.008", "0.016", "no"]
+
+
+def test_the_results_of_a_finished_run_are_read_and_its_order_kept(tmp_path, three_methods):
+    run_with(tmp_path, [], ("fedavg", "ditto", "local"))
+    write_table(three_methods, tmp_path)
+    write_tables(tmp_path)
+    methods = [r["method"] for r in records(tmp_path / "tables" / "dice.csv")]
+    assert list(dict.fromkeys(methods)) == ["Local personal", "FedAvg global", "Ditto personal"]
+
+
+def test_who_trains_alone_is_known_by_its_name_in_the_configuration(tmp_path, three_methods):
+    rows = [
+        replace(row, algorithm="on our own") if row.algorithm == "local" else row
+        for row in three_methods
+    ]
+    run_with(tmp_path, rows)
+    write_tables(tmp_path)
+    assert "Nobody trained alone" in (tmp_path / "tables" / "dice-joining.md").read_text()
+    algorithms = [{"name": "local", "label": "on our own"}, {"name": "fedavg"}]
+    (tmp_path / "run.json").write_text(json.dumps({"config": {"algorithms": algorithms}}))
+    write_tables(tmp_path)
+    found = records(tmp_path / "tables" / "dice-joining.csv")
+    assert [r["method"] for r in found][:2] == ["FedAvg global", "Ditto personal"]
+
+
+def test_settings_of_a_sweep_have_their_own_files_and_one_together(tmp_path, scores, outside):
+    rows = []
+    for name in ("tau=0.5", "tau=0.9", "a/b", "a:b"):
+        rows += scores("fedavg", "global", "A", [0.5], variation=name)
+        rows += outside("fedavg", "none", "A", [0.25], variation=name)
+    run_with(tmp_path, rows)
+    names = {path.name for path in write_tables(tmp_path)}
+    assert len(names) == 4 * 2 * (4 + 4) + 2 * 4
+    assert names >= {
+        "dice-tau=0.5.md", "dice-outside-tau=0.9.tex", "dice-tau=0.5-joining.md",
+        "dice-tau=0.9-adapting.csv", "dice-sweep.csv", "dice-outside-sweep.txt",
+        "dice-a_b.md", "dice-a_b_2.md",
+    }  # fmt: skip
+    adapting = (tmp_path / "tables" / "dice-tau=0.9-adapting.txt").read_text()
+    assert adapting.startswith("Does adapting help this hospital? dice, tau=0.9, higher is better")
+    sweep = records(tmp_path / "tables" / "dice-outside-sweep.csv")
+    assert [(r["column"], r["mean"]) for r in sweep] == [
+        ("a/b", "0.25"), ("a:b", "0.25"), ("tau=0.5", "0.25"), ("tau=0.9", "0.25"),
+    ]  # fmt: skip
+
+
+def test_an_algorithm_without_a_global_model_is_not_told_to_add_no_adapter(
+    tmp_path, scores, outside
+):
+    rows = scores("fedbn", "personal", "A", [0.5]) + outside("fedbn", "ensemble", "B", [0.25])
+    rows += scores("ditto", "global", "A", [0.5]) + outside("ditto", "tent", "B", [0.25])
+    run_with(tmp_path, rows, ("ditto", "fedbn"))
+    write_tables(tmp_path)
+    for extension in ("md", "txt"):
+        said = (tmp_path / "tables" / f"dice-adapting.{extension}").read_text()
+        assert "an adapter of Ditto, so whether adapting helps cannot be said there. Add" in said
+        assert "No global model comes from FedBN, so there is nothing unadapted to comp" in said
+
+
+def test_a_run_without_scores_of_cases_has_no_tables(tmp_path, scores):
+    with pytest.raises(DataError, match="no scores of test cases"):
+        write_tables(tmp_path)
+    run_with(tmp_path, [replace(scores("fedavg", "global", "A", [0.5])[0], split="val")])
+    with pytest.raises(DataError, match="no scores of test cases"):
+        write_tables(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", '{"config": {"algorithms": [{}]}}', '{"config": 3}'])
+def test_a_description_that_cannot_be_read_is_named(tmp_path, three_methods, text):
+    run_with(tmp_path, three_methods)
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(DataError, match=r"run\.json: the description of the run cannot be read"):
+        write_tables(tmp_path)
+
+
+def test_writing_again_gives_the_same_bytes(tmp_path, three_methods):
+    run_with(tmp_path, three_methods)
+    first = {path: path.read_bytes() for path in write_tables(tmp_path)}
+    assert {path: path.read_bytes() for path in write_tables(tmp_path)} == first

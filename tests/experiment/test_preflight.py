@@ -1,0 +1,175 @@
+"""What cannot work is refused before the first round: too few sites, networks, adapters."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from collegium.data.phantoms import make_federation
+from collegium.errors import ConfigError
+from collegium.experiment.config.experiment import parse_config, to_dict
+from collegium.experiment.grid import jobs_of
+from collegium.experiment.runner import run_experiment
+
+UNET: dict[str, Any] = {"name": "unet", "in_channels": 1, "channels": [2, 4], "num_res_units": 0}
+NAMES = ("alder", "birch", "cedar", "elm")
+CLUSTERS = {"name": "distance", "label": "clusters", "mode": "clusters"}
+TOO_FEW = "3 sites do not make two clusters of at least two; add sites, or set mode to weights"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLLEGIUM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def phantoms(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Four sites that hand their personal models out."""
+    path = make_federation(tmp_path_factory.mktemp("phantoms"), 4, cases=4, size=32)
+    about = {"name": "f", "federation": str(path), "model": UNET, "rounds": 1}
+    config = parse_config({**about, "algorithms": ["fedavg"]})
+    federation: dict[str, Any] = to_dict(config)["federation"]
+    assert [*federation["sites"]] == [*NAMES]
+    for site in federation["sites"].values():
+        site["share"] = ["personal"]
+    return federation
+
+
+def refusal(folder: Path, federation: dict[str, Any], *algorithms: Any, **settings: Any) -> str:
+    """Run FedAvg and what cannot work, and say why nothing was trained."""
+    about = {"name": "tiny", "rounds": 1, "output": str(folder / "run"), "model": UNET}
+    named = [{"name": "fedavg", "adapters": ["none"]}, *algorithms]
+    config = parse_config({**about, "federation": federation, "algorithms": named, **settings})
+    with pytest.raises(ConfigError) as found:
+        run_experiment(config)
+    assert not any(job.folder.exists() for job in jobs_of(config))
+    return str(found.value)
+
+
+# --- sites and networks
+
+
+def test_every_fold_has_sites_enough_before_any_trains(
+    tmp_path: Path, phantoms: dict[str, Any]
+) -> None:
+    said = refusal(tmp_path, phantoms, CLUSTERS, protocol="leave-one-site-out")
+    assert said == f"without alder, clusters: {TOO_FEW}"
+
+
+def test_every_variation_has_sites_enough_before_any_trains(
+    tmp_path: Path, phantoms: dict[str, Any]
+) -> None:
+    outside = {"4 inside": [], "3 inside": ["elm"]}
+    sweep = {name: {"federation.outside": sites} for name, sites in outside.items()}
+    said = refusal(tmp_path, phantoms, CLUSTERS, variations=sweep)
+    assert said == f"3 inside, clusters: {TOO_FEW}"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "left", "says"),
+    [
+        ("distance", 3, "of the two sites birch and cedar neither is more distant"),
+        ("fedprox+distance", 3, "of the two sites birch and cedar neither is more distant"),
+        ("pfednet", 2, "there is one site only"),
+        ({"name": "pfednet", "k": 3}, 4, "k is 3, but with 3 sites a site has 1 to 2 neighbours"),
+        ({"name": "pfednet", "label": "p", "k": 2}, 3, "k is 2, but with 2 sites"),
+        ("resfim", 2, "'birch' is the only site, so that there is no other whose style"),
+    ],
+)
+def test_a_fold_with_too_few_sites_is_named(
+    tmp_path: Path, phantoms: dict[str, Any], algorithm: Any, left: int, says: str
+) -> None:
+    sites = {name: phantoms["sites"][name] for name in NAMES[:left]}
+    label = algorithm if isinstance(algorithm, str) else algorithm.get("label", algorithm["name"])
+    said = refusal(tmp_path, {**phantoms, "sites": sites}, algorithm, protocol="leave-one-site-out")
+    assert said.startswith(f"without alder, {label}: ")
+    assert says in said
+
+
+def test_an_encoder_that_is_not_there_is_named(tmp_path: Path, phantoms: dict[str, Any]) -> None:
+    said = refusal(tmp_path, phantoms, {"name": "distance", "kind": "embedding", "encoder": "res"})
+    assert said.startswith("distance: encoder: ")
+    assert "'res'" in said
+
+
+# --- models that a method does not have
+
+
+@pytest.mark.parametrize("name", ["distance", "fedprox+distance"])
+def test_a_method_without_personal_models_has_none_by_distance_either(
+    tmp_path: Path, phantoms: dict[str, Any], name: str
+) -> None:
+    said = refusal(tmp_path, {**phantoms, "outside": ["elm"]}, {
+        "name": name, "adapters": ["none", "ensemble"],
+    })  # fmt: skip
+    assert said.startswith(f"the adapter 'ensemble' needs personal models, and '{name}' has none")
+
+
+# --- tasks
+
+
+def table(folder: Path) -> dict[str, Any]:
+    for number, site in enumerate("abc"):
+        rows = np.random.default_rng(number).normal(50, 9, (8, 2)).round(1).tolist()
+        lines = [f"{age},{size},{k % 2}" for k, (age, size) in enumerate(rows)]
+        (folder / f"{site}.csv").write_text("\n".join(["age,size,ill", *lines]))
+    sites = {site: {"table": f"{site}.csv", "share": ["personal"]} for site in "abc"}
+    columns = {"label": "ill", "numeric": ["age", "size"]}
+    task = {"name": "classification", "classes": ["0", "1"]}
+    about = {"name": "f", "root": str(folder), "outside": ["c"], "task": task}
+    return {**about, "sites": sites, "table": columns}
+
+
+def pictures(folder: Path) -> dict[str, Any]:
+    for number, site in enumerate("abc"):
+        (folder / site).mkdir()
+        pixels = np.random.default_rng(number).integers(0, 255, (8, 8, 8), np.uint8)
+        for case in range(8):
+            Image.fromarray(pixels[case]).save(folder / site / f"{case}.png")
+        lines = [f"{site}/{case}.png,{'ill' if case % 2 else 'well'}" for case in range(8)]
+        (folder / f"{site}.csv").write_text("\n".join(["image,class", *lines]))
+    sites = {site: {"manifest": f"{site}.csv", "share": ["personal"]} for site in "abc"}
+    task = {"name": "classification", "classes": ["well", "ill"]}
+    about = {"name": "f", "root": str(folder), "outside": ["c"], "task": task}
+    return {**about, "sites": sites, "image": {"inputs": 1}}
+
+
+DENSENET = {"name": "densenet", "growth": 2, "blocks": [1], "init_features": 4}
+MLP = {"name": "mlp", "hidden": [4]}
+
+
+@pytest.mark.parametrize(
+    ("federation", "model", "settings", "says"),
+    [
+        (pictures, DENSENET, {}, r"the shape loss needs images or volumes, .* shape \(\d, 2\); "
+         r"leave it out, such as by terms=\[consistency,entropy\]"),
+        (table, MLP, {}, r"the shape loss needs images or volumes, .* shape \(\d, 2\); leave it"),
+        (table, MLP, {"terms": ["consistency"], "transforms": True},
+         "routing.transforms turns images, not rows; set it to false"),
+    ],
+)  # fmt: skip
+def test_routing_that_does_not_suit_the_task_is_refused_at_once(
+    tmp_path: Path, federation: Any, model: dict[str, Any], settings: dict[str, Any], says: str
+) -> None:
+    routing = {"name": "routing", "epochs": 1, **settings}
+    algorithm = {"name": "iopfl", "adapters": ["none", routing]}
+    assert re.match(says, refusal(tmp_path, federation(tmp_path), algorithm, model=model))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "says"),
+    [
+        ("fedper", "fedper: FedPer shares nothing of a network whose tensors are all"),
+        ("ttt", "Logistic takes rows of a table, whose columns cannot be turned"),
+    ],
+)
+def test_a_network_without_the_part_that_a_method_needs_is_refused_at_once(
+    tmp_path: Path, algorithm: str, says: str
+) -> None:
+    said = refusal(tmp_path, table(tmp_path), algorithm, model={"name": "logistic"})
+    assert said.startswith(says)

@@ -1,0 +1,306 @@
+import csv
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+import yaml
+
+from collegium.core.model_parts import find_parts
+from collegium.data.phantoms import make_federation
+from collegium.errors import CheckpointError, ConfigError, EgressError, StorageError
+from collegium.experiment.config.experiment import parse_config
+from collegium.experiment.grid import jobs_of
+from collegium.experiment.jobs import Event, cache_folder, open_sites
+from collegium.experiment.runner import (
+    collect_rows,
+    read_run_config,
+    resume_experiment,
+    run_experiment,
+)
+from collegium.models.factory import build_model
+from collegium.runtime.ledger import first_break, read
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL: dict[str, Any] = {"name": "unet", "in_channels": 1, "channels": [4, 8], "num_res_units": 1}
+
+
+@pytest.fixture(scope="module")
+def phantoms(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_federation(tmp_path_factory.mktemp("phantoms"), 2, cases=8, size=32)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch, cache) -> None:
+    monkeypatch.setenv("COLLEGIUM_CACHE", str(cache))
+
+
+@pytest.fixture
+def settings(phantoms, tmp_path) -> dict[str, Any]:
+    return {
+        "name": "tiny",
+        "federation": str(phantoms),
+        "model": MODEL,
+        "algorithms": ["fedavg", "fedbn"],
+        "rounds": 2,
+        "training": {"batch_size": 2, "local_steps": 2, "lr": 0.01},
+        "output": str(tmp_path / "run"),
+    }
+
+
+def bits(output: Path) -> dict[str, bytes]:
+    """Every stored state and test score, by file."""
+    files = [*output.rglob("*.state"), *output.rglob("test.json")]
+    return {str(file.relative_to(output)): file.read_bytes() for file in files}
+
+
+def rows(config) -> list[tuple]:
+    """The rows of a run without what a clock says."""
+    return [
+        (r.algorithm, r.seed, r.round, r.site, r.case, r.split, r.model, r.metric, r.value,
+         r.bytes_up, r.bytes_down)
+        for r in collect_rows(config)
+    ]  # fmt: skip
+
+
+def test_experiment_runs_and_is_not_run_again(settings):
+    config = parse_config(settings)
+    events: list[Event] = []
+    output = run_experiment(config, events.append)
+    kinds = [(event.kind, event.algorithm) for event in events if event.kind != "round"]
+    assert kinds == [(kind, name) for name in ("fedavg", "fedbn") for kind in ("job", "done")]
+    rounds = [event for event in events if event.kind == "round" and event.algorithm == "fedbn"]
+    assert [event.round for event in rounds] == [1, 2]
+    assert all(0 <= score <= 1 for event in rounds for score in event.scores.values())
+    for name in ("results.csv", "results.parquet", "report.html", "run.json"):
+        assert (output / name).stat().st_size > 0
+    assert _tables_agree_with_scores(config)
+    before = bits(output)
+    for file in (output / "tables").iterdir():
+        file.unlink()
+    again: list[Event] = []
+    resume_experiment(output, again.append)
+    assert again == []
+    assert bits(output) == before
+    assert _tables_agree_with_scores(config)
+    folder = jobs_of(config)[1].folder
+    network = build_model("unet", **{k: v for k, v in MODEL.items() if k != "name"})
+    norm = find_parts(network).norm
+    assert norm
+    for site in open_sites(config, output):
+        lines = read(folder / "clients" / site / "ledger.jsonl")
+        sent = {
+            n for line in lines for n, _, _ in line["parts"].get("model", {}).get("tensors", [])
+        }
+        assert sent
+        assert not sent & norm
+    assert _rows_agree_with_scores(config, folder)
+
+
+def _tables_agree_with_scores(config) -> bool:
+    """Every site's mean over patients of FedAvg is in the table, and the comparisons are there."""
+    folder = jobs_of(config)[0].folder
+    scores = json.loads((folder / "server/records/test.json").read_text())
+    tables = Path(config.output) / "tables"
+    with (tables / "dice.csv").open(newline="") as file:
+        found = {
+            line["column"]: float(line["mean"])
+            for line in csv.DictReader(file) if line["method"] == "FedAvg global" and line["mean"]
+        }  # fmt: skip
+    for site, by_model in scores.items():
+        patients: dict[str, list[float]] = {}
+        for case in by_model["global"]:
+            patients.setdefault(case["patient"], []).append(case["dice"])
+        assert found[site] == pytest.approx(fmean(map(fmean, patients.values())))
+    assert "Nobody trained alone" in (tables / "dice-joining.txt").read_text()
+    return len(scores) == 2
+
+
+def _rows_agree_with_scores(config, folder: Path) -> bool:
+    """The table's rows on test cases are the scores that the run ended with."""
+    scores = json.loads((folder / "server/records/test.json").read_text())
+    expected = {
+        (site, model, case["case"], metric): case[metric]
+        for site, by_model in scores.items() for model, cases in by_model.items()
+        for case in cases for metric in case if metric not in ("case", "patient")
+    }  # fmt: skip
+    found = {
+        (r.site, r.model, r.case, r.metric): r.value
+        for r in collect_rows(config) if r.split == "test" and r.algorithm == "fedbn"
+    }  # fmt: skip
+    return found == expected and len(found) > 0
+
+
+@pytest.mark.slow
+def test_number_of_workers_does_not_change_a_bit(settings, tmp_path):
+    results = {}
+    for workers in (1, 2):
+        config = parse_config(
+            {**settings, "engine": {"workers": workers}, "output": str(tmp_path / str(workers))}
+        )
+        output = run_experiment(config)
+        results[workers] = (bits(output), rows(config))
+        for path in output.rglob("ledger.jsonl"):
+            assert first_break(read(path)) is None
+    assert len(results[1][0]) > 10
+    assert results[1] == results[2]
+
+
+KILLED = """
+import os, signal, sys
+left = [int(sys.argv[1])]
+original = os.replace
+def replace(*arguments, **options):
+    if ".state" in str(arguments[0]) or ".json" in str(arguments[0]):
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+    original(*arguments, **options)
+os.replace = replace
+sys.argv = ["collegium", *sys.argv[2:]]
+from collegium.cli import main
+main()
+"""
+
+
+def command_line(*arguments: str, kill_at: int = 0) -> int:
+    """Run a command line, which kills itself in the middle of its kill_at-th save."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+    return subprocess.run(
+        [sys.executable, "-c", KILLED, str(kill_at), *arguments],
+        env=environment, timeout=300, check=False, capture_output=True,
+    ).returncode  # fmt: skip
+
+
+@pytest.mark.slow
+def test_killed_run_has_the_same_bits_when_resumed(settings, tmp_path):
+    whole = parse_config({**settings, "output": str(tmp_path / "whole")})
+    run_experiment(whole)
+    expected = bits(tmp_path / "whole")
+    for number in (4, 17):
+        output = tmp_path / f"killed-{number}"
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(json.dumps({**settings, "output": str(output)}))
+        assert command_line("run", str(file), kill_at=number) == -signal.SIGKILL
+        assert list(output.rglob("*.tmp"))
+        assert command_line("resume", str(output)) == 0
+        assert bits(output) == expected
+        assert rows(read_run_config(output)) == rows(whole)
+
+
+def test_variations_whose_adapters_have_no_site_outside_are_warned_of(settings, caplog):
+    # all share one training, for they differ in adapters alone
+    variations = {
+        "all": {"adapters": ["tent", "none"]},
+        "no": {},
+        "own": {"algorithms": [{"name": "fedavg", "adapters": ["dsbn"]}]},
+    }
+    changes = {"algorithms": ["fedavg"], "variations": variations, "rounds": 1}
+    with caplog.at_level(logging.WARNING):
+        run_experiment(parse_config({**settings, **changes}))
+    end = "do nothing; name a site in federation.outside, or write protocol: leave-one-site-out"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"variation 'all': no site is outside, so nothing is adapted and the adapters (tent, none) "
+        f"{end}",
+        f"variation 'own': no site is outside, so nothing is adapted and the adapters (dsbn) {end}",
+    ]
+
+
+def test_run_without_test_cases_ends_in_a_report_and_no_tables(settings, phantoms, caplog):
+    federation = yaml.safe_load(phantoms.read_text())
+    federation |= {"root": str(phantoms.parent), "splits": {"validation": 0.3, "test": 0.0}}
+    changes = {"federation": federation, "algorithms": ["fedavg"], "adapters": ["tent"]}
+    with caplog.at_level(logging.WARNING):
+        output = run_experiment(parse_config({**settings, **changes, "rounds": 1}))
+    assert (output / "report.html").exists()
+    assert not (output / "tables").exists()
+    assert caplog.messages[0].startswith("no site is outside, so nothing is adapted and the ada")
+
+
+def test_folder_of_another_experiment_is_refused(settings):
+    config = parse_config({**settings, "algorithms": ["fedavg"], "rounds": 1})
+    run_experiment(config)
+    other = parse_config({**settings, "algorithms": ["fedavg"], "rounds": 2})
+    with pytest.raises(CheckpointError, match=r"run made with other settings \(.*rounds"):
+        run_experiment(other)
+
+
+def test_second_process_is_kept_out_of_the_folder(settings):
+    fcntl = pytest.importorskip("fcntl")
+    config = parse_config(settings)
+    output = Path(config.output)
+    output.mkdir()
+    with (output / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(StorageError, match=f"another process is running in {output}"):
+            run_experiment(config)
+
+
+def test_method_that_does_not_suit_is_refused_before_any_cell_runs(settings):
+    config = parse_config({**settings, "algorithms": ["fedavg", "scaffold"]})
+    events: list[Event] = []
+    with pytest.raises(ConfigError, match="Scaffold is right with plain sgd only, not with adam"):
+        run_experiment(config, events.append)
+    assert events == []
+
+
+def test_forbidden_part_is_refused_before_any_cell_runs(settings, phantoms):
+    federation = yaml.safe_load(phantoms.read_text())
+    federation["root"] = str(phantoms.parent)
+    site = sorted(federation["sites"])[0]
+    federation["sites"][site]["forbid"] = ["model"]
+    config = parse_config({**settings, "federation": federation})
+    events: list[Event] = []
+    with pytest.raises(EgressError, match=f"FedAvg sends 'model' .* of site '{site}' forbids"):
+        run_experiment(config, events.append)
+    assert events == []
+
+
+def test_folder_without_a_run_cannot_be_resumed(tmp_path):
+    with pytest.raises(CheckpointError, match=r"holds no run \(there is no run\.json\)"):
+        resume_experiment(tmp_path)
+    (tmp_path / "run.json").write_text('{"config": ')
+    with pytest.raises(CheckpointError, match=r"run\.json is damaged"):
+        resume_experiment(tmp_path)
+
+
+def test_cache_lies_where_the_environment_says(monkeypatch, tmp_path):
+    monkeypatch.setenv("COLLEGIUM_CACHE", str(tmp_path))
+    assert cache_folder() == tmp_path
+    monkeypatch.delenv("COLLEGIUM_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x"))
+    assert cache_folder() == tmp_path / "x" / "collegium"
+
+
+def test_every_algorithm_runs_with_its_own_codec(settings):
+    own = {"name": "fedavg", "label": "coded", "codec": {"up": "half", "down": "half"}}
+    config = parse_config({**settings, "algorithms": ["fedavg", own]})
+    output = run_experiment(config)
+    up = {
+        (row.algorithm, row.site, row.round): row.bytes_up
+        for row in collect_rows(config)
+        if row.metric == "loss" and row.bytes_up is not None
+    }
+    trainable = find_parts(build_model(**MODEL)).trainable
+    numbers = sum(t.numel() for n, t in build_model(**MODEL).state_dict().items() if n in trainable)
+    for site in open_sites(config, output):
+        assert up["fedavg", site, 2] - up["coded", site, 2] > numbers  # two bytes less for each
+        lines = read(output / "coded/seed-0/clients" / site / "ledger.jsonl")
+        assert lines[0]["parts"]["model"]["codec"] == "Half"
+        assert first_break(lines) is None
+    assert read_run_config(output) == config
+    assert "float16" in (output / "report.html").read_text(encoding="utf-8")
+    other = parse_config({**settings, "algorithms": ["fedavg", {**own, "codec": "half"}]})
+    with pytest.raises(CheckpointError, match=r"other settings \(algorithms\.1\.codec\.down"):
+        run_experiment(other)

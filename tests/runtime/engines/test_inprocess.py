@@ -1,0 +1,122 @@
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from collegium.errors import MissingReply
+from collegium.runtime.engines.inprocess import InProcess
+from collegium.runtime.server import Request
+
+
+class Echo:
+    """A client that answers with its name and what it was asked, and may misbehave."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def handle(self, request: Request) -> bytes:
+        if request.method == "die":
+            os._exit(3)
+        if request.method == "sleep":
+            time.sleep(float(request.payload))
+        return f"{self.name}|{request.method}|{os.getpid()}|".encode() + request.payload
+
+
+def build() -> dict[str, Echo]:
+    return {name: Echo(name) for name in "ABCD"}
+
+
+def build_and_die() -> dict[str, Echo]:
+    os._exit(5)
+
+
+def request(client: str, method: str = "train", payload: bytes = b"") -> Request:
+    return Request(client, 3, 1, "train", method, payload)
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[InProcess]:
+    engine = InProcess(build, workers=2)
+    yield engine
+    engine.close()
+
+
+def test_one_worker_is_this_process_and_takes_requests_one_by_one():
+    engine = InProcess(build)
+    taken: list[str] = []
+
+    def requests() -> Iterator[Request]:
+        for client in "ABC":
+            taken.append(client)
+            yield request(client)
+
+    seen = []
+    for answer in engine.exchange(requests()):
+        seen.append(answer.client)
+        assert taken == seen
+        assert answer.data == f"{answer.client}|train|{os.getpid()}|".encode()
+        assert answer.seconds >= 0
+    assert seen == ["A", "B", "C"]
+
+
+def test_clients_are_built_once_and_again_after_a_close():
+    built = []
+    engine = InProcess(lambda: built.append(1) or build())  # type: ignore[func-returns-value]
+    for _ in range(2):
+        list(engine.exchange([request("A")]))
+    assert len(built) == 1
+    engine.close()
+    list(engine.exchange([request("A")]))
+    assert len(built) == 2
+
+
+def test_two_workers_share_the_requests_and_the_payload_is_intact(workers):
+    payload = bytes(range(256)) * 8192  # 2 MiB: more than a pipe holds
+    answers = {
+        a.client: a.data for a in workers.exchange(request(c, payload=payload) for c in "ABCD")
+    }
+    assert sorted(answers) == ["A", "B", "C", "D"]
+    for client, data in answers.items():
+        name, method, pid, rest = data.split(b"|", 3)
+        assert (name, method, rest) == (client.encode(), b"train", payload)
+        assert int(pid) != os.getpid()
+    assert len({data.split(b"|", 3)[2] for data in answers.values()}) <= 2
+
+
+def test_answers_come_as_they_are_ready(workers):
+    list(workers.exchange([request("A"), request("B")]))  # both have started
+    slow, quick = request("A", "sleep", b"1.0"), request("B")
+    assert [answer.client for answer in workers.exchange([slow, quick])] == ["B", "A"]
+
+
+def test_worker_that_dies_is_named_with_client_and_round():
+    engine = InProcess(build, workers=2)
+    words = r"client 'B', round 3, die: its process ended with code 3 .*resume$"
+    try:
+        with pytest.raises(MissingReply, match=words):
+            list(engine.exchange([request("A"), request("B", "die"), request("C")]))
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("size", [0, 4 << 20])
+def test_worker_that_dies_before_it_can_be_asked_is_named(size):
+    """A large payload fails in the sending, a small one in the receiving."""
+    engine = InProcess(build_and_die, workers=2)
+    try:
+        with pytest.raises(MissingReply, match=r"client 'A', round 3, train: .*code 5 "):
+            list(engine.exchange([request("A", payload=b"x" * size)]))
+    finally:
+        engine.close()
+
+
+def test_close_ends_idle_and_busy_processes(workers):
+    exchange = workers.exchange([request("A", "sleep", b"60"), request("B")])
+    idle = next(exchange)
+    assert idle.client == "B"
+    processes = [worker._process for worker in workers._workers]
+    assert int(idle.data.split(b"|")[2]) in {process.pid for process in processes}
+    assert all(process.is_alive() for process in processes)
+    workers.close()
+    assert not any(process.is_alive() for process in processes)

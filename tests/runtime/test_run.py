@@ -1,0 +1,188 @@
+import json
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+
+from collegium.algorithms.fedavg import FedAvg
+from collegium.algorithms.finetune import FineTune
+from collegium.algorithms.local import Local
+from collegium.core.algorithm import handler
+from collegium.core.files import write_atomically
+from collegium.core.message import Message
+from collegium.core.tensors import Tensors
+from collegium.runtime import run as module
+from collegium.runtime.engines.inprocess import InProcess
+from collegium.runtime.run import RoundRecord, Run, mean_defined
+from collegium.testing.conformance import dying_save
+from collegium.testing.toy import ToyFederation
+
+
+@dataclass(frozen=True)
+class Scripted(FedAvg):
+    """Nothing is trained; the scores of each round are what the class says."""
+
+    script: ClassVar[
+        tuple[dict[str, list], ...]
+    ] = (  # round by round: the scores of the validation cases of A, B and C
+        {"A": [0.5, 0.5], "B": [1.0], "C": []},
+        {"A": [0.7, None], "B": [0.9], "C": [None]},
+        {"A": [0.9, 0.9], "B": [0.0], "C": []},
+        {"A": [None, None], "B": [None], "C": []},
+    )
+
+    def round(self, server):
+        server.state["model"] = server.state["model"].map(
+            lambda t: t + 1 if t.is_floating_point() else t
+        )
+
+    @handler
+    def evaluate(self, client, request):
+        rows = [{"case": "c", "negative_loss": v} for v in self.script[client.round - 1][client.id]]
+        return Message.of(scores={"global": rows})
+
+
+def run_of(federation: ToyFederation, rounds: int = 2, every: int = 1) -> Run:
+    return Run(federation.server, rounds, "negative_loss", every)
+
+
+def test_undefined_values_are_left_out_of_a_mean():
+    assert mean_defined([1.0, None, 4.0]) == 2.5
+    assert mean_defined([None]) is None
+    assert mean_defined([]) is None
+
+
+def test_global_model_is_selected_by_the_mean_over_all_validation_cases(tmp_path):
+    """(0.7 + 0.9) / 2 = 0.8 beats (0.5 + 0.5 + 1) / 3 and (0.9 + 0.9 + 0) / 3."""
+    federation = ToyFederation(Scripted(), tmp_path)
+    run = run_of(federation, rounds=3)
+    run.execute()
+    best = run.best()
+    assert best is not None
+    assert best["round"] == 2
+    assert best["score"] == pytest.approx(0.8)
+    shift = best["model"]["0.bias"] - federation.server.initial_model["0.bias"]
+    assert torch.allclose(shift, torch.full((4,), 2.0))
+
+
+def test_records_hold_the_mean_of_each_site_and_undefined_ones(tmp_path):
+    run = run_of(ToyFederation(Scripted(), tmp_path), rounds=4)
+    run.execute()
+    found = [record.scores["global"] for record in run.records()]
+    assert found[0] == {"A": 0.5, "B": 1.0, "C": None}
+    assert found[1] == {"A": 0.7, "B": 0.9, "C": None}
+    assert found[3] == {"A": None, "B": None, "C": None}
+
+
+def test_test_scores_are_those_of_the_selected_model(tmp_path):
+    federation = ToyFederation(Scripted(), tmp_path)
+    run = run_of(federation, rounds=3)
+    scores = run.execute()
+    client = federation.clients()["B"]
+    best = run.best()
+    assert best is not None
+    assert scores["B"]["global"] == client.score(best["model"], "test")
+    assert [row["case"] for row in scores["B"]["global"]] == [f"test-c00{i}" for i in (1, 2, 3, 4)]
+
+
+def test_rounds_are_evaluated_every_so_often_and_at_the_end(tmp_path):
+    seen: list[RoundRecord] = []
+    run_of(ToyFederation(FedAvg(), tmp_path), rounds=5, every=2).execute(seen.append)
+    assert [record.round for record in seen] == [1, 2, 3, 4, 5]
+    assert [record.round for record in seen if record.scores] == [2, 4, 5]
+
+
+def test_an_end_that_asks_somebody_is_evaluated_too(tmp_path):
+    seen: list[RoundRecord] = []
+    run_of(ToyFederation(FineTune(), tmp_path), rounds=2).execute(seen.append)
+    assert [record.round for record in seen if record.scores] == [1, 2, 3]
+
+
+def test_record_of_a_round_counts_what_every_client_did(tmp_path):
+    run = run_of(ToyFederation(FedAvg(), tmp_path), rounds=1)
+    run.execute()
+    (first,) = run.records()
+    assert set(first.losses) == set(first.bytes_up) == {"A", "B", "C"}
+    assert all(loss is not None and loss > 0 for loss in first.losses.values())
+    lines = (tmp_path / "clients/A/ledger.jsonl").read_text().splitlines()
+    sent = [json.loads(line) for line in lines]
+    assert first.bytes_up["A"] == sum(line["bytes"] for line in sent if line["stage"] == "train")
+
+
+def test_global_model_is_kept_by_none_without_one(tmp_path):
+    run = run_of(ToyFederation(Local(), tmp_path))
+    scores = run.execute()
+    assert run.best() is None
+    assert set(scores["A"]) == {"personal"}
+
+
+def test_fine_tuned_model_competes_after_the_last_round(tmp_path):
+    federation = ToyFederation(FineTune(), tmp_path)
+    run = run_of(federation)
+    scores = run.execute()
+    assert federation.server.round == 3
+    assert set(run.records()[0].scores) == {"global"}
+    assert set(run.records()[2].scores) == {"global", "personal"}
+    assert set(scores["A"]) == {"global", "personal"}
+
+
+def test_finished_run_is_not_run_again(tmp_path):
+    federation = ToyFederation(FedAvg(), tmp_path)
+    scores = run_of(federation).execute()
+
+    def nobody():
+        raise AssertionError
+
+    again = ToyFederation(FedAvg(), tmp_path, lambda _: InProcess(nobody))
+    assert run_of(again).execute() == scores
+
+
+def test_every_write_may_be_the_last_and_no_record_is_lost(tmp_path):
+    """Stopped anywhere and resumed, the records of all rounds are there, seconds aside."""
+
+    def records(run: Run) -> list[dict]:
+        return [{**vars(record), "seconds": set(record.seconds)} for record in run.records()]
+
+    reference = run_of(ToyFederation(FineTune(), tmp_path / "whole"))
+    with dying_save(-1) as writes:
+        scores = reference.execute()
+    assert len(records(reference)) == 3
+    for number in range(1, writes[0] + 1):
+        root = tmp_path / str(number)
+        with pytest.raises(KeyboardInterrupt), dying_save(number):
+            run_of(ToyFederation(FineTune(), root)).execute()
+        resumed = run_of(ToyFederation(FineTune(), root))
+        assert resumed.execute() == scores
+        assert records(resumed) == records(reference)
+
+
+def test_run_file_written_last_says_that_the_run_is_done(tmp_path, monkeypatch):
+    written = []
+    original = write_atomically
+
+    def write(path, data):
+        written.append(path.name)
+        original(path, data)
+
+    monkeypatch.setattr(module, "write_atomically", write)
+    run_of(ToyFederation(FedAvg(), tmp_path), rounds=1).execute()
+    assert written == [
+        "000001.json", "evaluation-000001.json", "test.json",
+    ]  # fmt: skip
+
+
+def test_undefined_score_replaces_no_defined_one(tmp_path):
+    run = run_of(ToyFederation(Scripted(), tmp_path), rounds=0)
+    server = run.server
+    server.begin()
+    for number, score in enumerate((None, 0.5, None, 0.4, 0.6), start=1):
+        server.round = number
+        server.state["model"] = Tensors({"w": torch.tensor(float(number))})
+        rows = [{"negative_loss": score}]
+        run._keep_best({"A": Message.of(scores={"global": rows})})
+        best = run.best()
+        assert best is not None
+        assert (best["round"], best["score"]) == {
+            1: (1, None), 2: (2, 0.5), 3: (2, 0.5), 4: (2, 0.5), 5: (5, 0.6),
+        }[number]  # fmt: skip
