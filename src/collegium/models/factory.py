@@ -137,8 +137,8 @@ def build_model(name: str, **params: Any) -> nn.Module:
     factory = _load(name) if ":" in name else _FACTORIES.get(name)
     if factory is None:
         raise ConfigError(
-            f"there is no model {name!r}{did_you_mean(name, MODELS) or ':'} set model.name to one of "
-            f"{', '.join(MODELS)}, or to file.py:factory."
+            f"there is no model {name!r}{did_you_mean(name, MODELS) or ':'} set model.name to one "
+            f"of {', '.join(MODELS)}, or to file.py:factory."
         )
     _check_params(name, factory, params)
     model = factory(**params)
