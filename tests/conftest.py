@@ -1,6 +1,7 @@
-"""What all tests share."""
+"""Fixtures of all tests: reference numbers, field cases, and the folder of real data."""
 
 import json
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -8,26 +9,51 @@ from typing import Any
 
 import pytest
 
+HERE = Path(__file__).resolve().parent
+
 
 @pytest.fixture(scope="session", autouse=True)
-def _cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
+def _separate_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Prepared cases go to a folder of the test session, never to the user's cache."""
     os.environ["COLLEGIUM_CACHE"] = str(tmp_path_factory.mktemp("cache"))
 
 
-@pytest.fixture(scope="session")
-def shared() -> Path:
-    """The folder of reference values and cases; tests that need it are skipped without it."""
-    beside = Path(__file__).resolve().parents[2] / "shared"
-    folder = Path(os.environ.get("COLLEGIUM_SHARED", beside))
-    if not folder.is_dir():
-        pytest.skip(f"no reference data at {folder}: set COLLEGIUM_SHARED to its folder")
-    return folder
+@pytest.fixture(autouse=True)
+def _separate_logging() -> None:
+    """The command line sets how much is logged; the next test starts without that."""
+    logging.getLogger("collegium").setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")
-def golden(shared: Path) -> Callable[[str], dict[str, Any]]:
+def cases() -> Path:
+    """The folder of field cases; a folder each, described by its `case.json`."""
+    return HERE / "data" / "cases"
+
+
+@pytest.fixture(scope="session")
+def new_cases() -> Path:
+    """The folder of the field cases that were collected later."""
+    return HERE / "data" / "new_cases"
+
+
+@pytest.fixture(scope="session")
+def reference() -> Path:
+    """The folder of numbers that were computed independently of this project."""
+    return HERE / "data" / "reference"
+
+
+@pytest.fixture(scope="session")
+def golden(reference: Path) -> Callable[[str], dict[str, Any]]:
     """Cases of `golden.json` by name: inputs, params, expected values and their tolerance."""
-    cases = json.loads((shared / "specs" / "golden.json").read_text())["cases"]
+    cases = json.loads((reference / "golden.json").read_text("utf-8"))["cases"]
     by_name: dict[str, dict[str, Any]] = {case["name"]: case for case in cases}
     return by_name.__getitem__
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of public research data; the repository holds none, so tests may be skipped."""
+    folder = Path(os.environ.get("COLLEGIUM_SHARED", HERE.parents[1] / "shared")) / "data"
+    if not folder.is_dir():
+        pytest.skip(f"The real data are missing at {folder}: set COLLEGIUM_SHARED to their parent.")
+    return folder

@@ -1,6 +1,5 @@
 """The field cases of DICOM."""
 
-import json
 import os
 import subprocess
 import sys
@@ -39,14 +38,7 @@ WITHOUT_DECODERS = """
 BLOCKED = {"pylibjpeg", "openjpeg", "libjpeg", "PIL", "gdcm", "_gdcm"}
 
 
-def stated(shared: Path, case: str) -> tuple[Path, dict[str, Any]]:
-    """The folder of a case and the values that its description states."""
-    folder = shared / "cases" / case
-    return folder, json.loads((folder / "case.json").read_text())["right_outcome"]["values"]
-
-
-def test_dcm01_unsorted_same_instance_number(shared: Path) -> None:
-    folder, values = stated(shared, "dcm01_unsorted_same_instance_number")
+def test_dcm01_unsorted_same_instance_number(folder: Path, values: dict[str, Any]) -> None:
     decoded = decode(folder / "series")
     rows, columns, slices = values["shape_rows_cols_slices"]
     assert decoded.array.shape == (1, columns, rows, slices)
@@ -60,8 +52,7 @@ def test_dcm01_unsorted_same_instance_number(shared: Path) -> None:
     assert decoded.affine[2, 3] == values["first_z"]
 
 
-def test_dcm02_missing_slice(shared: Path) -> None:
-    folder, values = stated(shared, "dcm02_missing_slice")
+def test_dcm02_missing_slice(folder: Path, values: dict[str, Any]) -> None:
     with pytest.raises(DataError) as caught:
         decode(folder / "series")
     text = str(caught.value)
@@ -74,8 +65,7 @@ def test_dcm02_missing_slice(shared: Path) -> None:
     assert pydicom.dcmread(folder / "series" / "s00.dcm").SeriesInstanceUID in text
 
 
-def test_dcm03_mixed_series_and_stray_files(shared: Path) -> None:
-    folder, values = stated(shared, "dcm03_mixed_series_and_stray_files")
+def test_dcm03_mixed_series_and_stray_files(folder: Path, values: dict[str, Any]) -> None:
     with pytest.raises(DataError) as caught:
         decode(folder / "exam")
     text = str(caught.value)
@@ -91,8 +81,7 @@ def test_dcm03_mixed_series_and_stray_files(shared: Path) -> None:
     assert any("Thumbs.db, notes.xml" in note for note in decoded.notes)
 
 
-def test_dcm04_rescale_and_unsigned(shared: Path) -> None:
-    folder, values = stated(shared, "dcm04_rescale_and_unsigned")
+def test_dcm04_rescale_and_unsigned(folder: Path, values: dict[str, Any]) -> None:
     ct = decode(folder / "ct").array[0]
     assert ct[::-1, 0, 0].tolist() == values["ct_columns"]  # x is counted from the other end
     assert (ct == ct[:, :1, :1]).all()
@@ -101,8 +90,7 @@ def test_dcm04_rescale_and_unsigned(shared: Path) -> None:
     assert (pet == pet[:1, :1]).all()
 
 
-def test_dcm05_monochrome1(shared: Path) -> None:
-    folder, values = stated(shared, "dcm05_monochrome1")
+def test_dcm05_monochrome1(folder: Path, values: dict[str, Any]) -> None:
     one, other = (
         normalise(read_image(folder / name).array, "minmax")[0]
         for name in ("site_a_mono2.dcm", "site_b_mono1.dcm")
@@ -112,8 +100,7 @@ def test_dcm05_monochrome1(shared: Path) -> None:
     assert other[0, 0] == values["corner_0_0"]
 
 
-def test_dcm07_compressed_transfer_syntax(shared: Path) -> None:
-    folder, values = stated(shared, "dcm07_compressed_transfer_syntax")
+def test_dcm07_compressed_transfer_syntax(folder: Path, values: dict[str, Any]) -> None:
     plain = decode(folder / "plain.dcm").array
     assert plain.shape == (1, *values["shape"])
     for name in ("plain", "rle", "jpeg2000"):
@@ -124,8 +111,7 @@ def test_dcm07_compressed_transfer_syntax(shared: Path) -> None:
         assert pydicom.dcmread(folder / f"{name}.dcm").file_meta.TransferSyntaxUID == uid
 
 
-def test_dcm07_without_plugin(shared: Path) -> None:
-    folder, values = stated(shared, "dcm07_compressed_transfer_syntax")
+def test_dcm07_without_plugin(folder: Path, values: dict[str, Any]) -> None:
     program = textwrap.dedent(WITHOUT_DECODERS.format(blocked=BLOCKED))
     run = subprocess.run(
         [sys.executable, "-c", program, str(folder)],
@@ -141,8 +127,7 @@ def test_dcm07_without_plugin(shared: Path) -> None:
     assert "pip install pylibjpeg pylibjpeg-openjpeg" in jpeg2000
 
 
-def test_dcm08_pixel_padding(shared: Path) -> None:
-    folder, values = stated(shared, "dcm08_pixel_padding")
+def test_dcm08_pixel_padding(folder: Path, values: dict[str, Any]) -> None:
     decoded = decode(folder / "series")
     assert decoded.measured is not None
     inside = decoded.measured[0]

@@ -1,6 +1,5 @@
 """The field cases of geometry, and for each a sibling of the same kind."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +7,9 @@ import nibabel
 import numpy as np
 import pytest
 
-from collegium.data.decoded import Array
+from collegium.data.decoded_image import Array
 from collegium.data.federation import FederationConfig, SiteConfig, list_cases, open_federation
-from collegium.data.recipe import RawCase, decode, make
+from collegium.data.preprocessing import RawCase, decode_case, preprocess
 from collegium.data.settings import ImageConfig, TaskConfig
 from collegium.data.site import Case
 from collegium.errors import DataError
@@ -19,12 +18,6 @@ nib: Any = nibabel
 INSIDE = np.zeros((12, 10, 8), bool)
 INSIDE[3:7, 2:6, 4:7] = True  # 48 voxels
 LPS = np.diag([-1.0, -1.0, 1.0, 1.0])
-
-
-def stated(shared: Path, case: str) -> tuple[Path, dict[str, Any]]:
-    """The folder of a case and the values that its description states."""
-    folder = shared / "cases" / case
-    return folder, json.loads((folder / "case.json").read_text())["right_outcome"]["values"]
 
 
 def save(path: Path, array: Array, affine: Array | None = None) -> Path:
@@ -38,7 +31,7 @@ def case_in(folder: Path, image: str = "image.nii.gz", mask: str = "mask.nii.gz"
 
 
 def read(case: Case, **image: Any) -> RawCase:
-    return decode(case, ImageConfig(**image), TaskConfig())
+    return decode_case(case, ImageConfig(**image), TaskConfig())
 
 
 def foreground(raw: RawCase) -> tuple[int, list[float]]:
@@ -62,12 +55,11 @@ def federation(root: Path, folder: str) -> FederationConfig:
     return FederationConfig("f", {"A": SiteConfig(folder)}, root=str(root))
 
 
-def test_geo01_mask_stored_lps(shared: Path) -> None:
-    folder, values = stated(shared, "geo01_mask_stored_lps")
+def test_geo01_mask_stored_lps(folder: Path, values: dict[str, Any]) -> None:
     raw = read(case_in(folder))
     assert foreground(raw) == (values["fg_voxels"], [values["fg_mean"]])
     assert volume_mm3(raw) == pytest.approx(values["volume_mm3"])
-    assert raw.stored == values["image_axcodes"]
+    assert raw.orientation == values["image_axcodes"]
     assert any(f"mask.nii.gz: was brought from {values['mask_axcodes']}" in n for n in raw.notes)
     assert raw.arrays.label is not None
     affine = nib.load(folder / "image.nii.gz").affine  # stored as RAS, so it counts as it is
@@ -95,8 +87,7 @@ def test_geo01_sibling_a_mask_saved_by_simpleitk_as_nrrd(tmp_path: Path) -> None
     assert foreground(read(case_in(tmp_path, mask="mask.nrrd"))) == (48, [500.0])
 
 
-def test_geo02_shape_mismatch(shared: Path, tmp_path: Path) -> None:
-    folder, values = stated(shared, "geo02_shape_mismatch")
+def test_geo02_shape_mismatch(folder: Path, values: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         open_federation(federation(folder, "site_a"), tmp_path, 0, None)
     text = str(caught.value)
@@ -115,8 +106,7 @@ def test_geo02_sibling_a_second_channel_of_another_shape(tmp_path: Path) -> None
         read(case)
 
 
-def test_geo04_origin_shift_5mm(shared: Path) -> None:
-    folder, values = stated(shared, "geo04_origin_shift_5mm")
+def test_geo04_origin_shift_5mm(folder: Path, values: dict[str, Any]) -> None:
     with pytest.raises(DataError) as caught:
         read(case_in(folder))
     text = str(caught.value)
@@ -141,8 +131,7 @@ def test_geo04_siblings_another_slice_distance_and_another_level(
         read(case_in(tmp_path))
 
 
-def test_geo05_affine_rounding(shared: Path) -> None:
-    folder, values = stated(shared, "geo05_affine_rounding")
+def test_geo05_affine_rounding(folder: Path, values: dict[str, Any]) -> None:
     image, mask = (nib.load(folder / f"{name}.nii.gz").affine for name in ("image", "mask"))
     apart = float(np.abs(image - mask).max())  # headers hold single precision
     assert apart == pytest.approx(values["max_abs_affine_difference"], rel=0.1)
@@ -165,8 +154,7 @@ def test_geo05_siblings_a_tenth_of_the_smallest_voxel_counts(
             read(case_in(tmp_path))
 
 
-def test_geo06_trailing_singleton_4d(shared: Path) -> None:
-    folder, values = stated(shared, "geo06_trailing_singleton_4d")
+def test_geo06_trailing_singleton_4d(folder: Path, values: dict[str, Any]) -> None:
     raw = read(case_in(folder))
     assert raw.arrays.image.shape == (1, *values["shape"])
     assert raw.arrays.shape == tuple(values["shape"])
@@ -195,8 +183,7 @@ def test_geo06_sibling_a_series_of_one_volume_as_mha(tmp_path: Path) -> None:
     assert foreground(raw) == (48, [500.0])
 
 
-def test_geo07_true_4d_image(shared: Path) -> None:
-    folder, values = stated(shared, "geo07_true_4d_image")
+def test_geo07_true_4d_image(folder: Path, values: dict[str, Any]) -> None:
     with pytest.raises(DataError) as caught:
         read(case_in(folder), inputs=1)
     text = str(caught.value)
@@ -220,8 +207,7 @@ def test_geo07_siblings_two_echoes_and_a_dynamic_series(tmp_path: Path) -> None:
         read(case_in(tmp_path))
 
 
-def test_geo10_sheared_direction(shared: Path) -> None:
-    folder, values = stated(shared, "geo10_sheared_direction")
+def test_geo10_sheared_direction(folder: Path, values: dict[str, Any]) -> None:
     columns = nib.load(folder / "image.nii.gz").affine[:3, :3]
     columns = columns / np.linalg.norm(columns, axis=0)
     dots = np.abs(columns.T @ columns - np.eye(3))
@@ -236,19 +222,18 @@ def test_geo10_sibling_a_tilted_gantry_stored_upside_down(tmp_path: Path) -> Non
     save(tmp_path / "image.nii.gz", marked(), tilted)
     save(tmp_path / "mask.nii.gz", INSIDE.astype(np.uint8), tilted)
     raw = read(case_in(tmp_path))
-    assert raw.stored == "RPI"
+    assert raw.orientation == "RPI"
     assert foreground(raw) == (48, [500.0])
     np.testing.assert_array_equal(raw.arrays.image[0], marked()[:, ::-1, ::-1])
 
 
-def test_geo11_missing_channel_one_case(shared: Path) -> None:
-    folder, values = stated(shared, "geo11_missing_channel_one_case")
+def test_geo11_missing_channel_one_case(folder: Path, values: dict[str, Any]) -> None:
     cases, (problem,) = list_cases(federation(folder, "."), "A")
     assert [case.case for case in cases] == values["complete"]
     assert f"case {values['incomplete_case']}: channel 0001 is missing" in problem
     assert str(folder / "images" / values["missing"]) in problem
     assert "2 of 3 cases are complete" in problem
-    arrays = make(cases[0], ImageConfig(inputs=2), TaskConfig()).arrays
+    arrays = preprocess(cases[0], ImageConfig(inputs=2), TaskConfig()).arrays
     assert arrays.image.shape[0] == 2
 
 

@@ -1,6 +1,7 @@
 """Every field case has a test that runs and asserts something."""
 
 import ast
+import json
 from pathlib import Path
 
 import pytest
@@ -48,9 +49,25 @@ def test_every_field_case_has_a_test_that_asserts() -> None:
     assert (len(CASES), lacking) == (46, [])
 
 
-def test_the_cases_listed_are_those_of_the_shared_folder(shared: Path) -> None:
-    folders = [path.name for path in (shared / "cases").iterdir() if path.is_dir()]
+def test_the_cases_listed_are_those_of_the_folder(cases: Path) -> None:
+    folders = [path.name for path in cases.iterdir() if path.is_dir()]
     assert sorted(name.partition("_")[0] for name in folders) == sorted(CASES)
+
+
+@pytest.mark.parametrize(("collection", "number"), [("cases", 46), ("new_cases", 11)])
+def test_every_case_holds_the_files_that_it_lists(
+    request: pytest.FixtureRequest, collection: str, number: int
+) -> None:
+    """Neither a copy of the repository nor `.gitignore` may have lost one."""
+    folders = [path for path in request.getfixturevalue(collection).iterdir() if path.is_dir()]
+    assert len(folders) == number
+    for folder in folders:
+        listed = json.loads((folder / "case.json").read_text("utf-8"))["files"]
+        table = folder / "links.tsv"  # dangling links, which a test makes in a copy of its own
+        links = table.read_text("utf-8").splitlines() if table.is_file() else []
+        there = {link.partition("\t")[0] for link in links}
+        there |= {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+        assert set(listed) <= there, folder.name
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """The field cases of labels and intensities, and for each a sibling of the same kind."""
 
-import json
 import logging
 import re
 from collections.abc import Mapping
@@ -15,12 +14,6 @@ from PIL import Image
 from collegium.data.pairing import pair_cases
 from collegium.data.reading import normalise, read_image, read_label
 from collegium.errors import DataError
-
-
-def stated(shared: Path, case: str) -> tuple[Path, dict[str, Any]]:
-    """The folder of a case and the values that its description states."""
-    folder = shared / "cases" / case
-    return folder, json.loads((folder / "case.json").read_text())["right_outcome"]["values"]
 
 
 def counts(array: np.ndarray) -> dict[str, int]:
@@ -47,8 +40,7 @@ def paletted(path: Path, indices: np.ndarray, colours: Mapping[int, int]) -> Pat
     return path
 
 
-def test_lab01_mask_0_255(shared: Path):
-    folder, values = stated(shared, "lab01_mask_0_255")
+def test_lab01_mask_0_255(folder: Path, values: dict[str, Any]):
     label = read_label(folder / "masks" / "a.png", classes=2)
     assert label.array.sum() == values["fg_pixels"]
     assert dice(label.array == 1, label.array == 1) == values["dice_self"]
@@ -72,8 +64,7 @@ def test_lab01_siblings_are_read_as_0_and_1(tmp_path: Path, kind: str):
     assert (label.array == drawn).all()
 
 
-def test_lab02_brats_label_4(shared: Path):
-    folder, values = stated(shared, "lab02_brats_label_4")
+def test_lab02_brats_label_4(folder: Path, values: dict[str, Any]):
     path = folder / "masks" / "b.nii.gz"
     with pytest.raises(DataError) as caught:
         read_label(path, classes=4)
@@ -98,8 +89,7 @@ def test_lab02_sibling_a_picture_with_codes_of_tissues(tmp_path: Path):
     assert counts(label.array) == {"0": 1, "1": 3, "2": 1, "3": 1}
 
 
-def test_lab03_float_labels_from_slope(shared: Path):
-    folder, values = stated(shared, "lab03_float_labels_from_slope")
+def test_lab03_float_labels_from_slope(folder: Path, values: dict[str, Any]):
     label = read_label(folder / "masks" / "m.nii.gz", classes=4)
     assert counts(label.array) == values["counts"]
     assert label.array.dtype.kind == "u"
@@ -113,8 +103,9 @@ def test_lab03_sibling_a_slope_just_above_and_one_far_off(tmp_path: Path):
         read_label(save(tmp_path / "m.nii", stored, 0.0102), classes=8)
 
 
-def test_lab04_nan_inf_voxels(shared: Path, caplog: pytest.LogCaptureFixture):
-    folder, values = stated(shared, "lab04_nan_inf_voxels")
+def test_lab04_nan_inf_voxels(
+    folder: Path, values: dict[str, Any], caplog: pytest.LogCaptureFixture
+):
     with caplog.at_level(logging.WARNING):
         image = read_image(folder / "image.nii.gz")
     (note,) = image.notes
@@ -150,8 +141,9 @@ def test_lab04_sibling_one_channel_of_a_picture_series(tmp_path: Path):
 
 
 @pytest.mark.parametrize("how", ["zscore", "minmax"])
-def test_lab05_constant_image(shared: Path, caplog: pytest.LogCaptureFixture, how: str):
-    folder, values = stated(shared, "lab05_constant_image")
+def test_lab05_constant_image(
+    folder: Path, values: dict[str, Any], caplog: pytest.LogCaptureFixture, how: str
+):
     with caplog.at_level(logging.WARNING):
         image = read_image(folder / "image.nii.gz")
     assert f"constant value {values['constant']}" in image.notes[0]
@@ -169,8 +161,7 @@ def test_lab05_sibling_constant_once_the_holes_are_gone(tmp_path: Path):
     assert (normalise(image.array, "zscore", None, image.measured) == 0).all()
 
 
-def test_lab07_palette_png_mask(shared: Path):
-    folder, values = stated(shared, "lab07_palette_png_mask")
+def test_lab07_palette_png_mask(folder: Path, values: dict[str, Any]):
     label = read_label(folder / "masks" / "m.png", classes=3)
     assert counts(label.array) == values["counts"]
 
@@ -182,8 +173,7 @@ def test_lab07_siblings_in_other_formats_and_colours(tmp_path: Path, suffix: str
     assert (read_label(path, classes=4).array == indices).all()
 
 
-def test_lab08_png16_image(shared: Path):
-    folder, values = stated(shared, "lab08_png16_image")
+def test_lab08_png16_image(folder: Path, values: dict[str, Any]):
     grey = read_image(folder / "images" / "x.png")
     assert grey.array.shape[0] == 1
     assert grey.array.max() == values["x_max"]
@@ -209,8 +199,7 @@ def test_lab08_sibling_twelve_bits_in_a_tiff_with_alpha_beside(tmp_path: Path):
     assert (read_image(tmp_path / "y.png").array == half[None, ..., 0]).all()
 
 
-def test_lab10_gif_and_tiff_mask(shared: Path):
-    folder, values = stated(shared, "lab10_gif_and_tiff_mask")
+def test_lab10_gif_and_tiff_mask(folder: Path, values: dict[str, Any]):
     pairing = pair_cases(
         sorted((folder / "images").iterdir()), sorted((folder / "masks").iterdir())
     )
@@ -230,8 +219,7 @@ def test_lab10_sibling_a_gif_with_the_palette_the_other_way_round(tmp_path: Path
     assert (read_label(path, classes=2).array == drawn).all()
 
 
-def test_lab11_int16_slope_overflow(shared: Path):
-    folder, values = stated(shared, "lab11_int16_slope_overflow")
+def test_lab11_int16_slope_overflow(folder: Path, values: dict[str, Any]):
     header: Any = nib.load(folder / "image.nii.gz").header
     assert header.get_data_dtype() == values["on_disk_dtype"]
     image = read_image(folder / "image.nii.gz")

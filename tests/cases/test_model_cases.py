@@ -29,18 +29,6 @@ from collegium.tasks import SegmentationTask
 from collegium.training.loop import TrainingConfig
 
 
-@pytest.fixture
-def case(shared: Path, request: pytest.FixtureRequest) -> Path:
-    number = request.node.name.removeprefix("test_").partition("_")[0]
-    (folder,) = (shared / "cases").glob(f"{number}_*")
-    return folder
-
-
-def values(folder: Path) -> dict:
-    found: dict = json.loads((folder / "case.json").read_text("utf-8"))["right_outcome"]["values"]
-    return found
-
-
 def sites(folder: Path) -> list[Tensors]:
     return [import_model(path) for path in sorted(folder.glob("site_*.pt"))]
 
@@ -54,24 +42,23 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
 
 
-def test_mod01_fedavg_averages_statistics_and_keeps_the_largest_count(case):
-    expected = values(case)
-    model = mean(sites(case), weights(case))
-    assert model["1.running_mean"].tolist() == expected["running_mean"]
-    assert model["1.running_var"].tolist() == expected["running_var"]
+def test_mod01_fedavg_averages_statistics_and_keeps_the_largest_count(folder, values):
+    model = mean(sites(folder), weights(folder))
+    assert model["1.running_mean"].tolist() == values["running_mean"]
+    assert model["1.running_var"].tolist() == values["running_var"]
     count = model["1.num_batches_tracked"]
-    assert str(count.dtype) == f"torch.{expected['num_batches_tracked_dtype']}"
-    assert int(count) == expected["num_batches_tracked_max"]
-    assert float(model["0.weight"].sum()) == pytest.approx(expected["conv_weight_sum"], abs=1e-6)
+    assert str(count.dtype) == f"torch.{values['num_batches_tracked_dtype']}"
+    assert int(count) == values["num_batches_tracked_max"]
+    assert float(model["0.weight"].sum()) == pytest.approx(values["conv_weight_sum"], abs=1e-6)
     assert not network().load_state_dict(dict(model), strict=True).missing_keys
 
 
-def test_mod01_fedbn_leaves_the_norm_of_every_site_alone(case):
+def test_mod01_fedbn_leaves_the_norm_of_every_site_alone(folder):
     part = FedBN.all_sends()["model"]
     assert isinstance(part, ModelPart)
     names = part.names(find_parts(network()))
-    models = sites(case)
-    shared_part = mean([model.select(names) for model in models], weights(case))
+    models = sites(folder)
+    shared_part = mean([model.select(names) for model in models], weights(folder))
     assert set(shared_part) == {"0.weight", "0.bias"}
     for model in models:
         personal = model | shared_part
@@ -79,86 +66,84 @@ def test_mod01_fedbn_leaves_the_norm_of_every_site_alone(case):
             assert torch.equal(personal[name], model[name]) == name.startswith("1.")
 
 
-def test_mod03_prefix_is_taken_off_on_import_and_the_mean_is_right(case, caplog):
-    expected = values(case)
+def test_mod03_prefix_is_taken_off_on_import_and_the_mean_is_right(folder, values, caplog):
     with caplog.at_level(logging.WARNING):
-        model = mean(sites(case))
-    assert float(model["0.weight"].sum()) == pytest.approx(expected["conv_weight_sum"], abs=1e-6)
+        model = mean(sites(folder))
+    assert float(model["0.weight"].sum()) == pytest.approx(values["conv_weight_sum"], abs=1e-6)
     (record,) = caplog.records
     assert "site_b.pt" in record.getMessage()
-    assert f"all {expected['n_keys']} names carry 'module.'" in record.getMessage()
+    assert f"all {values['n_keys']} names carry 'module.'" in record.getMessage()
 
 
-def test_mod03_prefix_in_a_message_is_refused_and_explained(case):
-    a, b = (Tensors(torch.load(case / f"site_{site}.pt", weights_only=True)) for site in ("a", "b"))
+def test_mod03_prefix_in_a_message_is_refused_and_explained(folder, values):
+    a, b = (
+        Tensors(torch.load(folder / f"site_{site}.pt", weights_only=True)) for site in ("a", "b")
+    )
     running = Mean()
     running.add(a, source="client 'a'")
     with pytest.raises(ProtocolError) as caught:
         running.add(b, source="client 'b'")
     assert "client 'b'" in str(caught.value)
-    assert f"all {values(case)['n_keys']} names carry 'module.'" in str(caught.value)
+    assert f"all {values['n_keys']} names carry 'module.'" in str(caught.value)
 
 
-def test_mod04_refusal_names_the_site_and_the_missing_names(case):
+def test_mod04_refusal_names_the_site_and_the_missing_names(folder, values):
     running = Mean()
-    a, b = sites(case)
+    a, b = sites(folder)
     running.add(a, source="client 'site_a'")
     with pytest.raises(ProtocolError) as caught:
         running.add(b, source="client 'site_b'")
     assert "site_b" in str(caught.value)
-    assert f"missing {', '.join(values(case)['missing'])}" in str(caught.value)
+    assert f"missing {', '.join(values['missing'])}" in str(caught.value)
     assert "unexpected" not in str(caught.value)
 
 
-def test_mod05_ties_survive_averaging_saving_and_sending(case, tmp_path):
-    expected = values(case)
-    model = mean(sites(case))
+def test_mod05_ties_survive_averaging_saving_and_sending(folder, values, tmp_path):
+    model = mean(sites(folder))
     path = tmp_path / "mean.safetensors"
     export_model(model, path)
     data = pack({"model": model})
     for found in (model, import_model(path), unpack(data)["model"]):
         first, second = found["encoder.w"], found["decoder.encoder.w"]
         assert first.data_ptr() == second.data_ptr()
-        assert found.numel() == expected["distinct_numbers"]
-        assert float(second.sum()) == pytest.approx(expected["sum"], abs=1e-6)
-    numbers = 4 * expected["distinct_numbers"]
+        assert found.numel() == values["distinct_numbers"]
+        assert float(second.sum()) == pytest.approx(values["sum"], abs=1e-6)
+    numbers = 4 * values["distinct_numbers"]
     header = int.from_bytes(data[:8], "little")
     assert len(data) == 8 + header + numbers
 
 
-def test_mod06_import_names_the_damaged_file(case):
-    expected = values(case)
-    folder = case / "checkpoints"
-    whole = [folder / f"round_{number:03d}.pt" for number in (1, 2)]
+def test_mod06_import_names_the_damaged_file(folder, values):
+    checkpoints = folder / "checkpoints"
+    whole = [checkpoints / f"round_{number:03d}.pt" for number in (1, 2)]
     assert [len(import_model(path)) for path in whole] == [7, 7]
-    damaged = folder / expected["damaged"]
+    damaged = checkpoints / values["damaged"]
     with pytest.raises(CheckpointError) as caught:
         import_model(damaged)
     assert str(caught.value).startswith(f"{damaged} is damaged (cut short")
     assert "PytorchStreamReader" not in str(caught.value)
 
 
-def test_mod06_run_goes_on_from_the_newest_whole_state(case, tmp_path, caplog):
-    expected = values(case)
+def test_mod06_run_goes_on_from_the_newest_whole_state(folder, values, tmp_path, caplog):
     store = Store(tmp_path)
     for number in (1, 2):
-        model = import_model(case / f"checkpoints/round_{number:03d}.pt")
+        model = import_model(folder / f"checkpoints/round_{number:03d}.pt")
         store.save(f"{number:06d}", {"model": model})
     good = store.read("000002")
-    share = (case / "checkpoints" / expected["damaged"]).stat().st_size / (
-        case / "checkpoints/round_002.pt"
+    share = (folder / "checkpoints" / values["damaged"]).stat().st_size / (
+        folder / "checkpoints/round_002.pt"
     ).stat().st_size
     store.write("000003", good[: int(share * len(good))])
-    shutil.copy(case / "checkpoints/round_004.pt.tmp", tmp_path / "000004.state.77.tmp")
+    shutil.copy(folder / "checkpoints/round_004.pt.tmp", tmp_path / "000004.state.77.tmp")
     server = ServerRuntime(
         FedAvg(), ["a"], lambda k: Tensors(network().state_dict()), find_parts(network()),
         InProcess(dict), tmp_path,
     )  # fmt: skip
     with caplog.at_level(logging.WARNING):
         server.begin()
-    assert server.round == expected["resume_from"]
-    assert server.round + 1 == expected["next_round"]
-    second = import_model(case / "checkpoints/round_002.pt")
+    assert server.round == values["resume_from"]
+    assert server.round + 1 == values["next_round"]
+    second = import_model(folder / "checkpoints/round_002.pt")
     assert torch.equal(server.state["model"]["0.weight"], second["0.weight"])
     (record,) = caplog.records
     assert f"{tmp_path / '000003.state'} is damaged (cut short" in record.getMessage()
@@ -167,18 +152,17 @@ def test_mod06_run_goes_on_from_the_newest_whole_state(case, tmp_path, caplog):
 
 
 @pytest.mark.parametrize("flush", [False, True])
-def test_mod07_half_precision_is_summed_in_float64(case, flush):
-    expected = values(case)
+def test_mod07_half_precision_is_summed_in_float64(folder, values, flush):
     torch.set_flush_denormal(flush)
     try:
-        model = mean(sites(case), weights(case))
+        model = mean(sites(folder), weights(folder))
     finally:
         torch.set_flush_denormal(False)
     assert model["w"].dtype == torch.float16
-    assert float(model["w"][0]) == expected["w0"]
+    assert float(model["w"][0]) == values["w0"]
     assert float(model["w"][1]) == 2.0**-23
-    assert float(model["w"][2]) == expected["w2"]
-    assert model["bn.running_var"].tolist() == [expected["running_var"]]
+    assert float(model["w"][2]) == values["w2"]
+    assert model["bn.running_var"].tolist() == [values["running_var"]]
 
 
 def images_of(folder: Path) -> TensorDataset:
@@ -203,12 +187,11 @@ def unet() -> nn.Module:
     return build_model("unet", in_channels=1, channels=(2, 2, 2, 2, 2), num_res_units=0)
 
 
-def test_mod08_small_sites_train_by_the_documented_rules(case, tmp_path, caplog):
-    expected = values(case)
-    data = {site: images_of(case / site) for site in ("site_a", "site_b")}
+def test_mod08_small_sites_train_by_the_documented_rules(folder, values, tmp_path, caplog):
+    data = {site: images_of(folder / site) for site in ("site_a", "site_b")}
     assert [len(data[site]) for site in data] == [
-        expected["site_a_images"],
-        expected["site_b_images"],
+        values["site_a_images"],
+        values["site_b_images"],
     ]
     with caplog.at_level(logging.WARNING):
         result = simulate(

@@ -1,6 +1,5 @@
 """The field cases of names and paths, and for each a sibling of the same kind."""
 
-import json
 import unicodedata
 from pathlib import Path
 from typing import Any, Literal
@@ -11,12 +10,6 @@ import pytest
 
 from collegium.data.pairing import Pairing, pair_cases
 from collegium.data.reading import read_image, read_label
-
-
-def stated(shared: Path, case: str) -> tuple[Path, dict[str, Any]]:
-    """The folder of a case and the values that its description states."""
-    folder = shared / "cases" / case
-    return folder, json.loads((folder / "case.json").read_text())["right_outcome"]["values"]
 
 
 def pair(folder: Path) -> Pairing:
@@ -38,8 +31,7 @@ def save(path: Path, array: np.ndarray) -> None:
     nib.save(nib.Nifti1Image(array.astype("int16"), np.eye(4)), path)
 
 
-def test_geo08_pairing_by_sorted_order(shared: Path):
-    folder, values = stated(shared, "geo08_pairing_by_sorted_order")
+def test_geo08_pairing_by_sorted_order(folder: Path, values: dict[str, Any]):
     pairing = pair(folder)
     assert len(pairing.cases) == values["pairs"]
     assert means(pairing) == {f"case_{key}": mean for key, mean in values["fg_mean"].items()}
@@ -65,8 +57,7 @@ def test_geo08_siblings_with_other_names(tmp_path: Path, image: str, mask: str):
     assert pairing.unpaired_images == (image.format(3).partition(".")[0],)
 
 
-def test_run01_odd_paths(shared: Path):
-    folder, values = stated(shared, "run01_odd_paths")
+def test_run01_odd_paths(folder: Path, values: dict[str, Any]):
     (images,) = folder.rglob("images")
     pairing = pair(images.parent)
     assert len(pairing.cases) == values["cases"]

@@ -18,21 +18,10 @@ from collegium.core.tensors import Tensors
 from collegium.data.site import Site
 from collegium.errors import ProtocolError
 from collegium.runtime.engines.inprocess import InProcess
-from collegium.runtime.simulation import build_clients, build_run, simulate
+from collegium.runtime.federation import Federation
+from collegium.runtime.simulation import simulate
 from collegium.tasks import SupervisedTask
 from collegium.training.loop import TrainingConfig
-
-
-@pytest.fixture
-def case(shared: Path, request: pytest.FixtureRequest) -> Path:
-    number = request.node.name.removeprefix("test_").partition("_")[0]
-    (folder,) = (shared / "cases").glob(f"{number}_*")
-    return folder
-
-
-def values(folder: Path) -> dict:
-    found: dict = json.loads((folder / "case.json").read_text("utf-8"))["right_outcome"]["values"]
-    return found
 
 
 def replies(path: Path) -> Replies:
@@ -46,18 +35,18 @@ def replies(path: Path) -> Replies:
     )
 
 
-def test_spl03_round_without_any_example_is_an_error(case):
+def test_spl03_round_without_any_example_is_an_error(folder):
     with pytest.raises(ProtocolError, match="every client reported 0 examples"):
-        replies(case / "round1_all_zero.json").mean("model")
+        replies(folder / "round1_all_zero.json").mean("model")
 
 
-def test_spl03_site_without_examples_has_no_say_and_is_named(case, caplog):
+def test_spl03_site_without_examples_has_no_say_and_is_named(folder, values, caplog):
     with caplog.at_level(logging.WARNING):
-        model = replies(case / "round2_one_zero.json").mean("model")
-    assert model["w"].tolist() == values(case)["round2"]
+        model = replies(folder / "round2_one_zero.json").mean("model")
+    assert model["w"].tolist() == values["round2"]
     (record,) = caplog.records
     assert "client 'b'" in record.getMessage()
-    assert "no say" in record.getMessage()
+    assert "does not count" in record.getMessage()
 
 
 def test_spl03_failed_round_leaves_the_model_as_it_was(tmp_path):
@@ -78,13 +67,12 @@ class Stated(SupervisedTask):
         return {"negative_loss": float(example.batch["label"])}
 
 
-def test_spl02_weights_and_validation_count_cases(case, tmp_path):
+def test_spl02_weights_and_validation_count_cases(values, tmp_path):
     """Every site drifts to a point of its own, so that the mean shows the weights."""
-    expected = values(case)
     sites = {}
     scores = {"a": 0.5, "b": 1.0, "c": 0.0}
     for index, name in enumerate("abc"):
-        train, val = expected["train"][index], expected["val"][index]
+        train, val = values["train"][index], values["val"][index]
 
         def data(count: int, label: float = 0.0, index: int = index) -> TensorDataset:
             rows = torch.eye(3)[index].repeat(count, 1)
@@ -94,24 +82,21 @@ def test_spl02_weights_and_validation_count_cases(case, tmp_path):
     training = TrainingConfig(optimizer="sgd", lr=1.0, batch_size=100)
     task = Stated(lambda output, label: -output.mean())  # one step adds 1 to the site's own weight
     network = lambda: nn.Linear(3, 1, bias=False)  # noqa: E731
-    clients = build_clients(FedAvg(), sites, network, task, training, seed=0, root=tmp_path)
-    run = build_run(
-        FedAvg(), list(sites), network, InProcess(lambda: clients), rounds=1,
-        metric="negative_loss", seed=0, root=tmp_path,
-    )  # fmt: skip
+    federation = Federation(sites, network, task, training)
+    clients = federation.clients(FedAvg(), seed=0, root=tmp_path)
+    run = federation.run(FedAvg(), InProcess(lambda: clients), rounds=1, seed=0, root=tmp_path)
     run.execute()
     step = run.server.state["model"]["weight"] - run.server.initial_model["weight"]
-    assert step[0].tolist() == pytest.approx(expected["weights"], abs=1e-6)
+    assert step[0].tolist() == pytest.approx(values["weights"], abs=1e-6)
     best = run.best()
     assert best is not None
-    assert best["score"] == pytest.approx(expected["weighted_val_example"], abs=1e-6)
+    assert best["score"] == pytest.approx(values["weighted_val_example"], abs=1e-6)
     first = run.records()[0]
     assert first.scores["global"] == {"a": 0.5, "b": 1.0, "c": None}
 
 
-def test_spl02_site_with_one_case_and_no_validation_trains_along(case):
-    expected = values(case)
-    counts = dict(zip("abc", zip(expected["train"], expected["val"], strict=True), strict=True))
+def test_spl02_site_with_one_case_and_no_validation_trains_along(values):
+    counts = dict(zip("abc", zip(values["train"], values["val"], strict=True), strict=True))
     x = torch.arange(40.0).reshape(-1, 2) / 40
     data: dict[str, Any] = {
         name: [TensorDataset({"image": x[:n], "label": x[:n, :1]}) for n in (*pair, 1)]

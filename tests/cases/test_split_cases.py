@@ -2,7 +2,6 @@
 
 import csv
 import hashlib
-import json
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -21,14 +20,9 @@ from collegium.data.site import Case
 from collegium.data.splits import SplitConfig, check_across_sites, draw_splits
 
 
-def outcome(folder: Path) -> dict:
-    values: dict = json.loads((folder / "case.json").read_text("utf-8"))["right_outcome"]["values"]
-    return values
-
-
 @pytest.fixture(scope="module")
-def spl01(shared) -> tuple[dict[str, list[Case]], Path]:
-    folder = shared / "cases" / "spl01_duplicate_patients"
+def spl01(cases) -> tuple[dict[str, list[Case]], Path]:
+    folder = cases / "spl01_duplicate_patients"
     sites: dict[str, list[Case]] = {"a": [], "b": []}
     with (folder / "manifest.csv").open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
@@ -40,15 +34,15 @@ def spl01(shared) -> tuple[dict[str, list[Case]], Path]:
 
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("site", ["a", "b"])
-def test_spl01_keeps_a_patient_in_one_split(spl01, site, seed):
+def test_spl01_keeps_a_patient_in_one_split(spl01, values, site, seed):
     cases = spl01[0][site]
     splits = draw_splits(cases, SplitConfig(0.2, 0.2), seed)
     by_patient = {case.patient: splits[case.case] for case in cases}
     assert all(splits[case.case] == by_patient[case.patient] for case in cases)
-    assert len(by_patient) == outcome(spl01[1])[f"patients_site_{site}"]
+    assert len(by_patient) == values[f"patients_site_{site}"]
 
 
-def test_spl01_reports_the_shared_patient_and_the_identical_files(spl01):
+def test_spl01_reports_the_shared_patient_and_the_identical_files(spl01, values):
     sites, folder = spl01
     findings = check_across_sites(sites)
     found = {
@@ -59,13 +53,11 @@ def test_spl01_reports_the_shared_patient_and_the_identical_files(spl01):
             if f.kind == "identical_files"
         ],
     }
-    expected = outcome(folder)
-    assert found == {key: expected[key] for key in found}
+    assert found == {key: values[key] for key in found}
     assert all(f.sites == ("a", "b") for f in findings)
 
 
-def test_spl02_splits_ten_five_and_one_case(shared):
-    folder = shared / "cases" / "spl02_site_with_one_case"
+def test_spl02_splits_ten_five_and_one_case(folder, values):
     train, val = [], []
     for site in ("site_a", "site_b", "site_c"):
         with (folder / f"{site}.csv").open(encoding="utf-8") as file:
@@ -75,7 +67,7 @@ def test_spl02_splits_ten_five_and_one_case(shared):
         train.append(counts["train"])
         val.append(counts["val"])
         assert counts["test"] == 0
-    assert {"train": train, "val": val} == {k: outcome(folder)[k] for k in ("train", "val")}
+    assert {"train": train, "val": val} == {k: values[k] for k in ("train", "val")}
 
 
 def hashes(folder: Path) -> dict[str, str]:
@@ -87,9 +79,9 @@ def hashes(folder: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def read_only(shared, tmp_path):
+def read_only(folder, tmp_path):
     data = tmp_path / "data"
-    shutil.copytree(shared / "cases" / "run02_read_only_data" / "data", data)
+    shutil.copytree(folder / "data", data)
     everything = [data, *data.rglob("*")]
     for path in everything:
         path.chmod(0o555 if path.is_dir() else 0o444)
@@ -98,8 +90,7 @@ def read_only(shared, tmp_path):
         path.chmod(0o755)
 
 
-def test_run02_trains_on_read_only_data_and_leaves_it_as_it_is(shared, read_only, tmp_path):
-    expected = outcome(shared / "cases" / "run02_read_only_data")
+def test_run02_trains_on_read_only_data_and_leaves_it_as_it_is(values, read_only, tmp_path):
     config = FederationConfig(
         "read-only",
         {"only": SiteConfig(folder="data")},
@@ -112,5 +103,5 @@ def test_run02_trains_on_read_only_data_and_leaves_it_as_it_is(shared, read_only
     assert batch["image"].shape == (1, 1, 4, 4, 4)
     assert len(find_cases(config, "only")) == 3
     after = hashes(read_only)
-    assert after == expected["sha256"]
-    assert len(after) == expected["n_files"]
+    assert after == values["sha256"]
+    assert len(after) == values["n_files"]

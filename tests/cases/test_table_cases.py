@@ -1,6 +1,5 @@
 """The field cases of tables, and for each a sibling of the same kind."""
 
-import json
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
@@ -24,23 +23,18 @@ from collegium.data.federation import (
     open_federation,
 )
 from collegium.data.site import Site
+from collegium.data.table_site import rows_to_predict
 from collegium.data.tables import Table, encode, read_table, vocabulary
-from collegium.data.tabular import rows_to_predict
 from collegium.errors import DataError
-from collegium.experiment.scaling import scale_together
+from collegium.experiment.scaling import FILE, agree_on_scaling, read_scaling
 from collegium.models.factory import build_model
 from collegium.models.standardised import Standardised
+from collegium.runtime.federation import Federation
 from collegium.runtime.simulation import Simulated, simulate
 from collegium.tasks import ClassificationTask
 from collegium.training.loop import TrainingConfig
 
 TASK = TaskConfig("classification", ("0", "1"))
-
-
-def stated(shared: Path, case: str) -> tuple[Path, dict[str, Any]]:
-    """The folder of a case and the values that its description states."""
-    folder = shared / "cases" / case
-    return folder, json.loads((folder / "case.json").read_text())["right_outcome"]["values"]
 
 
 def federation(folder: Path, table: TableConfig, *names: str) -> FederationConfig:
@@ -56,8 +50,7 @@ def means(table: Table) -> list[float]:
     return found
 
 
-def test_tab01_question_marks_and_zero_as_missing(shared: Path) -> None:
-    folder, values = stated(shared, "tab01_question_marks_and_zero_as_missing")
+def test_tab01_question_marks_and_zero_as_missing(folder: Path, values: dict[str, Any]) -> None:
     config = TableConfig("label", ("age", "chol"), {"thal": ("3", "6", "7")})
     a, b = (read_table(folder / f"site_{name}.csv", config) for name in "ab")
     assert {name: a.missing[name] for name in ("chol", "thal")} == values["a_missing"]
@@ -78,8 +71,7 @@ def test_tab01_sibling_dashes_and_words_of_the_site(tmp_path: Path) -> None:
     assert read_table(tmp_path / "t.csv", config).missing == {"chol": 3}
 
 
-def test_tab02_decimal_comma_semicolon(shared: Path) -> None:
-    folder, values = stated(shared, "tab02_decimal_comma_semicolon")
+def test_tab02_decimal_comma_semicolon(folder: Path, values: dict[str, Any]) -> None:
     config = TableConfig("label", ("crea", "hb"), case="id")
     for site, stated_means in values.items():
         found = means(read_table(folder / f"site_{site}.csv", config))
@@ -99,8 +91,7 @@ def test_tab02_sibling_tabs_a_mark_and_quoted_commas(tmp_path: Path) -> None:
         read_table(tmp_path / "q.csv", config)
 
 
-def test_tab03_bom_and_leading_zeros(shared: Path) -> None:
-    folder, values = stated(shared, "tab03_bom_and_leading_zeros")
+def test_tab03_bom_and_leading_zeros(folder: Path, values: dict[str, Any]) -> None:
     site = SiteConfig(folder="images", manifest="clinical.csv")
     config = FederationConfig("case", {"a": site}, str(folder), task=TASK)
     cases = find_cases(config, "a")
@@ -141,8 +132,7 @@ def train(sites: Sequence[Site], config: TableConfig, **settings: Any) -> Simula
     )  # fmt: skip
 
 
-def test_tab04_unseen_category(shared: Path, tmp_path: Path) -> None:
-    folder, values = stated(shared, "tab04_unseen_category")
+def test_tab04_unseen_category(folder: Path, values: dict[str, Any], tmp_path: Path) -> None:
     words = vocabulary((folder / f"site_{name}_train.csv" for name in "ab"), ["stage"])
     assert [*words["stage"]] == values["vocabulary"]
     config = TableConfig("label", ("age",), words)
@@ -175,8 +165,9 @@ def test_tab04_sibling_other_case_and_a_category_of_one_site(tmp_path: Path) -> 
     assert table.codes[:, 0].tolist() == [0, 3, 1]
 
 
-def test_tab05_column_order_and_missing_column(shared: Path, tmp_path: Path) -> None:
-    folder, values = stated(shared, "tab05_column_order_and_missing_column")
+def test_tab05_column_order_and_missing_column(
+    folder: Path, values: dict[str, Any], tmp_path: Path
+) -> None:
     config = TableConfig("label", ("age", "bmi", "crp"))
     a, b = (means(read_table(folder / f"site_{name}.csv", config)) for name in "ab")
     for place, column in enumerate(("age", "bmi", "crp")):
@@ -187,8 +178,7 @@ def test_tab05_column_order_and_missing_column(shared: Path, tmp_path: Path) -> 
         open_federation(federation(folder, config, "a", "b", "c"), tmp_path, 0, None)
 
 
-def test_tab05_missing_everywhere_at_c_where_that_is_chosen(shared: Path, tmp_path: Path) -> None:
-    folder, _ = stated(shared, "tab05_column_order_and_missing_column")
+def test_tab05_missing_everywhere_at_c_where_that_is_chosen(folder: Path, tmp_path: Path) -> None:
     config = TableConfig("label", ("age", "bmi", "crp"), absent="missing", indicators=True)
     sites = open_federation(federation(folder, config, "a", "b", "c"), tmp_path, 0, None)
     rows = torch.cat([sites["c"].train.example(index).batch["image"] for index in range(2)])
@@ -204,14 +194,15 @@ def test_tab05_sibling_an_extra_column_and_other_order_of_categories(tmp_path: P
     assert encode(a, config, None).tolist() == encode(b, config, None)[::-1].tolist()
 
 
-def test_tab07_constant_feature_pooled_scaling(shared: Path, tmp_path: Path) -> None:
-    folder, values = stated(shared, "tab07_constant_feature_pooled_scaling")
+def test_tab07_constant_feature_pooled_scaling(
+    folder: Path, values: dict[str, Any], tmp_path: Path
+) -> None:
     config = TableConfig("label", ("crea", "ward"), scale="federation")
     sites = open_federation(federation(folder, config, "a", "b"), tmp_path, 0, None)
     network = Standardised(build_model("logistic", in_features=2, out_features=2), 2)
-    scaling = scale_together(
-        sites, config, lambda: network, ClassificationTask(2), folder=tmp_path / "run"
-    )
+    unscaled = Federation(sites, lambda: network, ClassificationTask(2))
+    agree_on_scaling(unscaled, config, tmp_path / "run")
+    scaling = read_scaling(tmp_path / "run" / FILE)
     assert scaling.shift[0] == pytest.approx(values["mean"], abs=5e-7)
     assert 1 / scaling.factor[0] == pytest.approx(values["sd"], abs=5e-7)
     table = read_table(folder / "site_b.csv", config)
@@ -262,10 +253,13 @@ def noted(sites: dict[str, Site]) -> list[Site]:
     ],
 )
 def test_tab09_last_batch_of_one(
-    shared: Path, tmp_path: Path, batch_size: int, batches: dict[str, list[int]]
+    folder: Path,
+    values: dict[str, Any],
+    tmp_path: Path,
+    batch_size: int,
+    batches: dict[str, list[int]],
 ) -> None:
     """The last row of site a, alone in its batch, joins the batch before it."""
-    folder, values = stated(shared, "tab09_last_batch_of_one")
     config = TableConfig("label", ("x1", "x2"))
     sites = noted(open_federation(federation(folder, config, "a", "b"), tmp_path, 0, None))
     done = train(

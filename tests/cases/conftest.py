@@ -1,0 +1,23 @@
+"""A test of a field case, `test_geo01_...`, gets the case's folder and the values it states."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def folder(cases: Path, request: pytest.FixtureRequest) -> Path:
+    """The folder of the field case that the test is named after."""
+    number = request.node.name.removeprefix("test_").partition("_")[0]
+    (found,) = cases.glob(f"{number}_*")
+    return found
+
+
+@pytest.fixture
+def values(folder: Path) -> dict[str, Any]:
+    """The right outcome of the field case in numbers and names, from its description."""
+    description = json.loads((folder / "case.json").read_text("utf-8"))
+    stated: dict[str, Any] = description["right_outcome"]["values"]
+    return stated
