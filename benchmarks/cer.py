@@ -105,7 +105,7 @@ def tune(update: Array, gamma: float, iterations: int) -> float:
 
 
 def make_update(size: int, *, layered: bool) -> Array:
-    """Return noise with heavy tails; where layered, every stretch has a scale and a mean."""
+    """Return noise with heavy tails; if layered, every stretch has its own scale and mean."""
     rng = np.random.default_rng(size)
     update = rng.laplace(0, 1e-3, size).astype(np.float32)
     start = 0
@@ -118,18 +118,18 @@ def make_update(size: int, *, layered: bool) -> Array:
 
 
 def hard_inputs(size: int) -> Iterator[tuple[str, Array, list[float]]]:
-    """Yield what is hard for one method or another: a name, the values, some gammas."""
-    rng, order = np.random.default_rng(0), np.arange(size)
-    place, noise = order / size, rng.standard_normal(size)
+    """Yield inputs that are hard for one method or another: a name, the values, some gammas."""
+    rng, index = np.random.default_rng(0), np.arange(size)
+    place, noise = index / size, rng.standard_normal(size)
     yield "ramp up", place, [1e-3, 1.0, size / 100]
     yield "ramp down", 1 - place, [1e-3, 1.0, size / 100]
     yield "ramp through zero", 2 * place - 1, [1.0, size / 100]
     yield "ramp behind noise", np.where(place < 0.5, noise, place), [1.0, 100.0]
     yield "constant", np.ones(size), [1.0, size / 2]
     yield "ties", np.round(noise), [0.5, 10.0, 100.0]
-    yield "alternating signs", (-1.0) ** order, [0.25, 0.5, 10.0]
-    yield "alternating ramp", place + (-1.0) ** order, [1.0, 100.0]
-    yield "sawtooth", order % 1000 / 1000 - 0.5, [0.1, 1.0, 30.0]
+    yield "alternating signs", (-1.0) ** index, [0.25, 0.5, 10.0]
+    yield "alternating ramp", place + (-1.0) ** index, [1.0, 100.0]
+    yield "sawtooth", index % 1000 / 1000 - 0.5, [0.1, 1.0, 30.0]
     yield "growth", np.exp(20 * place), [1.0, 1e6]
     yield "decay", np.exp(-20 * place), [1e-3, 1.0]
     yield "random walk", np.cumsum(noise), [1.0, 100.0, 1e4]
@@ -143,7 +143,7 @@ class Comparison:
         ours: nanoseconds a number that we take.
         iteration: nanoseconds a number that one iteration of ADMM takes.
         faster: how many times as long ADMM takes, by its number of iterations.
-        excess: by how much its objective is above ours, relative to it; empty where extrapolated.
+        excess: of its objective over ours, relative to ours; empty if extrapolated.
         violation: of the conditions of the minimum, by our solution.
     """
 
@@ -213,7 +213,7 @@ def measure_hard(size: int) -> float:
 
 
 def resident() -> dict[str, int]:
-    """Return the bytes that the process holds and has held at most, where Linux tells."""
+    """Return the bytes that the process holds and has held at most, on Linux."""
     status = Path("/proc/self/status")
     lines = status.read_text().splitlines() if status.exists() else []
     return {

@@ -2,17 +2,17 @@
 
 The updates are those of one site in its third round: of the vessel U-Net of configs/vessel.yaml
 (0.2 million parameters), from which the bytes are judged, and of the IOP-FL U-Net (7.8 million),
-from which bytes and speed are. They are trained when first asked for and kept in a temporary
-folder. The data are looked for under $COLLEGIUM_DATA, then in ../shared/data; where there are none,
-the networks learn from phantoms, and the first line says so.
+from which bytes and speed are. They are trained when first needed and kept in a temporary folder.
+The data are looked for under $COLLEGIUM_DATA, then in ../shared/data; if there are none, the
+networks learn from phantoms, and the first line says so.
 
 Bytes are compared with the entropy of the kept positions and their signs, once with one density for
 the whole update ("global") and once with one for each tensor; levels of DAdaQuant with the entropy
-of their counts in each tensor. Beside CER + STC stands what plain STC reaches at no lower cosine.
+of their counts in each tensor. Beside CER + STC is the ratio of plain STC at no lower cosine.
 Speed is in bytes of float32 per second of processor time, one thread, medians in turns. The
-baseline is STC by torch.topk without any coding: it gives the kept positions in order and the
-vector that arrives, `encode` gives that vector and the bytes. The subtraction that tells what is
-lost comes on top of both.
+baseline is STC by torch.topk without any coding: it returns the kept positions in order and the
+decoded vector, `encode` returns that vector and the bytes. The subtraction that gives the loss is
+in neither.
 
 With --train, FedAvg learns on all sites for 20 rounds with each codec on what the sites send, and
 the Dice on test cases stands beside the ratio of all bytes that left the sites in training, running
@@ -50,7 +50,7 @@ from collegium.compression.cer import CER
 from collegium.compression.dadaquant import DAdaQuant
 from collegium.compression.half import Half
 from collegium.compression.identity import Identity
-from collegium.compression.session import Coding
+from collegium.compression.session import Codecs
 from collegium.compression.stc import STC
 from collegium.core.tensors import Tensors
 from collegium.data.federation import open_federation, open_site, sites_of
@@ -58,8 +58,9 @@ from collegium.data.phantoms import make_federation
 from collegium.experiment.config.building import task_of
 from collegium.experiment.config.experiment import ExperimentConfig, load_config, parse_config
 from collegium.models.factory import build_model
+from collegium.runtime.federation import initial_model
 from collegium.runtime.process import prepare
-from collegium.runtime.simulation import initial_model, simulate
+from collegium.runtime.simulation import simulate
 from collegium.training.loop import LocalTraining
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -71,11 +72,11 @@ BASE = ("iop_unet", {"out_channels": 2})
 
 BYTES, GLOBAL, ENCODE, DECODE, DECODE_GOLOMB, FASTER = 1.03, 1.05, 250.0, 100.0, 2000.0, 5.0
 
-Row = dict[str, Any]
+Measurement = dict[str, Any]
 
 
 def open_data() -> ExperimentConfig:
-    """Return the vessel experiment, or the like over phantoms where the data are absent."""
+    """Return the vessel experiment, or a similar one on phantoms if the data are absent."""
     places = [os.environ.get("COLLEGIUM_DATA"), ROOT.parent / "shared" / "data"]
     for place in places:
         if place and (Path(place) / "vessel").is_dir():
@@ -96,7 +97,7 @@ def open_data() -> ExperimentConfig:
 
 
 def network_of(config: ExperimentConfig, *, base: bool) -> Callable[[], torch.nn.Module]:
-    """Return what makes the experiment's network, or the IOP-FL U-Net for the same images."""
+    """Return a builder of the experiment's network, or of the IOP-FL U-Net for the same images."""
     if not base:
         return partial(build_model, config.model.name, **config.model.params)
     name, params = BASE
@@ -104,7 +105,7 @@ def network_of(config: ExperimentConfig, *, base: bool) -> Callable[[], torch.nn
 
 
 def make_update(*, base: bool, steps: int) -> Tensors:
-    """Return the update of the third round at the first site, from the temporary folder or anew."""
+    """Return the update of the third round at the first site, stored or newly trained."""
     config = open_data()
     file = FOLDER / f"{config.name}-{'base' if base else 'own'}-{steps}.safetensors"
     if not file.exists():
@@ -132,13 +133,13 @@ def cosine(a: Tensors, b: Tensors) -> float:
 
 
 def entropy(counts: Sequence[int]) -> float:
-    """Return the bits of symbols that occur so often."""
+    """Return the bits of symbols with these counts."""
     total = sum(counts)
     return -sum(count * math.log2(count / total) for count in counts if count)
 
 
 def bounds(codec: Codec, update: Tensors, decoded: Tensors) -> tuple[float, float]:
-    """Return the bytes of the global and of the per-tensor entropy; NaN where there is none."""
+    """Return the bytes of the global and of the per-tensor entropy; NaN if there is none."""
     if isinstance(codec, STC):
         kept = [(int(t.count_nonzero()), t.numel()) for t in decoded.values()]
         count, size = map(sum, zip(*kept, strict=True))
@@ -154,8 +155,8 @@ def bounds(codec: Codec, update: Tensors, decoded: Tensors) -> tuple[float, floa
     return math.nan, math.nan
 
 
-def look(codec: Codec, update: Tensors) -> Row:
-    """Return the bytes of a codec, their bounds, and the cosine of what arrives to the update."""
+def measure(codec: Codec, update: Tensors) -> Measurement:
+    """Return the bytes of a codec, their bounds, and the cosine of decoded and true update."""
     data, decoded = codec.encode(update, torch.Generator().manual_seed(0), {})
     received = codec.decode(data, update)
     assert all(torch.equal(received[name], decoded[name]) for name in update)
@@ -169,7 +170,9 @@ def look(codec: Codec, update: Tensors) -> Row:
     }
 
 
-def speeds(codecs: Mapping[str, Codec], update: Tensors, repetitions: int) -> dict[str, Row]:
+def speeds(
+    codecs: Mapping[str, Codec], update: Tensors, repetitions: int
+) -> dict[str, Measurement]:
     """Return MB/s of encoding and decoding."""
     rng, size = torch.Generator().manual_seed(0), 4 * update.numel() / 1e6
     works: dict[str, Callable[[], object]] = {}
@@ -184,7 +187,7 @@ def speeds(codecs: Mapping[str, Codec], update: Tensors, repetitions: int) -> di
 
 
 def by_topk(update: Tensors, p: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return where STC by torch.topk keeps numbers, and what arrives."""
+    """Return the positions that STC by torch.topk keeps, and the decoded vector."""
     flat = torch.cat([tensor.flatten() for tensor in update.values()])
     largest, places = torch.topk(flat.abs(), max(1, round(p * len(flat))), sorted=False)
     places = places.sort().values
@@ -208,7 +211,7 @@ def against_topk(update: Tensors, repetitions: int) -> dict[float, float]:
     return found
 
 
-def show(name: str, row: Row, extra: str = "") -> None:
+def show(name: str, row: Measurement, extra: str = "") -> None:
     """Print a row of the table."""
     parts = [f"  {name:<30} {row['bytes']:>10,} B {row['ratio']:>8.1f}x  cos {row['cosine']:.3f}"]
     bounds = {key: row[key] for key in ("global", "tensor") if not math.isnan(row[key])}
@@ -227,38 +230,40 @@ def named_codecs() -> dict[str, Codec]:
     return codecs | {f"dadaquant q={q}": DAdaQuant(minimum=q) for q in LEVELS}
 
 
-def compare(title: str, update: Tensors, repetitions: int, points: int) -> dict[str, Row]:
-    """Print and return what every codec does to an update.
+def compare(title: str, update: Tensors, repetitions: int, points: int) -> dict[str, Measurement]:
+    """Print and return the measurements of every codec on an update.
 
     Args:
-        title: what the update is of.
+        title: name of the network.
         update: the update.
         repetitions: for the speeds; 0: none are measured.
-        points: shares for which plain STC is looked at, to compare CER + STC with.
+        points: shares at which plain STC is measured, to compare CER + STC with.
     """
     print(f"\n{title}: {update.numel():,} numbers in {len(update)} tensors")
     codecs = named_codecs()
     fast = speeds(codecs, update, repetitions) if repetitions else {}
-    rows = {name: look(codec, update) | fast.get(name, {}) for name, codec in codecs.items()}
+    rows = {name: measure(codec, update) | fast.get(name, {}) for name, codec in codecs.items()}
     for name, row in rows.items():
         show(name, row)
-    curve = [look(STC(p=float(p)), update) for p in np.geomspace(2e-4, 0.5, points)]
+    curve = [measure(STC(p=float(p)), update) for p in np.geomspace(2e-4, 0.5, points)]
     for gamma in GAMMAS:
-        show(f"cer gamma={gamma:g}", look(CER(gamma=gamma, values="bfloat16"), update))
+        show(f"cer gamma={gamma:g}", measure(CER(gamma=gamma, values="bfloat16"), update))
     for p in SHARES[1:]:
         for gamma in GAMMAS:
-            row = look(CER(gamma=gamma, then="stc", p=p), update)
+            row = measure(CER(gamma=gamma, then="stc", p=p), update)
             equal = [other["ratio"] for other in curve if other["cosine"] >= row["cosine"]]
             plain = f"plain stc of no lower cosine: {max(equal):.0f}x" if equal else ""
             show(f"cer gamma={gamma:g} + stc p={p:g}", row, plain)
     return rows
 
 
-def judge(rows: Sequence[dict[str, Row]], fast: dict[str, Row], faster: dict[float, float]) -> bool:
-    """Print how the figures stand to their targets."""
+def judge(
+    rows: Sequence[dict[str, Measurement]], fast: dict[str, Measurement], faster: dict[float, float]
+) -> bool:
+    """Print the figures beside their targets; return whether all are met."""
     kinds = {"range": ("range", "q="), "golomb": ("golomb", "adaptive")}
 
-    def all_of(table: dict[str, Row], words: Sequence[str], key: str) -> list[float]:
+    def all_of(table: dict[str, Measurement], words: Sequence[str], key: str) -> list[float]:
         return [row[key] for name, row in table.items() if any(word in name for word in words)]
 
     def worst(key: str, kind: str) -> float:
@@ -314,11 +319,11 @@ def train(rounds: int, only: Sequence[str]) -> None:
             rounds=rounds,
             training=config.training,
             evaluate_every=max(1, rounds // 4),
-            coding=Coding(up=codec),
+            codecs=Codecs(up=codec),
         )
         sent = sum(sum(record.bytes_up.values()) for record in found.records)
         raw = raw or (0 if codec else sent)
-        arrives = look(codec, update)["cosine"] if codec else 1.0
+        arrived = measure(codec, update)["cosine"] if codec else 1.0
         dice = [
             statistics.mean([r[task.metric] for r in kinds["global"] if r[task.metric] is not None])
             for _, kinds in sorted(found.scores.items())
@@ -326,7 +331,7 @@ def train(rounds: int, only: Sequence[str]) -> None:
         print(
             f"  {name:<30} {sent:>12,} B up"
             + (f" {raw / sent:>8.1f}x" if raw else "")
-            + f"  cos {arrives:.3f}  {task.metric} {statistics.mean(dice):.4f}  at the sites"
+            + f"  cos {arrived:.3f}  {task.metric} {statistics.mean(dice):.4f}  at the sites"
             f" {' '.join(f'{value:.3f}' for value in dice)}  "
             f"({time.perf_counter() - start:.0f} s)",
             flush=True,

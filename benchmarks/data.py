@@ -1,14 +1,14 @@
-"""Prepared cases on the disk against the same cases in memory, and what they leave there.
+"""Prepared cases on disk compared with the same cases in memory: time, decodes and memory.
 
-- An epoch of `LocalTraining.fit` with a small U-Net over mapped cases against the same epoch over
-  the same arrays held in memory, C-contiguous: pictures with a field of view, volumes with crops
-  aimed at the foreground, and more pictures than there are files that are kept mapped. The crops
-  are the same and so are the trained weights; one thread, processor seconds in turns, the least
-  of each. Drawing alone is shown as well.
-- How often the files of a site are decoded over several rounds of two runs of one recipe.
+- An epoch of `LocalTraining.fit` with a small U-Net over mapped cases compared with the same epoch
+  over the same arrays in memory, C-contiguous: pictures with a field of view, volumes with crops
+  placed on the foreground, and more pictures than files are kept mapped. The crops and the trained
+  weights are the same; one thread, processor seconds measured in turns, the minimum of each.
+  Drawing alone is shown as well.
+- How often the files of a site are decoded over several rounds of two runs of one configuration.
 - The peak of anonymous memory of a process that opens a site of volumes, trains two rounds and
-  tests, with 20 and with 200 of them. Pages of mapped files are not counted, since the system takes
-  them back when it needs them; they are shown. Left out by ``--quick``.
+  tests, with 20 and with 200 of them. Pages of mapped files are not counted, since the system can
+  reclaim them at any time; they are shown. Skipped by ``--quick``.
 
     python benchmarks/data.py [--quick] [--only epochs|decodes|memory]
 """
@@ -41,23 +41,23 @@ from collegium.data.federation import (
     SplitConfig,
     open_site,
 )
-from collegium.data.recipe import Arrays
+from collegium.data.preprocessing import CaseArrays
 from collegium.data.sampling import ImageDataset
 from collegium.data.site import Site
 
-SLOWER, DECODES, SHARE = 1.15, 1.0, 0.1
-"""Most time by the twin's, most decodes of a file, most memory by the size of the data."""
+MAX_SLOWDOWN, MAX_DECODES, MAX_MEMORY_SHARE = 1.15, 1.0, 0.1
+"""Limits: time by that in memory, decodes of a file, memory by the size of the data."""
 
-STEADY = os.environ | {
+STABLE_ENVIRONMENT = os.environ | {
     "PYTHONHASHSEED": "0",
     "OMP_NUM_THREADS": "1",
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": "65536",
 }
-"""The environment in which a process has the memory that it holds and little else.
+"""The environment in which a process keeps little memory beyond what it uses.
 
-The C library's heap keeps freed arrays between others and grows by some 20 MB over the first 40
-cases, then no more; arrays that it maps one by one go back to the system when they are freed.
+Otherwise the C library's heap keeps freed arrays between others and grows by some 20 MB over the
+first 40 cases, then no more; arrays that it maps one by one return to the system when freed.
 """
 
 VOLUME = (64, 64, 48)
@@ -75,7 +75,7 @@ class Setting:
 
 
 def settings(*, quick: bool) -> dict[str, Setting]:
-    """Return what is compared, by name."""
+    """Return the settings that are compared, by name."""
     plane = SamplingConfig((128, 128), flips=True, rotations=True)
     space = SamplingConfig((48, 48, 32), flips=True, rotations=True, foreground=0.5)
     few, large = (10, (64, 64, 48)) if quick else (32, (128, 128, 96))
@@ -87,21 +87,22 @@ def settings(*, quick: bool) -> dict[str, Setting]:
 
 
 @dataclass(frozen=True)
-class HeldCase(PreparedCase):
+class InMemoryCase(PreparedCase):
     """A prepared case whose arrays are in memory."""
 
-    held: Arrays | None = None
+    in_memory: CaseArrays | None = None
 
-    def arrays(self) -> Arrays:
-        """Return what is held."""
-        assert self.held is not None
-        return self.held
+    def arrays(self) -> CaseArrays:
+        """Return the arrays in memory."""
+        assert self.in_memory is not None
+        return self.in_memory
 
     @classmethod
-    def of(cls, case: PreparedCase) -> HeldCase:
+    def of(cls, case: PreparedCase) -> InMemoryCase:
         """Read a case into memory."""
         known = {field.name: getattr(case, field.name) for field in fields(case)}
-        return cls(**known, held=case.arrays().map(lambda values: np.array(values, order="C")))
+        arrays = case.arrays().map(lambda values: np.array(values, order="C"))
+        return cls(**known, in_memory=arrays)
 
 
 def write_cases(folder: Path, shape: tuple[int, ...], count: int) -> None:
@@ -161,7 +162,7 @@ def epochs(setting: Setting, root: Path) -> dict[str, Callable[[], object]]:
     write_cases(root / "A", setting.shape, setting.cases)
     mapped = open_cases(root, setting.sampling).train
     assert isinstance(mapped, ImageDataset)
-    held = ImageDataset([HeldCase.of(case) for case in mapped.cases], mapped.config)
+    in_memory = ImageDataset([InMemoryCase.of(case) for case in mapped.cases], mapped.config)
     with ambient(0, "model"):
         network = make_network(len(setting.shape), (8, 16, 32))
     recipe = TrainingConfig(batch_size=setting.batch)
@@ -177,13 +178,14 @@ def epochs(setting: Setting, root: Path) -> dict[str, Callable[[], object]]:
         ):
             draw(data, samples, 0, path)
 
-    ours, twins = train(mapped), train(held)
-    assert all(bool((ours[name] == twins[name]).all()) for name in ours), "other crops were drawn"
+    ours, reference = train(mapped), train(in_memory)
+    same = all(bool((ours[name] == reference[name]).all()) for name in ours)
+    assert same, "other crops were drawn"
     return {
         "mapped": partial(train, mapped),
-        "held": partial(train, held),
+        "in memory": partial(train, in_memory),
         "mapped, drawing": partial(draw_only, mapped),
-        "held, drawing": partial(draw_only, held),
+        "in memory, drawing": partial(draw_only, in_memory),
     }
 
 
@@ -196,11 +198,13 @@ def judge_epochs(repetitions: int, *, quick: bool) -> list[bool]:
             times = in_turns(works, repetitions, time.process_time)
         least = {work: min(found) for work, found in times.items()}
         ratio, drawing = (
-            least[f"mapped{part}"] / least[f"held{part}"] for part in ("", ", drawing")
+            least[f"mapped{part}"] / least[f"in memory{part}"] for part in ("", ", drawing")
         )
         shown = ", ".join(f"{work} {1000 * seconds:.0f} ms" for work, seconds in least.items())
         print(f"{name}: {shown}; drawing alone {drawing:.2f} times", flush=True)
-        good.append(verdict(f"data, an epoch over {name}", ratio, SLOWER, "times that in memory"))
+        good.append(
+            verdict(f"data, an epoch over {name}", ratio, MAX_SLOWDOWN, "times that in memory")
+        )
     return good
 
 
@@ -263,13 +267,13 @@ def judge_decodes() -> list[bool]:
         print(f"10 {name}: {files} files, {len(decoded)} of them decoded {decoded.total()} times")
         most = max(decoded.values()) if len(decoded) == files else float("inf")
         good.append(
-            verdict(f"data, decodes of {name} in 2 runs of 3 rounds", most, DECODES, "a file")
+            verdict(f"data, decodes of {name} in 2 runs of 3 rounds", most, MAX_DECODES, "a file")
         )
     return good
 
 
-def held(name: str) -> int:
-    """Return the bytes of memory that the system says, under a name, that this process holds."""
+def process_memory(name: str) -> int:
+    """Return an entry of this process's memory in the system's status file, in bytes."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     found = next(line for line in lines if line.startswith(f"{name}:"))
     return 1024 * int(found.split()[1])
@@ -282,14 +286,14 @@ def memory_of_a_run(root: Path) -> dict[str, int]:
     def watch() -> None:
         nonlocal peak
         while not finished.wait(0.005):
-            peak = max(peak, held("RssAnon"))
+            peak = max(peak, process_memory("RssAnon"))
 
     watcher = threading.Thread(target=watch)
     watcher.start()
     run_rounds(root, SamplingConfig((32, 32, 16)), rounds=2, test=0.8)
     finished.set()
     watcher.join()
-    return {"anonymous": peak, "resident": held("VmHWM")}
+    return {"anonymous": peak, "resident": process_memory("VmHWM")}
 
 
 def peaks_in_a_child(cases: int) -> dict[str, int]:
@@ -297,7 +301,9 @@ def peaks_in_a_child(cases: int) -> dict[str, int]:
     with tempfile.TemporaryDirectory() as folder:
         write_cases(Path(folder) / "A", VOLUME, cases)
         command = [sys.executable, __file__, "--folder", folder]
-        done = subprocess.run(command, check=True, capture_output=True, text=True, env=STEADY)
+        done = subprocess.run(
+            command, check=True, capture_output=True, text=True, env=STABLE_ENVIRONMENT
+        )
         return dict(json.loads(done.stdout))
 
 
@@ -309,7 +315,8 @@ def judge_memory(many: int) -> bool:
         print(f"{cases:3d} volumes, peaks: {shown}")
     size = (many - FEW) * int(np.prod(VOLUME)) * 4
     share = (lots["anonymous"] - few["anonymous"]) / size
-    return verdict(f"data, memory of {many - FEW} volumes more", share, SHARE, "of their size")
+    label = f"data, memory of {many - FEW} volumes more"
+    return verdict(label, share, MAX_MEMORY_SHARE, "of their size")
 
 
 def main() -> int:

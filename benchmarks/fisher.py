@@ -33,7 +33,12 @@ Work = Callable[[], dict[str, Any]]
 
 
 def make_works(size: int, count: int) -> dict[str, Work]:
-    """Return the ways to the diagonal, on the same images."""
+    """Return the ways to compute the diagonal, on the same images.
+
+    Args:
+        size: pixels along each side of the images.
+        count: number of images.
+    """
     import torch
     from torch.func import functional_call, grad, vmap
 
@@ -100,14 +105,25 @@ def make_works(size: int, count: int) -> dict[str, Work]:
 
 
 def ratio(times: dict[str, list[float]], above: str, below: str) -> float:
-    """Return the median of the ratios of two works that ran beside each other."""
+    """Return the median of the ratios of two ways that ran in turns.
+
+    Args:
+        times: seconds by way and repetition.
+        above: the way whose seconds are divided.
+        below: the way by whose seconds they are divided.
+    """
     return statistics.median(a / b for a, b in zip(times[above], times[below], strict=True))
 
 
 def peak_apart(name: str, size: int, count: int) -> float:
-    """Return how many MB a work takes at its peak beyond the bare passes; the median of children.
+    """Return the peak memory of one way beyond the bare passes, in MB; the median of processes.
 
     How much the allocator holds back differs between two runs of the same program.
+
+    Args:
+        name: of the way.
+        size: pixels along each side of the images.
+        count: number of images.
     """
     command = [sys.executable, __file__, "--peak", name, str(size), str(count)]
     return statistics.median(
@@ -117,7 +133,13 @@ def peak_apart(name: str, size: int, count: int) -> float:
 
 
 def measure_peak(name: str, size: int, count: int) -> float:
-    """Run the bare passes and then a work, and return by how many MB it needed more memory."""
+    """Run the bare passes and then one way, and return how many MB more it needed.
+
+    Args:
+        name: of the way.
+        size: pixels along each side of the images.
+        count: number of images.
+    """
     works = make_works(size, count)
     works["bare"]()
     return peak_of(works[name]) / 1e6
@@ -147,7 +169,13 @@ def compare(works: dict[str, Work]) -> tuple[float, float, float]:
 
 
 def run(size: int, count: int, *, quick: bool) -> bool:
-    """Measure one size of images, print the figures and judge."""
+    """Measure one size of images, print the figures and return whether the targets are met.
+
+    Args:
+        size: pixels along each side of the images.
+        count: number of images.
+        quick: fewer repetitions, and no vmap.
+    """
     names = ["bare", "ours", "usual"] + ([] if quick else ["vmap"])
     unmeasured, repetitions = ({"bare", "usual"}, 2) if quick else ({"bare"}, 7)
     works = make_works(size, count)
@@ -160,8 +188,8 @@ def run(size: int, count: int, *, quick: bool) -> bool:
         )
     error, overlap, megabytes = compare(works)
     peaks = {name: peak_apart(name, size, count) for name in names if name not in unmeasured}
-    told = ", ".join(f"{name} {peak:.0f} MB" for name, peak in peaks.items())
-    print(f"  peak beyond the bare passes: {told} (the model has {megabytes:.0f} MB)")
+    megabytes_of = ", ".join(f"{name} {peak:.0f} MB" for name, peak in peaks.items())
+    print(f"  peak beyond the bare passes: {megabytes_of} (the model has {megabytes:.0f} MB)")
     print(f"  largest error against the usual loop {error:.1e}")
     print(f"  top {PERCENT} % of the batch's squared gradient: {overlap:.0%} are right")
     usual, bare = ratio(times, "usual", "ours"), ratio(times, "bare", "ours")

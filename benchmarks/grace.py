@@ -1,7 +1,7 @@
 """GRACE's similarities: one blockwise Gram matrix against a loop over pairs of clients.
 
-Twenty clients with the IOP-FL U-Net of 8 million parameters. Both sides start from the clients'
-models and the global one, and give the matrix of cosines of the updates. The loop flattens every
+Twenty clients with the IOP-FL U-Net of 8 million parameters. Both ways start from the clients'
+models and the global one, and return the matrix of cosines of the updates. The loop flattens every
 update once and calls `torch.nn.functional.cosine_similarity` for every pair once (the authors' code
 flattens for every pair, and computes each pair twice). They run in one process, in turns,
 with one thread, which is the default of an engine; figures are medians. Memory is measured
@@ -48,14 +48,24 @@ def make_models(base: int) -> tuple[list[Any], Any]:
 
 
 def blockwise(models: list[Any], start: Any) -> Any:
-    """Return the cosines as `Grace` computes them."""
+    """Return the cosines as `Grace` computes them.
+
+    Args:
+        models: the clients' parameters.
+        start: the global ones.
+    """
     from collegium.solvers.gram import cosines, gram
 
     return cosines(gram(models, start))
 
 
 def pairwise(models: list[Any], start: Any) -> Any:
-    """Return the cosines pair by pair."""
+    """Return the cosines pair by pair.
+
+    Args:
+        models: the clients' parameters.
+        start: the global ones.
+    """
     import torch
     from torch.nn.functional import cosine_similarity
 
@@ -68,7 +78,12 @@ def pairwise(models: list[Any], start: Any) -> Any:
 
 
 def rise(work: Callable[[list[Any], Any], Any], base: int) -> float:
-    """Return how far the peak memory rises, in models."""
+    """Return how far the peak memory rises, in models.
+
+    Args:
+        work: computes the cosines.
+        base: channels of the U-Net's first layer.
+    """
     from collegium.runtime.process import prepare
 
     prepare(threads=1)
@@ -81,13 +96,23 @@ def rise(work: Callable[[list[Any], Any], Any], base: int) -> float:
 
 
 def rise_apart(name: str, base: int) -> float:
-    """Measure `rise` in a process of its own."""
+    """Measure `rise` in a process of its own.
+
+    Args:
+        name: "blockwise" or "pairwise".
+        base: channels of the U-Net's first layer.
+    """
     command = [sys.executable, __file__, "--rise", name, "--base", str(base)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def measure(base: int, repetitions: int) -> tuple[int, dict[str, list[float]], float]:
-    """Return the model's size, the seconds of both by repetition, and how far results differ."""
+    """Return the model's size, the seconds of both by repetition, and how far results differ.
+
+    Args:
+        base: channels of the U-Net's first layer.
+        repetitions: how often both run, in turns.
+    """
     import numpy as np
 
     from collegium.runtime.process import prepare

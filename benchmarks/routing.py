@@ -60,15 +60,15 @@ def make_works(batch: int, *, large: bool) -> dict[str, Callable[[], object]]:
     from torch.nn import functional
 
     from collegium.adaptation._norms import use_batch_statistics
-    from collegium.adaptation._routed import (
+    from collegium.adaptation._routed_layers import (
         RoutedLayer,
-        fill,
-        layer_router,
-        make_routed,
+        fill_weights,
+        replace_layers,
+        router_factory,
         routing_parameters,
     )
-    from collegium.adaptation.base import descend
-    from collegium.adaptation.routing import Routing, _Network
+    from collegium.adaptation.base import optimizer_step
+    from collegium.adaptation.routing import Routing, _RoutedNetwork
     from collegium.core.tensors import Tensors
     from collegium.runtime.process import prepare
     from collegium.tasks import SegmentationTask
@@ -98,11 +98,11 @@ def make_works(batch: int, *, large: bool) -> dict[str, Callable[[], object]]:
     use_batch_statistics(plain)
 
     def loss_of(module: nn.Module) -> Tensor:
-        network = _Network(module, {}, [], [], SegmentationTask(2), 0)
+        network = _RoutedNetwork(module, {}, [], [], SegmentationTask(2), 0)
         return Routing()._loss(network, images, ("benchmark",))[0]
 
     def step(module: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], object]:
-        return lambda: descend(optimizer, loss_of(module), "routing")
+        return lambda: optimizer_step(optimizer, loss_of(module), "routing")
 
     weights = list(plain.parameters())
     works: dict[str, Callable[[], object]] = {
@@ -110,17 +110,17 @@ def make_works(batch: int, *, large: bool) -> dict[str, Callable[[], object]]:
     }
     for name in ("ours", "outputs"):
         module = make_network(large=large)
-        layers = make_routed(module, SOURCES, layer_router(SOURCES, 0.2))
-        fill(layers, models, NAMES)
+        layers = replace_layers(module, SOURCES, router_factory(SOURCES, 0.2))
+        fill_weights(layers, models, NAMES)
         use_batch_statistics(module)
         module.requires_grad_(False)
-        moving = list(routing_parameters(layers))
-        for parameter in moving:
+        trained = list(routing_parameters(layers))
+        for parameter in trained:
             parameter.requires_grad_(True)
         if name == "outputs":
             for layer in layers.values():
                 layer.__class__ = MixedOutputs
-        works[name] = step(module, torch.optim.Adam(moving, lr=1e-4, foreach=False))
+        works[name] = step(module, torch.optim.Adam(trained, lr=1e-4, foreach=False))
     return works
 
 
@@ -144,7 +144,7 @@ def measure_memory(kind: str, batch: int, folder: Path) -> float:
     import torch
 
     from collegium.adaptation._norms import use_batch_statistics
-    from collegium.adaptation.base import Sources, Unlabelled
+    from collegium.adaptation.base import Sources, UnlabelledCases
     from collegium.adaptation.outside import ModelFiles
     from collegium.adaptation.routing import Routing
     from collegium.core.dataset import TensorDataset
@@ -162,7 +162,7 @@ def measure_memory(kind: str, batch: int, folder: Path) -> float:
     def adapt(base: int) -> object:
         network = partial(build_model, "iop_unet", in_channels=1, base=base)
         sources = Sources(ModelFiles(folder / str(base)), network, SegmentationTask(2))
-        cases = Unlabelled(TensorDataset({"image": images}))
+        cases = UnlabelledCases(TensorDataset({"image": images}))
         return Routing(epochs=2, batch_size=batch).adapt(sources, cases, lambda *_: None)
 
     prepare(threads=1)
@@ -192,11 +192,15 @@ def training_of_routers() -> float:
 
     Parameters, gradients, Adam's two moments and the state that is kept.
     """
-    from collegium.adaptation._routed import layer_router, make_routed, routing_parameters
+    from collegium.adaptation._routed_layers import (
+        replace_layers,
+        router_factory,
+        routing_parameters,
+    )
 
     network = make_network(large=True)
     model = bytes_of(network.state_dict().values())
-    layers = make_routed(network, SOURCES, layer_router(SOURCES, 0.2))
+    layers = replace_layers(network, SOURCES, router_factory(SOURCES, 0.2))
     return 5 * bytes_of(routing_parameters(layers)) / model
 
 

@@ -32,7 +32,7 @@ def child(clients: int) -> None:
     from collegium.core.model_parts import find_parts
     from collegium.core.tensors import Tensors
     from collegium.runtime.process import prepare
-    from collegium.runtime.server import Answer, Request, ServerRuntime
+    from collegium.runtime.server import Request, Response, ServerRuntime
 
     prepare(threads=2)
     network = torch.nn.Sequential(
@@ -42,9 +42,9 @@ def child(clients: int) -> None:
     reply = pack({"reply": {"model": Tensors(network.state_dict()), "num_examples": 10}})
 
     class Clients:
-        def exchange(self, requests: Iterable[Request]) -> Iterator[Answer]:
+        def exchange(self, requests: Iterable[Request]) -> Iterator[Response]:
             for request in requests:
-                yield Answer(request.client, reply, 0.0)
+                yield Response(request.client, reply, 0.0)
 
         def close(self) -> None:
             pass

@@ -1,14 +1,14 @@
-"""Tables and comparisons of two hundred thousand scores against the same work in pandas and SciPy.
+"""Tables and comparisons of 200,000 scores compared with the same work in pandas and SciPy.
 
 Eleven methods, six sites, three seeds, and 1010 cases of 253 patients at each site.
 
-- The table of methods by sites, mean and standard deviation over seeds, against pandas' grouping of
-  the same rows; the means are the same.
+- The table of methods by sites, mean and standard deviation over seeds, compared with pandas'
+  grouping of the same rows; the means are the same.
 - "Does joining help this site?" (differences by patient, bootstrap intervals, signed-rank tests)
-  at each site and over all, against pandas and `scipy.stats.bootstrap` and `wilcoxon`, with as many
-  resamples; the differences and the p-values are the same.
+  at each site and over all, compared with pandas and `scipy.stats.bootstrap` and `wilcoxon`, with
+  as many resamples; the differences and the p-values are the same.
 
-One thread, processor seconds in turns, the least of each.
+One thread, processor seconds measured in turns, the minimum of each.
 
     python benchmarks/tables.py [--quick]
 """
@@ -29,8 +29,8 @@ from common.measuring import in_turns, verdict
 from collegium.evaluation.results import Row
 from collegium.evaluation.tables import JoiningTable, MethodTable, joining_table, method_table
 
-TABLE, JOINING = 1.5, 1.0
-"""Most time by the twin's."""
+MAX_TABLE, MAX_JOINING = 1.5, 1.0
+"""Limits of the time by that of the reference."""
 
 RESAMPLES, ALL = 2000, "average"
 
@@ -90,19 +90,19 @@ def scipy_joining(rows: list[Row]) -> dict[tuple[str, str], tuple[float, float]]
     return pairs
 
 
-def same_table(table: MethodTable, twin: pd.DataFrame) -> bool:
-    """Tell whether a table holds the means and deviations of its twin."""
+def same_table(table: MethodTable, reference: pd.DataFrame) -> bool:
+    """Return whether a table holds the means and deviations of the reference."""
     cells = {(m.algorithm, s): m.cells[s] for m in table.methods for s in table.sites}
-    ours = np.array([[cells[key].mean, cells[key].sd] for key in twin.index])
-    return bool(np.allclose(ours, twin.to_numpy(), rtol=1e-12))
+    ours = np.array([[cells[key].mean, cells[key].sd] for key in reference.index])
+    return bool(np.allclose(ours, reference.to_numpy(), rtol=1e-12))
 
 
-def same_joining(table: JoiningTable, twin: dict[Any, tuple[float, float]]) -> bool:
-    """Tell whether differences and p-values are those of the twin."""
+def same_joining(table: JoiningTable, reference: dict[Any, tuple[float, float]]) -> bool:
+    """Return whether differences and p-values are those of the reference."""
     every = (*table.comparisons, *table.pooled)
     ours = {(c.algorithm, c.site): (c.difference.mean, c.p) for c in every}
-    return ours.keys() == twin.keys() and all(
-        np.allclose(np.array(ours[key], float), twin[key], rtol=1e-9) for key in twin
+    return ours.keys() == reference.keys() and all(
+        np.allclose(np.array(ours[key], float), reference[key], rtol=1e-9) for key in reference
     )
 
 
@@ -127,8 +127,8 @@ def main() -> int:
     table = least["table"] / least["table by pandas"]
     joining = least["joining"] / least["joining by SciPy"]
     good = [
-        verdict("tables, methods by sites", table, TABLE, "times pandas"),
-        verdict("tables, joining", joining, JOINING, "times pandas and SciPy"),
+        verdict("tables, methods by sites", table, MAX_TABLE, "times pandas"),
+        verdict("tables, joining", joining, MAX_JOINING, "times pandas and SciPy"),
     ]
     return 0 if all(good) else 1
 

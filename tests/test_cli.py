@@ -166,7 +166,11 @@ def test_inspect_ends_with_3_if_there_is_a_problem(folder: Path):
 
 def test_phantoms_are_drawn_where_asked(tmp_path: Path):
     result = call("phantoms", str(tmp_path / "p"), "--sites", "1", "--cases", "2", "--size", "32")
-    assert result.stdout.strip() == str(tmp_path / "p" / "federation.yaml")
+    assert result.stdout.split() == [
+        str(tmp_path / "p" / "federation.yaml"), str(tmp_path / "p" / "experiment.yaml"),
+    ]  # fmt: skip
+    shown = call("config", "show", str(tmp_path / "p" / "experiment.yaml"))
+    assert shown.exit_code == 0, shown.output
     assert len(list((tmp_path / "p").rglob("*.png"))) == 4
     assert call("phantoms", str(tmp_path / "q"), "--sites", "0").exit_code == 2
 
@@ -300,7 +304,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_resumes(folder: Path, jobs: in
         _, text = interrupt(process, r"local seed 0  round (2)/400")
         assert process.returncode == 130
     assert text.endswith(
-        "error: stopped; finished rounds are kept, go on with: collegium resume run\n"
+        "error: stopped; finished rounds are kept, continue with: collegium resume run\n"
     )
     assert "Traceback" not in text
     with shell("resume", "run", cwd=folder) as process:

@@ -34,21 +34,24 @@ if TYPE_CHECKING:
     from collegium.core.algorithm import Algorithm, Client, Replies, Server, handler
     from collegium.core.dataset import Dataset, Example, TensorDataset
     from collegium.core.message import Message
+    from collegium.core.settings import settings
     from collegium.core.tensors import Tensors, mean
+    from collegium.data.phantoms import make_federation
     from collegium.data.site import EgressPolicy, Site
     from collegium.errors import CollegiumError
+    from collegium.experiment.federation import open_sites
+    from collegium.models.factory import build_model
+    from collegium.runtime.federation import Federation
     from collegium.runtime.simulation import Simulated, simulate
     from collegium.tasks import ClassificationTask, SegmentationTask, SupervisedTask, Task
+    from collegium.testing.conformance import check_algorithm
     from collegium.training.loop import TrainingConfig
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "adaptation.average": ("Average",),
-    "adaptation.base": (
-        "Adapter",
-        "Sources",
-    ),
+    "adaptation.base": ("Adapter", "Sources"),
     "adaptation.dsbn": ("DSBN",),
     "adaptation.ensemble": ("Ensemble",),
     "adaptation.none": ("NoAdaptation",),
@@ -74,38 +77,20 @@ _HOMES = {
     "algorithms.scaffold": ("Scaffold",),
     "algorithms.silobn": ("SiloBN",),
     "algorithms.ttt": ("TTT",),
-    "core.algorithm": (
-        "Algorithm",
-        "Client",
-        "Replies",
-        "Server",
-        "handler",
-    ),
-    "core.dataset": (
-        "Dataset",
-        "Example",
-        "TensorDataset",
-    ),
+    "core.algorithm": ("Algorithm", "Client", "Replies", "Server", "handler"),
+    "core.dataset": ("Dataset", "Example", "TensorDataset"),
     "core.message": ("Message",),
-    "core.tensors": (
-        "Tensors",
-        "mean",
-    ),
-    "data.site": (
-        "EgressPolicy",
-        "Site",
-    ),
+    "core.settings": ("settings",),
+    "core.tensors": ("Tensors", "mean"),
+    "data.phantoms": ("make_federation",),
+    "data.site": ("EgressPolicy", "Site"),
     "errors": ("CollegiumError",),
-    "runtime.simulation": (
-        "Simulated",
-        "simulate",
-    ),
-    "tasks": (
-        "ClassificationTask",
-        "SegmentationTask",
-        "SupervisedTask",
-        "Task",
-    ),
+    "experiment.federation": ("open_sites",),
+    "models.factory": ("build_model",),
+    "runtime.federation": ("Federation",),
+    "runtime.simulation": ("Simulated", "simulate"),
+    "tasks": ("ClassificationTask", "SegmentationTask", "SupervisedTask", "Task"),
+    "testing.conformance": ("check_algorithm",),
     "training.loop": ("TrainingConfig",),
 }
 """Where the public names live; each is imported at its first use: `--help` loads no torch."""
@@ -134,6 +119,7 @@ __all__ = [
     "FedPer",
     "FedProx",
     "FedRep",
+    "Federation",
     "FineTune",
     "Grace",
     "Local",
@@ -159,8 +145,13 @@ __all__ = [
     "Tent",
     "TrainingConfig",
     "adapt_and_score",
+    "build_model",
+    "check_algorithm",
     "handler",
+    "make_federation",
     "mean",
+    "open_sites",
+    "settings",
     "simulate",
 ]
 

@@ -1,20 +1,20 @@
-"""The whole exception tree.
+"""All exceptions of the library.
 
-Every error that a user can cause is a `CollegiumError`: one sentence that says what is wrong,
-where, and what to do. The command line prints that sentence without a traceback and ends with the
+Every error that a user can cause is a `CollegiumError`: one sentence that states the problem, its
+place, and what to do. The command line prints that sentence without a traceback and exits with the
 class's `exit_code`.
 
     CollegiumError
       ConfigError        a key, a value or a combination that cannot work              exit code 2
         NotInstalled     an optional dependency is missing                             exit code 2
-        EgressError      a site's policy forbids what the algorithm wants to send      exit code 2
+        EgressError      a site's policy forbids a part that the algorithm sends       exit code 2
       DataError          a file, a mask, a manifest or a split                         exit code 3
       ClientError        something failed at a client while it worked for the server   exit code 4
         DivergedError    the loss became NaN or infinite                               exit code 4
-        MissingReply     a client did not answer                                       exit code 4
-        ProtocolError    a message does not hold what was asked for                    exit code 4
+        MissingReply     a client did not reply                                        exit code 4
+        ProtocolError    a message is not as the protocol demands                      exit code 4
       StorageError       the disk: full, not writable, a damaged checkpoint            exit code 5
-        CheckpointError  a run cannot go on from what is stored                        exit code 5
+        CheckpointError  a run cannot continue from its stored state                   exit code 5
 """
 
 
@@ -35,7 +35,7 @@ class NotInstalled(ConfigError):  # noqa: N818  (the field's own names read bett
 
 
 class EgressError(ConfigError):
-    """A site's policy forbids a part that the algorithm wants to send."""
+    """A site's policy forbids a part that the algorithm sends."""
 
 
 class DataError(CollegiumError):
@@ -55,11 +55,11 @@ class DivergedError(ClientError):
 
 
 class MissingReply(ClientError):  # noqa: N818
-    """A client did not answer in time."""
+    """A client did not reply in time."""
 
 
 class ProtocolError(ClientError):
-    """A message does not hold what was asked for."""
+    """A message is not as the protocol demands."""
 
 
 class StorageError(CollegiumError):
@@ -69,7 +69,7 @@ class StorageError(CollegiumError):
 
 
 class CheckpointError(StorageError):
-    """A run cannot go on from what is stored."""
+    """A run cannot continue from its stored state."""
 
 
 KINDS: dict[str, type[CollegiumError]] = {
@@ -79,14 +79,14 @@ KINDS: dict[str, type[CollegiumError]] = {
         ProtocolError, StorageError, CheckpointError,
     )
 }  # fmt: skip
-"""Error classes by name, to raise again at the server what travelled as text from a client."""
+"""Error classes by name, to raise again at the server an error that a client sent as text."""
 
 
 def describe_failure(error: Exception) -> dict[str, str]:
-    """Return what a server may learn of a failure at a client.
+    """Return the kind and text of a failure at a client that the server may see.
 
-    The text of errors about files, disks and the unforeseen may hold paths or patient identifiers:
-    it stays in the site's log.
+    The text of errors about files and disks and of unforeseen errors may contain paths or patient
+    identifiers: it stays in the site's log.
     """
     kind = type(error).__name__
     if isinstance(error, ClientError | ConfigError):

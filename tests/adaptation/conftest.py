@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from collegium.adaptation.base import Adapted, Sources, Unlabelled
+from collegium.adaptation.base import AdaptationResult, Sources, UnlabelledCases
 from collegium.core.dataset import TensorDataset
 from collegium.core.tensors import Tensors
 from collegium.tasks import SegmentationTask
@@ -30,11 +30,11 @@ class OutsideSite:
         self.images = np.random.default_rng(0).normal(0.4, 1.3, (5, 1, 4, 4))
         self.task = SegmentationTask(2)
 
-    def cases(self, labels: int = 0) -> Unlabelled:
+    def cases(self, labels: int = 0) -> UnlabelledCases:
         """The site's cases; ``labels`` is what every pixel of their hidden labels is."""
         hidden = torch.full((5, 4, 4), labels)
         data = TensorDataset({"image": torch.from_numpy(self.images), "label": hidden})
-        return Unlabelled(data)
+        return UnlabelledCases(data)
 
     def sources(
         self, network: Callable[[], nn.Module], names: tuple[str, ...] = ("global",), seed: int = 0
@@ -49,7 +49,9 @@ class OutsideSite:
             )
         return Sources(models, network, self.task, seed=seed)
 
-    def adapt(self, adapter: Any, sources: Sources, labels: int = 0) -> tuple[Predictions, Adapted]:
+    def adapt(
+        self, adapter: Any, sources: Sources, labels: int = 0
+    ) -> tuple[Predictions, AdaptationResult]:
         """Let an adapter work; give its predictions by model, and what it ended with."""
         found: dict[str, dict[int, np.ndarray]] = {}
 

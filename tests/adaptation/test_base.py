@@ -1,3 +1,4 @@
+import json
 from dataclasses import dataclass
 
 import numpy as np
@@ -6,14 +7,15 @@ import torch
 from torch import nn
 
 from collegium.adaptation.base import (
-    Account,
-    Adapted,
+    AdaptationRecord,
+    AdaptationResult,
     Adapter,
+    LayerSpread,
     Sources,
-    Unlabelled,
-    descend,
-    groups,
-    predict,
+    UnlabelledCases,
+    case_batches,
+    optimizer_step,
+    predict_batch,
 )
 from collegium.core.dataset import Example, TensorDataset
 from collegium.core.tensors import Tensors
@@ -39,8 +41,8 @@ class Cases:
 
 def test_neighbours_of_one_shape_are_joined_up_to_the_size() -> None:
     cases = Cases((1, 1, 4, 4), (1, 1, 4, 4), (1, 1, 4, 4), (1, 1, 2, 4), (1, 1, 4, 4))
-    found = [(members, example.batch["image"]) for members, example in groups(cases, 2)]
-    assert [members for members, _ in found] == [[0, 1], [2], [3], [4]]
+    found = [(indices, example.batch["image"]) for indices, example in case_batches(cases, 2)]
+    assert [indices for indices, _ in found] == [[0, 1], [2], [3], [4]]
     assert [tuple(image.shape) for _, image in found] == [
         (2, 1, 4, 4), (1, 1, 4, 4), (1, 1, 2, 4), (1, 1, 4, 4),
     ]  # fmt: skip
@@ -49,19 +51,19 @@ def test_neighbours_of_one_shape_are_joined_up_to_the_size() -> None:
 
 def test_the_slices_of_a_volume_are_not_joined_with_another_case() -> None:
     cases = Cases((1, 1, 4, 4), (3, 1, 4, 4), (1, 1, 4, 4))
-    assert [members for members, _ in groups(cases, 8)] == [[0], [1], [2]]
+    assert [indices for indices, _ in case_batches(cases, 8)] == [[0], [1], [2]]
 
 
 def test_a_vector_has_company_where_there_are_two() -> None:
-    def members(count: int, size: int) -> list[list[int]]:
-        return [found for found, _ in groups(Cases(*[(1, 3)] * count), size)]
+    def indices(count: int, size: int) -> list[list[int]]:
+        return [found for found, _ in case_batches(Cases(*[(1, 3)] * count), size)]
 
-    assert members(5, 4) == [[0, 1, 2, 3, 4]]
-    assert members(6, 4) == [[0, 1, 2, 3], [4, 5]]
-    assert members(5, 1) == [[0, 1], [2, 3, 4]]
-    assert members(1, 4) == [[0]]
+    assert indices(5, 4) == [[0, 1, 2, 3, 4]]
+    assert indices(6, 4) == [[0, 1, 2, 3], [4, 5]]
+    assert indices(5, 1) == [[0, 1], [2, 3, 4]]
+    assert indices(1, 4) == [[0]]
     images = Cases((1, 1, 4, 4), (1, 1, 4, 4), (1, 1, 4, 4))
-    assert [found for found, _ in groups(images, 1)] == [[0], [1], [2]]
+    assert [found for found, _ in case_batches(images, 1)] == [[0], [1], [2]]
 
 
 class Half(nn.Module):
@@ -75,8 +77,8 @@ def test_predictions_of_joined_cases_are_taken_apart_again() -> None:
     cases = Cases((1, 1, 2, 2), (1, 1, 2, 2), (3, 1, 2, 2))
     found = {
         index: prediction
-        for members, example in groups(cases, 4)
-        for index, prediction in predict(TASK, Half(), members, example)
+        for indices, example in case_batches(cases, 4)
+        for index, prediction in predict_batch(TASK, Half(), indices, example)
     }
     assert sorted(found) == [0, 1, 2]
     assert found[0].tolist() == [[[0, 0], [0, 0]]]
@@ -92,7 +94,7 @@ def test_an_adapter_sees_no_label() -> None:
             "mask": torch.ones(2, 2, 2, dtype=torch.bool),
         }
     )
-    cases = Unlabelled(data)
+    cases = UnlabelledCases(data)
     assert len(cases) == 2
     assert cases.example(1).batch.keys() == {"image", "mask"}
 
@@ -101,24 +103,24 @@ def network() -> nn.Module:
     return nn.Conv2d(1, 2, 1)
 
 
-def test_opening_a_model_leaves_torchs_generator_alone() -> None:
+def test_loading_a_model_leaves_torchs_generator_alone() -> None:
     model = Tensors(network().state_dict()).map(torch.ones_like)
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
-    module = Sources({"global": model}, network, TASK).open(model)
+    module = Sources({"global": model}, network, TASK).load(model)
     assert torch.equal(torch.rand(2), expected)
     assert not module.training
     assert all(torch.equal(tensor, model[name]) for name, tensor in module.state_dict().items())
 
 
-def test_what_was_not_handed_out_is_said() -> None:
+def test_a_missing_model_is_reported() -> None:
     model = Tensors(network().state_dict())
     alone = Sources({"north": model, "east": model}, network, TASK)
     assert alone.personal == ["east", "north"]
     with pytest.raises(ConfigError, match=r"tent starts from the global model, but .* north, east"):
         alone.require_global("tent")
-    with pytest.raises(ConfigError, match="ensemble needs personal models, but no site handed one"):
+    with pytest.raises(ConfigError, match="ensemble needs personal models, but no site shared one"):
         Sources({"global": model}, network, TASK).require_personal("ensemble")
 
 
@@ -149,10 +151,10 @@ def filled(value: float) -> Tensors:
 def test_a_step_goes_down_the_gradient_and_never_on_a_loss_that_is_not_finite() -> None:
     weight = torch.tensor([2.0], requires_grad=True)
     optimizer = torch.optim.SGD([weight], lr=0.25)
-    descend(optimizer, (weight**2).sum(), "tent")
+    optimizer_step(optimizer, (weight**2).sum(), "tent")
     np.testing.assert_allclose(weight.detach(), [2.0 - 0.25 * 4.0])
     with pytest.raises(DivergedError, match="the loss of tent became nan; lower its lr"):
-        descend(optimizer, (weight * float("nan")).sum(), "tent")
+        optimizer_step(optimizer, (weight * float("nan")).sum(), "tent")
     np.testing.assert_allclose(weight.detach(), [1.0])
 
 
@@ -162,7 +164,32 @@ def test_hyperparameters_are_the_fields() -> None:
         lr: float = 0.5
 
         def adapt(self, sources, cases, deliver):
-            return Adapted(Account([]))
+            return AdaptationResult(AdaptationRecord([]))
 
     assert Mine().hyperparameters() == {"lr": 0.5}
     assert Mine.needs == ("global",)
+
+
+def test_a_record_is_written_as_plain_numbers() -> None:
+    record = AdaptationRecord(
+        ["global", "north"], 4, [{"step": 0, "total": 1.5}], 0,
+        {"first": {"north": 0.25, "global": 0.75}}, ["a note"],
+    )  # fmt: skip
+    data = json.loads(json.dumps(record.to_dict()))
+    assert data["coefficients"] == {
+        "layers": ["first"], "sources": ["global", "north"], "values": [[0.75, 0.25]],
+    }  # fmt: skip
+    assert (data["steps"], data["chosen"], data["notes"]) == (4, 0, ["a note"])
+    assert AdaptationRecord(["global"]).to_dict()["coefficients"] is None
+
+
+def test_spreads_are_written_if_there_are_any() -> None:
+    record = AdaptationRecord(
+        ["global", "north"], coefficients={"last": {"north": 0.2, "global": 0.7}},
+        spreads={"last": LayerSpread({"north": 0.02, "global": 0.07}, 0.3, 0.03)},
+    )  # fmt: skip
+    data = json.loads(json.dumps(record.to_dict()))["coefficients"]
+    assert data == {
+        "layers": ["last"], "sources": ["global", "north"], "values": [[0.7, 0.2]],
+        "deviations": [[0.07, 0.02]], "variation": [0.3], "variation_deviation": [0.03],
+    }  # fmt: skip

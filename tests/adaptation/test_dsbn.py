@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from collegium.adaptation.base import Sources
-from collegium.adaptation.dsbn import DSBN, mean_model
+from collegium.adaptation.base import Sources, mean_model
+from collegium.adaptation.dsbn import DSBN
 from collegium.core.dataset import Example
 from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError
@@ -91,8 +91,8 @@ def test_one_pass_gives_the_statistics_of_all_images(
     assert np.array_equal(np.concatenate(found[""]), expected), "predicted in evaluation mode"
     changed = {n for n, t in adapted.model.items() if not torch.equal(t, given[n])}
     assert changed == {f"{n}.running_{kind}" for n in ("norm", "bn") for kind in ("mean", "var")}
-    assert list(adapted.account.sources) == ["global"]
-    assert adapted.account.steps == 0
+    assert list(adapted.record.sources) == ["global"]
+    assert adapted.record.steps == 0
 
 
 @pytest.mark.parametrize("passes", [2, 3])
@@ -130,7 +130,7 @@ def test_scale_and_shift_may_be_the_mean_of_the_personal_models(
     layers = Layers(by_hand, mixed, outside.images)
     assert_near(statistics(adapted.model, "bn"), moments(layers.second()))
     assert torch.equal(adapted.model["last.weight"], sources.models["global"]["last.weight"])
-    assert list(adapted.account.sources) == ["global", "east", "north"]
+    assert list(adapted.record.sources) == ["global", "east", "north"]
 
 
 def gaussian_distance(mine: Any, theirs: Any) -> float:
@@ -167,10 +167,10 @@ def test_scale_and_shift_may_be_those_of_the_nearest_model(
         ])  # fmt: skip
     nearest = min(distances, key=distances.__getitem__)
     said = ", ".join(f"{name} {value:.3g}" for name, value in distances.items())
-    assert adapted.account.notes == [
+    assert adapted.record.notes == [
         f"Scale and shift are those of {nearest}, whose statistics are nearest ({said})."
     ]
-    assert list(adapted.account.sources) == ["global", nearest]
+    assert list(adapted.record.sources) == ["global", nearest]
     mixed, first, second = found[nearest]
     assert_near([adapted.model["bn.weight"], adapted.model["norm.bias"]],
                 [mixed["bn.weight"], mixed["norm.bias"]])  # fmt: skip
@@ -183,7 +183,7 @@ def test_the_nearest_model_does_not_depend_on_which_comes_last(outside: Any) -> 
     models = dict(sources.models)
     swapped = replace(sources, models={**models, "east": models["north"], "north": models["east"]})
     one, other = (outside.adapt(DSBN(affine="nearest"), s)[1] for s in (sources, swapped))
-    assert one.account.sources[1] != other.account.sources[1]
+    assert one.record.sources[1] != other.record.sources[1]
     assert all(torch.equal(one.model[name], other.model[name]) for name in one.model)
 
 
@@ -201,7 +201,7 @@ def test_without_a_global_model_the_body_is_the_mean_of_the_personal_ones(
     for name in ("first.weight", "last.bias", "norm.weight"):
         assert_near([adapted.model[name]], [(east[name] + north[name]) / 2])
     assert int(adapted.model["bn.num_batches_tracked"]) == 8
-    assert list(adapted.account.sources) == ["east", "north"]
+    assert list(adapted.record.sources) == ["east", "north"]
     assert int(mean_model(counted, ["east"])["bn.num_batches_tracked"]) == 7
 
 
@@ -231,7 +231,7 @@ def test_pseudo_labels_move_scale_and_shift_as_by_hand(
     second = dict.fromkeys(by_hand.AFFINE, 0.0)
     for step in (1, 2):
         value = cross_entropy(by_hand, model, outside.images, labels)
-        row = adapted.account.losses[step - 1]
+        row = adapted.record.losses[step - 1]
         assert row["step"] == step - 1
         assert row["total"] == pytest.approx(float(value), rel=1e-6)
         assert row["confident"] == pytest.approx((labels >= 0).mean(), rel=1e-6)
@@ -243,7 +243,7 @@ def test_pseudo_labels_move_scale_and_shift_as_by_hand(
             second[name] = 0.999 * second[name] + 0.001 * slope**2
             root = np.sqrt(second[name] / (1 - 0.999**step)) + 1e-8
             model[name] = model[name] - LR * first[name] / (1 - 0.9**step) / root
-    assert adapted.account.steps == 2
+    assert adapted.record.steps == 2
     for name, expected in model.items():
         np.testing.assert_allclose(adapted.model[name], expected, atol=1e-6, rtol=0, err_msg=name)
 
@@ -253,8 +253,8 @@ def test_a_threshold_that_nothing_reaches_teaches_nothing(outside: Any, by_hand:
     adapted = outside.adapt(DSBN(pseudo_labels=3, threshold=1.0), sources)[1]
     plain = outside.adapt(DSBN(), sources)[1]
     assert all(torch.equal(adapted.model[name], plain.model[name]) for name in plain.model)
-    assert adapted.account.steps == 0
-    assert adapted.account.notes == ["No prediction reached the threshold 1: nothing was learnt."]
+    assert adapted.record.steps == 0
+    assert adapted.record.notes == ["No prediction reached the threshold 1: nothing was learnt."]
 
 
 @pytest.mark.parametrize("affine", ["global", "mean", "nearest"])
@@ -264,7 +264,7 @@ def test_the_same_bits_come_again_whatever_the_labels(
     sources = outside.sources(by_hand.network, SOURCES)
     adapter = DSBN(affine=affine, pseudo_labels=2, threshold=0.6)
     (first, one), (second, other) = (outside.adapt(adapter, sources, k) for k in (0, 1))
-    assert one.account == other.account
+    assert one.record == other.record
     assert all(torch.equal(one.model[name], other.model[name]) for name in one.model)
     assert all(np.array_equal(a, b) for a, b in zip(first[""], second[""], strict=True))
 
@@ -355,7 +355,7 @@ def test_batch_normalisation_without_scale_and_shift_has_nothing_to_learn(outsid
 @pytest.mark.parametrize("affine", ["mean", "nearest"])
 def test_scale_and_shift_of_personal_models_need_some(outside: Any, affine: Any) -> None:
     assert DSBN(affine=affine).needs == ("personal",)
-    with pytest.raises(ConfigError, match="dsbn needs personal models, but no site handed one"):
+    with pytest.raises(ConfigError, match="dsbn needs personal models, but no site shared one"):
         outside.adapt(DSBN(affine=affine), outside.sources(network))
     assert DSBN().needs == ()
 
@@ -368,5 +368,5 @@ def test_scale_and_shift_of_personal_models_need_some(outside: Any, affine: Any)
     ],
 )  # fmt: skip
 def test_values_that_cannot_be_meant_are_refused(fields: Any) -> None:
-    with pytest.raises(ConfigError, match=f"dsbn.*{next(iter(fields))}"):
+    with pytest.raises(ConfigError, match=rf"DSBN\.{next(iter(fields))}: should be .*, not "):
         DSBN(**fields)

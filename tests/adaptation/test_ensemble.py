@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from collegium.adaptation.average import Average
-from collegium.adaptation.base import Sources, Unlabelled
+from collegium.adaptation.base import Sources, UnlabelledCases
 from collegium.adaptation.ensemble import Ensemble, MeanOutput
 from collegium.adaptation.none import NoAdaptation
 from collegium.core.dataset import TensorDataset
@@ -43,7 +43,7 @@ def sources(*names: str) -> Sources:
 
 def run(adapter: Any, given: Sources) -> dict[str, np.ndarray]:
     """The predictions by the name of the model, each once."""
-    cases = Unlabelled(TensorDataset({"image": torch.from_numpy(IMAGES)}))
+    cases = UnlabelledCases(TensorDataset({"image": torch.from_numpy(IMAGES)}))
     found: dict[str, dict[int, np.ndarray]] = {}
 
     def deliver(name: str, index: int, prediction: torch.Tensor) -> None:

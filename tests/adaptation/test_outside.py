@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 from typing import Any
 
@@ -6,8 +5,15 @@ import pytest
 import torch
 from torch import nn
 
-from collegium.adaptation.base import Account, Adapted, Adapter, Deliver, Images, Sources, Spread
-from collegium.adaptation.outside import ModelFiles, adapt_and_score, describe
+from collegium.adaptation.base import (
+    AdaptationRecord,
+    AdaptationResult,
+    Adapter,
+    Cases,
+    PredictionCallback,
+    Sources,
+)
+from collegium.adaptation.outside import ModelFiles, adapt_and_score
 from collegium.core.dataset import TensorDataset
 from collegium.core.tensors import Tensors
 from collegium.errors import DataError
@@ -27,12 +33,14 @@ class Fixed(Adapter):
     def __init__(self, predictions: dict[str, list[Any]]) -> None:
         self.predictions = predictions
 
-    def adapt(self, sources: Sources, cases: Images, deliver: Deliver) -> Adapted:
+    def adapt(
+        self, sources: Sources, cases: Cases, deliver: PredictionCallback
+    ) -> AdaptationResult:
         for index in reversed(range(len(cases))):
             assert "label" not in cases.example(index).batch
             for name, by_case in self.predictions.items():
                 deliver(name, index, torch.tensor([by_case[index]]))
-        return Adapted(Account(["global"]))
+        return AdaptationResult(AdaptationRecord(["global"]))
 
 
 def score(**predictions: list[Any]) -> list[dict[str, Any]]:
@@ -74,28 +82,3 @@ def test_models_in_a_folder_are_read_when_they_are_looked_at(tmp_path: Path) -> 
     assert models["north"]["w"].item() == 3.0
     with pytest.raises(DataError, match="holds no models"):
         ModelFiles(tmp_path / "nothing")
-
-
-def test_an_account_is_written_as_plain_numbers() -> None:
-    account = Account(
-        ["global", "north"], 4, [{"step": 0, "total": 1.5}], 0,
-        {"first": {"north": 0.25, "global": 0.75}}, ["a note"],
-    )  # fmt: skip
-    told = json.loads(json.dumps(describe(account)))
-    assert told["coefficients"] == {
-        "layers": ["first"], "sources": ["global", "north"], "values": [[0.75, 0.25]],
-    }  # fmt: skip
-    assert (told["steps"], told["chosen"], told["notes"]) == (4, 0, ["a note"])
-    assert describe(Account(["global"]))["coefficients"] is None
-
-
-def test_how_the_cases_differ_is_written_where_it_is_known() -> None:
-    account = Account(
-        ["global", "north"], coefficients={"last": {"north": 0.2, "global": 0.7}},
-        spreads={"last": Spread({"north": 0.02, "global": 0.07}, 0.3, 0.03)},
-    )  # fmt: skip
-    told = json.loads(json.dumps(describe(account)))["coefficients"]
-    assert told == {
-        "layers": ["last"], "sources": ["global", "north"], "values": [[0.7, 0.2]],
-        "deviations": [[0.07, 0.02]], "variation": [0.3], "variation_deviation": [0.03],
-    }  # fmt: skip

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from collegium.adaptation._losses import exclusive, shape_map
-from collegium.adaptation.base import Adapter, Sources, Unlabelled
+from collegium.adaptation._losses import class_logits, shape_map
+from collegium.adaptation.base import Adapter, Sources, UnlabelledCases
 from collegium.adaptation.dsbn import DSBN
 from collegium.adaptation.routing import Routing
 from collegium.adaptation.tent import Tent
@@ -28,7 +28,7 @@ def network(regions: int = 2) -> nn.Module:
 
 def adapt(adapter: Adapter, task: Any, regions: int = 2) -> Any:
     models = {name: Tensors(network(regions).state_dict()).clone() for name in ("global", "a")}
-    cases = Unlabelled(TensorDataset({"image": torch.from_numpy(IMAGES)}))
+    cases = UnlabelledCases(TensorDataset({"image": torch.from_numpy(IMAGES)}))
     sources = Sources(models, lambda: network(regions), task)
     return adapter.adapt(sources, cases, lambda *_: None)
 
@@ -39,14 +39,18 @@ def inside(regions: int = 2) -> Any:
         return network(regions).train()(torch.from_numpy(IMAGES)).double().sigmoid().numpy()
 
 
-def entropy(chances: Any) -> float:
-    return float(-(chances * np.log(chances) + (1 - chances) * np.log(1 - chances)).mean())
+def entropy(probabilities: Any) -> float:
+    return float(
+        -(
+            probabilities * np.log(probabilities) + (1 - probabilities) * np.log(1 - probabilities)
+        ).mean()
+    )
 
 
 @pytest.mark.parametrize("regions", [REGIONS, {"whole": (1, 2)}])
 def test_tent_descends_on_the_mean_entropy_of_the_regions(regions: Any) -> None:
     adapted = adapt(Tent(), SegmentationTask(3, regions=regions), len(regions))
-    (row,) = adapted.account.losses
+    (row,) = adapted.record.losses
     assert row["entropy"] == pytest.approx(entropy(inside(len(regions))), rel=1e-5)
     start = network(len(regions)).state_dict()
     moved = {name for name in start if ".running" not in name and "num_batches" not in name
@@ -56,11 +60,11 @@ def test_tent_descends_on_the_mean_entropy_of_the_regions(regions: Any) -> None:
 
 def test_routing_measures_every_region() -> None:
     adapted = adapt(Routing(epochs=1, radius=1, noise=0.0), SegmentationTask(3, regions=REGIONS))
-    chances, first = inside(), adapted.account.losses[0]
+    probabilities, first = inside(), adapted.record.losses[0]
     assert first["consistency"] == pytest.approx(0, abs=1e-12)
-    assert first["entropy"] == pytest.approx(entropy(chances), rel=1e-4)
+    assert first["entropy"] == pytest.approx(entropy(probabilities), rel=1e-4)
     ranges = []
-    for image in chances.reshape(4, 6, 6):
+    for image in probabilities.reshape(4, 6, 6):
         padded = [np.pad(image, 1, constant_values=value) for value in (-np.inf, np.inf)]
         views = [np.lib.stride_tricks.sliding_window_view(p, (3, 3)) for p in padded]
         ranges.append(views[0].max((2, 3)) - views[1].min((2, 3)))
@@ -70,27 +74,27 @@ def test_routing_measures_every_region() -> None:
 def test_the_outside_of_a_region_is_its_background() -> None:
     logits = torch.randn(2, 3, 4, 4)
     task = SegmentationTask(4, regions={"a": (1,), "b": (2,), "c": (3,)})
-    maps = exclusive(logits, task, "x").softmax(dim=1)
+    maps = class_logits(logits, task, "x").softmax(dim=1)
     torch.testing.assert_close(maps[:, 1].reshape(2, 3, 4, 4), logits.sigmoid())
     assert shape_map(maps, 1).shape == (6, 4, 4)
-    assert exclusive(logits, SegmentationTask(3), "x") is logits
+    assert class_logits(logits, SegmentationTask(3), "x") is logits
 
 
 def test_pseudo_labels_of_regions_are_those_that_are_sure() -> None:
     adapted = adapt(DSBN(pseudo_labels=1, threshold=0.6), SegmentationTask(3, regions=REGIONS))
-    (row,) = adapted.account.losses
+    (row,) = adapted.record.losses
     with torch.no_grad():
         module = network().eval()
         measured = adapt(DSBN(), SegmentationTask(3, regions=REGIONS)).model
         module.load_state_dict(dict(measured))
-        chances = module(torch.from_numpy(IMAGES)).double().sigmoid().numpy()
-    sureness = np.maximum(chances, 1 - chances)
-    assert row["confident"] == pytest.approx((sureness >= 0.6).mean())
-    assert row["total"] == pytest.approx(-np.log(sureness[sureness >= 0.6]).mean(), rel=1e-4)
+        probabilities = module(torch.from_numpy(IMAGES)).double().sigmoid().numpy()
+    confidence = np.maximum(probabilities, 1 - probabilities)
+    assert row["confident"] == pytest.approx((confidence >= 0.6).mean())
+    assert row["total"] == pytest.approx(-np.log(confidence[confidence >= 0.6]).mean(), rel=1e-4)
 
 
 @pytest.mark.parametrize("adapter", [Tent(), DSBN(pseudo_labels=1), Routing(epochs=1, radius=1)])
 def test_one_number_that_is_no_region_is_refused(adapter: Adapter) -> None:
     task = SupervisedTask(lambda output, label: (output - label).square().mean())
-    with pytest.raises(ConfigError, match="learns from how sure classes are, but the network's"):
+    with pytest.raises(ConfigError, match="learns from class probabilities, but the network's"):
         adapt(adapter, task, 1)

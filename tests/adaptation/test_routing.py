@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from collegium.adaptation._routed import layer_router, make_routed
-from collegium.adaptation.base import Sources, Unlabelled
-from collegium.adaptation.routing import Routing, open_routed
+from collegium.adaptation._routed_layers import replace_layers, router_factory
+from collegium.adaptation.base import Sources, UnlabelledCases
+from collegium.adaptation.routing import Routing, routed_network
 from collegium.core.dataset import TensorDataset
 from collegium.core.randomness import ambient, generator
 from collegium.core.tensors import Tensors
@@ -33,7 +33,7 @@ def models(network: Callable[[], nn.Module], names: Any = NAMES) -> dict[str, Te
 
 
 def routed_names(network: Callable[[], nn.Module]) -> set[str]:
-    layers = make_routed(network(), 2, layer_router(2, 0.0))
+    layers = replace_layers(network(), 2, router_factory(2, 0.0))
     return {f"{name}.{kind}" for name in layers for kind in ("weight", "bias")}
 
 
@@ -41,7 +41,7 @@ def run(
     adapter: Routing, given: dict[str, Tensors], network: Any, images: Any, seed: int = 0
 ) -> Any:
     found: dict[int, torch.Tensor] = {}
-    cases = Unlabelled(TensorDataset({"image": torch.as_tensor(images)}))
+    cases = UnlabelledCases(TensorDataset({"image": torch.as_tensor(images)}))
     task = SegmentationTask(2)
     adapted = adapter.adapt(
         Sources(given, network, task, seed=seed), cases,
@@ -99,7 +99,7 @@ def test_routing_finds_the_model_that_suits_the_images() -> None:
 
     def accuracy(adapter: Routing) -> tuple[float, dict[str, float]]:
         adapted, found = run(adapter, given, network, images)
-        (coefficients,) = adapted.account.coefficients.values()
+        (coefficients,) = adapted.record.coefficients.values()
         return float(np.mean([found[k].numpy() == truth[k] for k in range(6)])), coefficients
 
     before, equal = accuracy(Routing(epochs=1, lr=1e-30))
@@ -185,13 +185,13 @@ def test_the_state_with_the_least_loss_predicts() -> None:
     given = models(small)
     wild = Routing(epochs=4, lr=3.0, dropout=0.0)
     adapted, found = run(wild, given, small, IMAGES)
-    totals = [row["total"] for row in adapted.account.losses]
-    assert [row["step"] for row in adapted.account.losses] == [0, 1, 2, 3, 4]
-    assert adapted.account.chosen == totals.index(min(totals))
+    totals = [row["total"] for row in adapted.record.losses]
+    assert [row["step"] for row in adapted.record.losses] == [0, 1, 2, 3, 4]
+    assert adapted.record.chosen == totals.index(min(totals))
     last, _ = run(Routing(epochs=4, lr=3.0, dropout=0.0, selection="last"), given, small, IMAGES)
-    assert last.account.chosen == 4
-    assert last.account.losses == adapted.account.losses
-    if adapted.account.chosen == 0:
+    assert last.record.chosen == 4
+    assert last.record.losses == adapted.record.losses
+    if adapted.record.chosen == 0:
         _, start = run(Routing(epochs=1, lr=1e-30, dropout=0.0), given, small, IMAGES)
         assert all(torch.equal(found[index], start[index]) for index in found)
 
@@ -201,32 +201,32 @@ def test_episodes_do_not_know_of_each_other_and_online_does() -> None:
     options = {"epochs": 2, "lr": 0.05, "batch_size": 3}
     episodic, _ = run(Routing(mode="episodic", **options), given, small, IMAGES)  # type: ignore[arg-type]
     online, _ = run(Routing(mode="online", **options), given, small, IMAGES)  # type: ignore[arg-type]
-    assert [row["step"] for row in episodic.account.losses] == [0, 1]
-    assert episodic.account.losses[0] == online.account.losses[0]
-    assert episodic.account.losses[1] != online.account.losses[1]
-    assert episodic.account.steps == online.account.steps == 4
+    assert [row["step"] for row in episodic.record.losses] == [0, 1]
+    assert episodic.record.losses[0] == online.record.losses[0]
+    assert episodic.record.losses[1] != online.record.losses[1]
+    assert episodic.record.steps == online.record.steps == 4
 
 
 def test_the_noise_is_another_at_every_step_and_the_same_at_every_measurement() -> None:
     given = models(small)
     frozen = Routing(epochs=3, lr=1e-30, dropout=0.0)
     adapted, _ = run(frozen, given, small, IMAGES)
-    rows = [{k: v for k, v in row.items() if k != "step"} for row in adapted.account.losses]
+    rows = [{k: v for k, v in row.items() if k != "step"} for row in adapted.record.losses]
     assert rows[0] == rows[1] == rows[2]
     other, _ = run(frozen, given, small, IMAGES, seed=1)
-    assert other.account.losses[0]["consistency"] != rows[0]["consistency"]
-    assert other.account.losses[0]["entropy"] == pytest.approx(rows[0]["entropy"], abs=1e-6)
+    assert other.record.losses[0]["consistency"] != rows[0]["consistency"]
+    assert other.record.losses[0]["entropy"] == pytest.approx(rows[0]["entropy"], abs=1e-6)
 
 
 def test_terms_may_be_left_out_and_moved_views_are_moved_back() -> None:
     given = models(small)
     adapted, _ = run(Routing(epochs=1, terms=("shape",)), given, small, IMAGES)
-    assert adapted.account.losses[0].keys() == {"step", "total", "shape"}
-    assert adapted.account.losses[0]["total"] == pytest.approx(
-        0.01 * adapted.account.losses[0]["shape"]
+    assert adapted.record.losses[0].keys() == {"step", "total", "shape"}
+    assert adapted.record.losses[0]["total"] == pytest.approx(
+        0.01 * adapted.record.losses[0]["shape"]
     )
     whole, _ = run(Routing(epochs=1, beta=0.2), given, small, IMAGES)
-    for row in whole.account.losses:
+    for row in whole.record.losses:
         total = row["consistency"] + 0.2 * (row["shape"] + row["entropy"])
         assert row["total"] == pytest.approx(total, rel=1e-5)
 
@@ -235,16 +235,16 @@ def test_terms_may_be_left_out_and_moved_views_are_moved_back() -> None:
 
     still = Routing(epochs=1, lr=1e-30, noise=0.0, transforms=True, terms=("consistency",))
     quiet, _ = run(still, models(pointwise), pointwise, IMAGES)
-    assert quiet.account.losses[0]["consistency"] < 1e-12
+    assert quiet.record.losses[0]["consistency"] < 1e-12
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"epochs": 0}, "routing.epochs is 0"),
-        ({"terms": ()}, r"routing.terms is \(\)"),
-        ({"lr": 0.0}, "routing.lr is 0.0"),
-        ({"radius": -1}, "routing.radius is -1"),
+        ({"epochs": 0}, "Routing.epochs: should be at least 1, not 0"),
+        ({"terms": ()}, r"Routing.terms: should be one or more terms, not \(\)"),
+        ({"lr": 0.0}, "Routing.lr: should be above 0, not 0.0"),
+        ({"radius": -1}, "Routing.radius: should be at least 0, not -1"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(options: dict[str, Any], says: str) -> None:
@@ -275,20 +275,20 @@ def test_the_adapted_network_can_be_kept_in_a_file_and_predict_again(
     adapted, found = run(adapter, given, small, IMAGES)
     assert adapted.model is not None
     export_model(adapted.model, tmp_path / "adapted.safetensors")
-    module = open_routed(small(), import_model(tmp_path / "adapted.safetensors")).eval()
+    module = routed_network(small(), import_model(tmp_path / "adapted.safetensors")).eval()
     again = module(torch.from_numpy(IMAGES)).argmax(dim=1)
     assert all(torch.equal(again[k], found[k][0]) for k in range(6))
     with pytest.raises(ConfigError, match="holds no routers"):
-        open_routed(small(), given["global"])
-    with pytest.raises(ConfigError, match="not that of IOPUNet"):
-        open_routed(IOPUNet(1, 2, base=4), adapted.model)
+        routed_network(small(), given["global"])
+    with pytest.raises(ConfigError, match="does not belong to IOPUNet"):
+        routed_network(IOPUNet(1, 2, base=4), adapted.model)
 
 
 def test_the_same_seed_gives_the_same_bits() -> None:
     given = models(small)
     adapter = Routing(epochs=2, lr=0.1, transforms=True)
     (first, found), (second, again) = (run(adapter, given, small, IMAGES) for _ in range(2))
-    assert first.account == second.account
+    assert first.record == second.record
     assert first.model.keys() == second.model.keys()
     assert all(torch.equal(first.model[name], second.model[name]) for name in first.model)
     assert all(torch.equal(found[index], again[index]) for index in range(6))
@@ -299,7 +299,7 @@ def test_without_a_global_model_the_rest_is_the_mean_of_the_personal_ones() -> N
     del given["global"]
     adapted, _ = run(Routing(epochs=1), given, small, IMAGES)
     assert adapted.model is not None
-    assert adapted.account.sources == ["east", "north"]
+    assert adapted.record.sources == ["east", "north"]
     scales = [n for n in given["east"] if n not in routed_names(small) and n.endswith("weight")]
     assert scales
     for name in scales:
@@ -312,7 +312,7 @@ def test_rows_can_be_classified_but_have_no_shape() -> None:
         return nn.Sequential(nn.Linear(9, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
 
     given, rows = models(network), np.random.default_rng(3).normal(size=(8, 9))
-    cases = Unlabelled(TensorDataset({"image": torch.from_numpy(rows.astype(np.float32))}))
+    cases = UnlabelledCases(TensorDataset({"image": torch.from_numpy(rows.astype(np.float32))}))
     sources = Sources(given, network, SupervisedTask(nn.functional.cross_entropy))
     found: dict[int, torch.Tensor] = {}
 
@@ -325,9 +325,9 @@ def test_rows_can_be_classified_but_have_no_shape() -> None:
     adapted = adapter.adapt(sources, cases, deliver)
     assert sorted(found) == list(range(8))
     assert {prediction.shape for prediction in found.values()} == {(1, 3)}
-    assert list(adapted.account.coefficients) == ["0", "3"]
-    losses = [row["total"] for row in adapted.account.losses]
-    assert losses[adapted.account.chosen or 0] < losses[0]
+    assert list(adapted.record.coefficients) == ["0", "3"]
+    losses = [row["total"] for row in adapted.record.losses]
+    assert losses[adapted.record.chosen or 0] < losses[0]
 
 
 # --- how the cases differ
@@ -344,8 +344,8 @@ def test_spread_and_weight_variation_are_those_of_weights_made_by_hand(
     images = np.random.default_rng(4).normal(size=(7, 2, 4, 5)) + np.arange(7)[:, None, None, None]
     adapter = Routing(epochs=3, lr=0.2, terms=("entropy",), granularity=granularity, dropout=0.0)
     adapted, _ = run(adapter, given, network, images)
-    state, account = in_numpy(adapted.model), adapted.account
-    assert list(account.spreads) == list(account.coefficients) == ["0", "2"]
+    state, record = in_numpy(adapted.model), adapted.record
+    assert list(record.spreads) == list(record.coefficients) == ["0", "2"]
     maps = images.reshape(7, 2, -1)
     for name in ("0", "2"):
         weights = np.stack([given[s][f"{name}.weight"].numpy()[:, :, 0, 0] for s in NAMES])
@@ -359,9 +359,9 @@ def test_spread_and_weight_variation_are_those_of_weights_made_by_hand(
         r = 1 / (1 + np.exp(-logits))
         own, equal = np.einsum("bs,soi->boi", r, weights), weights.mean(0)
         varied = np.array([np.linalg.norm(w - equal) / np.linalg.norm(equal) for w in own])
-        spread = account.spreads[name]
+        spread = record.spreads[name]
         for k, source in enumerate(NAMES):
-            assert account.coefficients[name][source] == pytest.approx(r[:, k].mean(), rel=1e-9)
+            assert record.coefficients[name][source] == pytest.approx(r[:, k].mean(), rel=1e-9)
             assert spread.deviations[source] == pytest.approx(r[:, k].std(), rel=1e-6, abs=1e-12)
         assert varied.mean() > 0.01
         assert spread.variation == pytest.approx(varied.mean(), rel=1e-9)
@@ -371,7 +371,7 @@ def test_spread_and_weight_variation_are_those_of_weights_made_by_hand(
         maps = np.where(maps > 0, maps, 0)
 
 
-def test_layers_are_told_in_the_order_in_which_the_network_calls_them() -> None:
+def test_layers_are_listed_in_the_order_in_which_the_network_calls_them() -> None:
     class Backwards(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -381,4 +381,4 @@ def test_layers_are_told_in_the_order_in_which_the_network_calls_them() -> None:
             return self.last(self.first(images))
 
     adapted, _ = run(Routing(epochs=1), models(Backwards), Backwards, IMAGES)
-    assert list(adapted.account.spreads) == list(adapted.account.coefficients) == ["first", "last"]
+    assert list(adapted.record.spreads) == list(adapted.record.coefficients) == ["first", "last"]

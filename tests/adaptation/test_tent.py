@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from collegium.adaptation.base import Sources, Unlabelled
+from collegium.adaptation.base import Sources, UnlabelledCases
 from collegium.adaptation.tent import Tent
 from collegium.core.dataset import Example, TensorDataset
 from collegium.core.tensors import Tensors
@@ -68,15 +68,15 @@ def test_online_updates_and_predictions_equal_those_by_hand(
             model = adam.step(model, images)
     found, adapted = outside.adapt(tent(steps=steps), sources)
     assert np.array_equal(np.concatenate(found[""]), expected), "predicted before the step"
-    assert [row["total"] for row in adapted.account.losses] == pytest.approx(losses, rel=1e-9)
-    assert adapted.account.steps == 3 * steps
+    assert [row["total"] for row in adapted.record.losses] == pytest.approx(losses, rel=1e-9)
+    assert adapted.record.steps == 3 * steps
     assert adapted.model is not None
     for name in by_hand.AFFINE:
         np.testing.assert_allclose(adapted.model[name], model[name], atol=1e-6, rtol=0)
         assert np.abs(model[name] - in_numpy(sources.models["global"])[name]).max() > 1e-2
 
 
-def test_episodic_batches_all_start_from_the_model_handed_out(
+def test_episodic_batches_all_start_from_the_deployed_model(
     outside: Any, by_hand: Any, in_numpy: Any
 ) -> None:
     sources = outside.sources(by_hand.network)
@@ -89,7 +89,7 @@ def test_episodic_batches_all_start_from_the_model_handed_out(
     ]
     assert np.array_equal(np.concatenate(found[""]), expected)
     losses = [float(entropy(by_hand, start, outside.images[rows])) for rows in BATCHES]
-    assert [row["total"] for row in adapted.account.losses] == pytest.approx(losses, rel=1e-9)
+    assert [row["total"] for row in adapted.record.losses] == pytest.approx(losses, rel=1e-9)
     last = Adam(by_hand).step(start, outside.images[BATCHES[-1]])
     assert adapted.model is not None
     for name in by_hand.AFFINE:
@@ -121,7 +121,7 @@ def test_nothing_but_scale_and_shift_moves_and_statistics_are_gone(
 def test_the_same_bits_come_again_whatever_the_labels(outside: Any, by_hand: Any) -> None:
     sources = outside.sources(by_hand.network)
     first, second = (outside.adapt(tent(), sources, labels)[1] for labels in (0, 1))
-    assert first.account == second.account
+    assert first.record == second.record
     assert all(torch.equal(first.model[name], second.model[name]) for name in first.model)
 
 
@@ -140,17 +140,17 @@ def test_a_case_larger_than_the_window_is_learnt_from_window_by_window(by_hand: 
     task = SegmentationTask(2, window=(4, 4), overlap=0.0)
     model = Tensors(network().state_dict()).clone()
     sources = Sources({"global": model}, network, task)
-    account = tent().adapt(sources, Large(), lambda *_: None).account
-    assert account.steps == 2
+    record = tent().adapt(sources, Large(), lambda *_: None).record
+    assert record.steps == 2
     now = {name: tensor.numpy() for name, tensor in model.items()}
     windows = [image[:, :, i : i + 4, j : j + 4].numpy() for i in (0, 4) for j in (0, 4)]
-    for row, pair in zip(account.losses, (windows[:2], windows[2:]), strict=True):
+    for row, pair in zip(record.losses, (windows[:2], windows[2:]), strict=True):
         expected = float(entropy(by_hand, now, np.concatenate(pair)))
         assert row["entropy"] == pytest.approx(expected, rel=1e-9)
         now = Adam(by_hand).step(now, np.concatenate(pair)) if row["step"] == 0 else now
 
 
-def test_images_that_make_the_loss_infinite_are_told(outside: Any, by_hand: Any) -> None:
+def test_images_that_make_the_loss_infinite_are_reported(outside: Any, by_hand: Any) -> None:
     outside.images[3] = np.nan
     with pytest.raises(DivergedError, match="the loss of tent became nan"):
         outside.adapt(tent(), outside.sources(by_hand.network))
@@ -172,8 +172,8 @@ def test_batch_normalisation_without_scale_and_shift_is_refused() -> None:
         return nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2, affine=False))
 
     sources = Sources({"global": Tensors(network().state_dict())}, network, SegmentationTask(2))
-    cases = Unlabelled(TensorDataset({"image": torch.zeros(2, 1, 4, 4)}))
-    with pytest.raises(ConfigError, match="tent moves scale and shift, and the network's batch"):
+    cases = UnlabelledCases(TensorDataset({"image": torch.zeros(2, 1, 4, 4)}))
+    with pytest.raises(ConfigError, match="tent trains scale and shift, and the network's batch"):
         Tent().adapt(sources, cases, lambda *_: None)
 
 
@@ -186,7 +186,7 @@ def test_without_a_global_model_it_refuses(outside: Any, by_hand: Any) -> None:
     "fields", [{"lr": 0.0}, {"beta": 1.0}, {"steps": 0}, {"batch_size": 0}, {"lr": float("nan")}]
 )
 def test_values_that_cannot_be_meant_are_refused(fields: Any) -> None:
-    with pytest.raises(ConfigError, match=f"tent has .*{next(iter(fields))}"):
+    with pytest.raises(ConfigError, match=rf"Tent\.{next(iter(fields))}: should be .*, not "):
         Tent(**fields)
 
 
@@ -208,12 +208,12 @@ def of_vectors(count: int) -> tuple[Sources, TensorDataset]:
 def test_no_vector_is_alone_in_a_batch(size: int, joined: list[int]) -> None:
     sources, data = of_vectors(5)
     found: dict[int, torch.Tensor] = {}
-    account = (
+    record = (
         Tent(lr=1e-30, batch_size=size)
-        .adapt(sources, Unlabelled(data), lambda name, k, output: found.__setitem__(k, output))
-        .account
+        .adapt(sources, UnlabelledCases(data), lambda name, k, output: found.__setitem__(k, output))
+        .record
     )
-    assert account.steps == len(joined)
+    assert record.steps == len(joined)
     weights = {name: tensor.numpy() for name, tensor in sources.models["global"].items()}
     images = np.concatenate([data.example(k).batch["image"].numpy() for k in range(5)])
     hidden = images @ weights["0.weight"].T + weights["0.bias"]
@@ -226,9 +226,9 @@ def test_no_vector_is_alone_in_a_batch(size: int, joined: list[int]) -> None:
     np.testing.assert_allclose(outputs, np.concatenate(expected), rtol=1e-9)
 
 
-def test_a_site_with_a_single_vector_is_told_what_to_do() -> None:
+def test_a_site_with_a_single_vector_gets_advice() -> None:
     sources, data = of_vectors(1)
     with pytest.raises(
         DataError, match=r"a batch held one value per channel .*more or larger cases"
     ):
-        Tent().adapt(sources, Unlabelled(data), lambda *_: None)
+        Tent().adapt(sources, UnlabelledCases(data), lambda *_: None)

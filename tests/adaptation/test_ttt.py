@@ -9,7 +9,7 @@ from torch import nn
 from collegium.adaptation.base import Sources
 from collegium.adaptation.ttt import TTTAdapter
 from collegium.algorithms.ttt import TTT
-from collegium.core.algorithm import Extended
+from collegium.core.algorithm import NetworkBuilder
 from collegium.core.randomness import generator
 from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError, DivergedError
@@ -31,7 +31,7 @@ def bare() -> nn.Module:
     return layers.double()
 
 
-network = Extended(bare, TTT())
+network = NetworkBuilder(bare, TTT())
 
 
 def ttt(**fields: Any) -> TTTAdapter:
@@ -90,10 +90,10 @@ def test_updates_and_predictions_equal_those_by_hand(
         expected.append(classes(model, image[None]))
     found, adapted = outside.adapt(adapter, sources)
     assert np.array_equal(np.stack(found[""]), np.stack(expected)), "predicted after the step"
-    rows = adapted.account.losses
+    rows = adapted.record.losses
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
     assert [row["rotation"] for row in rows] == pytest.approx(losses, rel=1e-9)
-    assert adapted.account.steps == 5 * steps
+    assert adapted.record.steps == 5 * steps
     if online:
         for name, tensor in model.items():
             np.testing.assert_allclose(adapted.model[name], tensor, atol=1e-9, rtol=0)
@@ -101,13 +101,13 @@ def test_updates_and_predictions_equal_those_by_hand(
         assert all(torch.equal(adapted.model[n], sources.models["global"][n]) for n in still)
     else:
         assert adapted.model is None
-        assert any("no adapted model is kept" in note for note in adapted.account.notes)
+        assert any("no adapted model is kept" in note for note in adapted.record.notes)
 
 
 def test_the_first_case_is_the_same_and_later_ones_are_not_when_online(outside: Any) -> None:
     sources = outside.sources(network)
     one, other = (
-        [row["total"] for row in outside.adapt(ttt(online=online), sources)[1].account.losses]
+        [row["total"] for row in outside.adapt(ttt(online=online), sources)[1].record.losses]
         for online in (False, True)
     )
     assert one[0] == other[0]
@@ -119,18 +119,18 @@ def test_a_case_does_not_depend_on_those_before_it(outside: Any) -> None:
     before = outside.adapt(ttt(), sources)
     outside.images[:4] = 0.0
     after = outside.adapt(ttt(), sources)
-    assert before[1].account.losses[4] == after[1].account.losses[4]
+    assert before[1].record.losses[4] == after[1].record.losses[4]
     assert np.array_equal(before[0][""][4], after[0][""][4])
-    assert before[1].account.losses[3] != after[1].account.losses[3]
+    assert before[1].record.losses[3] != after[1].record.losses[3]
 
 
 def test_the_same_bits_come_again_whatever_the_labels(outside: Any) -> None:
     sources = outside.sources(network)
     first, second = (outside.adapt(ttt(online=True), sources, k)[1] for k in (0, 1))
-    assert first.account == second.account
+    assert first.record == second.record
     assert all(torch.equal(first.model[name], second.model[name]) for name in first.model)
     other = outside.adapt(ttt(online=True), replace(sources, seed=1))[1]
-    assert other.account.losses != first.account.losses
+    assert other.record.losses != first.record.losses
 
 
 def found_in(copy: np.ndarray, slices: np.ndarray, *, mirrored: bool = True) -> set[int]:
@@ -176,7 +176,7 @@ def test_vectors_have_copies_too() -> None:
 
 def test_only_the_declared_encoder_and_the_rotation_head_move(outside: Any) -> None:
     def make() -> nn.Module:
-        return Extended(lambda: IOPUNet(1, 2, base=4), TTT())().double()
+        return NetworkBuilder(lambda: IOPUNet(1, 2, base=4), TTT())().double()
 
     given = Tensors(make().state_dict()).clone()
     sources = Sources({"global": given}, make, outside.task)
@@ -194,17 +194,17 @@ def test_a_head_that_knows_nothing_is_named_as_the_reason(outside: Any) -> None:
         for name, tensor in model.items()
     )
     adapted = outside.adapt(ttt(), replace(sources, models={"global": knows_nothing}))[1]
-    assert adapted.account.losses[0]["total"] == pytest.approx(np.log(4), rel=1e-12)
-    assert any("hardly better than chance," in note for note in adapted.account.notes)
+    assert adapted.record.losses[0]["total"] == pytest.approx(np.log(4), rel=1e-12)
+    assert any("hardly better than chance," in note for note in adapted.record.notes)
 
 
-def test_turns_that_can_be_told_apart_are_learnt_online(outside: Any) -> None:
+def test_distinguishable_rotations_are_learnt_online(outside: Any) -> None:
     """Every image is brighter towards its top."""
     outside.images += np.linspace(9, 0, 4)[:, None]
     adapter = ttt(online=True, steps=40, copies=16)
-    account = outside.adapt(adapter, outside.sources(network))[1].account
-    assert account.losses[-1]["total"] < 0.6 < 1 < account.losses[0]["total"]
-    assert not any("chance," in note for note in account.notes)
+    record = outside.adapt(adapter, outside.sources(network))[1].record
+    assert record.losses[-1]["total"] < 0.6 < 1 < record.losses[0]["total"]
+    assert not any("chance," in note for note in record.notes)
 
 
 def test_models_without_the_head_are_refused(outside: Any) -> None:
@@ -221,7 +221,7 @@ def test_without_a_global_model_it_refuses(outside: Any) -> None:
         outside.adapt(ttt(), outside.sources(network, ("east", "north")))
 
 
-def test_images_that_make_the_loss_infinite_are_told(outside: Any) -> None:
+def test_images_that_make_the_loss_infinite_are_reported(outside: Any) -> None:
     outside.images[1] = np.nan
     with pytest.raises(DivergedError, match="the loss of ttt became nan"):
         outside.adapt(ttt(), outside.sources(network))
@@ -235,5 +235,5 @@ def test_images_that_make_the_loss_infinite_are_told(outside: Any) -> None:
     ],
 )  # fmt: skip
 def test_values_that_cannot_be_meant_are_refused(fields: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"ttt\.{next(iter(fields))} is"):
+    with pytest.raises(ConfigError, match=rf"TTTAdapter\.{next(iter(fields))}: should be .*, not "):
         TTTAdapter(**fields)

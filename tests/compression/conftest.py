@@ -1,4 +1,4 @@
-"""What the tests of codecs share: an update as networks have them."""
+"""An update like those of networks, for the tests of codecs."""
 
 import pytest
 import torch

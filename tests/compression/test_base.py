@@ -1,4 +1,4 @@
-"""What every codec does."""
+"""Tests that hold for every codec."""
 
 import math
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from collegium.compression._frame import HEAD, Kind, Layout, seal
+from collegium.compression._frame import HEADER_BYTES, FlatLayout, FrameKind, write_frame
 from collegium.compression.base import Codec
 from collegium.compression.cer import CER
 from collegium.compression.dadaquant import DAdaQuant
@@ -45,7 +45,7 @@ def rng() -> torch.Generator:
 
 
 def empty_like(tensors: Tensors) -> Tensors:
-    """Tensors of the same form and of other content."""
+    """Tensors of the same shapes and of other content."""
     return tensors.map(lambda tensor: torch.full_like(tensor, math.nan))
 
 
@@ -119,13 +119,13 @@ class TestEveryCodec:
     def test_every_damaged_byte_is_noticed(self, codec: Codec, update: Tensors):
         data = codec.encode(update, rng(), {}).data
         draws = np.random.default_rng(3)
-        places = {0, 1, HEAD, len(data) - 1, *draws.integers(len(data), size=40).tolist()}
+        places = {0, 1, HEADER_BYTES, len(data) - 1, *draws.integers(len(data), size=40).tolist()}
         for place in places & set(range(len(data))):
             damaged = bytearray(data)
             damaged[place] ^= 1 << int(draws.integers(8))
             with pytest.raises(ProtocolError):
                 codec.decode(bytes(damaged), update)
-        for length in (0, 1, HEAD - 1, HEAD, len(data) // 2, len(data) - 1):
+        for length in (0, 1, HEADER_BYTES - 1, HEADER_BYTES, len(data) // 2, len(data) - 1):
             if length < len(data):
                 with pytest.raises(ProtocolError):
                     codec.decode(data[:length], update)
@@ -134,16 +134,16 @@ class TestEveryCodec:
 
     def test_bytes_made_to_do_harm_do_none(self, codec: Codec, update: Tensors):
         data = codec.encode(update, rng(), {}).data
-        layout, draws = Layout(update), np.random.default_rng(4)
+        layout, draws = FlatLayout(update), np.random.default_rng(4)
         for attempt in range(60):
-            forged = bytearray(data[HEAD:])
+            forged = bytearray(data[HEADER_BYTES:])
             for _ in range(draws.integers(1, 4)):
                 if forged:
                     near = 12 if attempt % 2 else len(forged)
                     forged[draws.integers(min(near, len(forged)))] = draws.integers(256)
             forged = forged[: draws.integers(len(forged) + 1)] if attempt % 3 == 0 else forged
             try:
-                found = codec.decode(seal(Kind(data[0]), layout, bytes(forged)), update)
+                found = codec.decode(write_frame(FrameKind(data[0]), layout, bytes(forged)), update)
             except ProtocolError:
                 continue
             assert found.keys() == update.keys()
@@ -183,10 +183,10 @@ def test_what_a_codec_loses_is_fed_back_where_it_is_biased():
     assert not CER(feedback=False).feedback
 
 
-def test_a_codec_that_plans_nothing_gives_no_orders():
-    memory: dict[str, Any] = {}
-    assert STC().plan(memory, {}) == {}
-    assert memory == {}
+def test_a_codec_that_plans_nothing_gives_no_options():
+    state: dict[str, Any] = {}
+    assert STC().plan(state, {}) == {}
+    assert state == {}
 
 
 def test_hyperparameters_can_travel_and_make_the_codec_again():

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from collegium.compression.base import Report
+from collegium.compression.base import ClientReport
 from collegium.compression.dadaquant import DAdaQuant
 from collegium.core.message import pack, unpack
 from collegium.core.tensors import Tensors
@@ -16,8 +16,8 @@ def rng(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def decoded(codec: DAdaQuant, update: Tensors, seed: int = 0, **order: Any) -> Tensors:
-    return codec.encode(update, rng(seed), order).decoded
+def decoded(codec: DAdaQuant, update: Tensors, seed: int = 0, **options: Any) -> Tensors:
+    return codec.encode(update, rng(seed), options).decoded
 
 
 @pytest.mark.parametrize("norm", ["max", "l2"])
@@ -77,18 +77,18 @@ def test_levels_ordered_are_used_and_told_to_the_receiver(update: Tensors):
 
 
 @pytest.mark.parametrize("levels", [0, -1, 1 << 16, 2.5, "4"])
-def test_orders_that_cannot_be_followed_are_refused(levels: Any, update: Tensors):
-    with pytest.raises(ProtocolError, match="levels are ordered"):
+def test_options_that_cannot_be_followed_are_refused(levels: Any, update: Tensors):
+    with pytest.raises(ProtocolError, match=r"the server set .* levels"):
         DAdaQuant().encode(update, rng(), {"levels": levels})
 
 
 def rounds(codec: DAdaQuant, losses: list[float | None]) -> list[int]:
     """Levels of one client, round by round, given its losses; the state is stored in between."""
-    memory: dict[str, Any] = {}
-    found = [codec.plan(memory, {}).get("a", {}).get("levels", codec.minimum)]
+    state: dict[str, Any] = {}
+    found = [codec.plan(state, {}).get("a", {}).get("levels", codec.minimum)]
     for loss in losses:
-        memory = unpack(pack(memory))
-        found.append(codec.plan(memory, {"a": Report(loss, 10)})["a"]["levels"])
+        state = unpack(pack(state))
+        found.append(codec.plan(state, {"a": ClientReport(loss, 10)})["a"]["levels"])
     return found
 
 
@@ -108,18 +108,20 @@ def test_levels_stop_at_the_maximum_and_stay_where_time_does_not_count():
 
 
 def test_the_loss_is_the_mean_by_the_clients_weights():
-    codec, memory = DAdaQuant(smoothing=0.75), {}  # type: tuple[DAdaQuant, dict[str, Any]]
-    codec.plan(memory, {"a": Report(2, 30), "b": Report(6, 10), "c": Report(None, 99)})
-    codec.plan(memory, {"a": Report(1, 1)})
-    assert memory["running"] == pytest.approx([3, 0.75 * 3 + 0.25 * 1])
+    codec, state = DAdaQuant(smoothing=0.75), {}  # type: tuple[DAdaQuant, dict[str, Any]]
+    codec.plan(
+        state, {"a": ClientReport(2, 30), "b": ClientReport(6, 10), "c": ClientReport(None, 99)}
+    )
+    codec.plan(state, {"a": ClientReport(1, 1)})
+    assert state["running"] == pytest.approx([3, 0.75 * 3 + 0.25 * 1])
 
 
 def test_clients_of_more_weight_get_more_levels_at_the_same_variance():
     weights = {"a": 8.0, "b": 64.0, "c": 27.0}
-    memory: dict[str, Any] = {"levels": 1000}
-    reports = {client: Report(None, weight) for client, weight in weights.items()}
-    orders = DAdaQuant(maximum=1 << 15).plan(memory, reports)
-    levels = np.array([orders[client]["levels"] for client in sorted(weights)], float)
+    state: dict[str, Any] = {"levels": 1000}
+    reports = {client: ClientReport(None, weight) for client, weight in weights.items()}
+    options = DAdaQuant(maximum=1 << 15).plan(state, reports)
+    levels = np.array([options[client]["levels"] for client in sorted(weights)], float)
     shares = np.array([weights[client] for client in sorted(weights)]) / 99
     np.testing.assert_allclose(levels / levels[0], [1, 4, 9 / 4], rtol=2e-3)  # (w / 8) ** (2 / 3)
     same = (shares**2 / 1000**2).sum()
@@ -129,15 +131,15 @@ def test_clients_of_more_weight_get_more_levels_at_the_same_variance():
 
 def test_equal_clients_and_clients_without_weight_get_the_level_of_all():
     for weight in (0.0, 5.0):
-        memory: dict[str, Any] = {"levels": 12}
-        orders = DAdaQuant().plan(memory, {c: Report(None, weight) for c in "abc"})
-        assert orders == {c: {"levels": 12} for c in "abc"}
+        state: dict[str, Any] = {"levels": 12}
+        options = DAdaQuant().plan(state, {c: ClientReport(None, weight) for c in "abc"})
+        assert options == {c: {"levels": 12} for c in "abc"}
 
 
 def test_a_client_that_missed_a_round_keeps_its_share():
-    codec, memory = DAdaQuant(minimum=40), {}  # type: tuple[DAdaQuant, dict[str, Any]]
-    first = codec.plan(memory, {"a": Report(1, 1), "b": Report(1, 8)})
-    assert codec.plan(memory, {"b": Report(1, 8)}) == first
+    codec, state = DAdaQuant(minimum=40), {}  # type: tuple[DAdaQuant, dict[str, Any]]
+    first = codec.plan(state, {"a": ClientReport(1, 1), "b": ClientReport(1, 8)})
+    assert codec.plan(state, {"b": ClientReport(1, 8)}) == first
     assert first["b"]["levels"] == pytest.approx(4 * first["a"]["levels"], abs=2)
 
 
@@ -147,5 +149,5 @@ def test_a_client_that_missed_a_round_keeps_its_share():
      {"smoothing": 1.0}, {"smoothing": -0.1}],
 )  # fmt: skip
 def test_settings_that_cannot_be_are_refused(wrong: dict[str, Any]):
-    with pytest.raises(ConfigError, match="dadaquant"):
+    with pytest.raises(ConfigError, match="DAdaQuant"):
         DAdaQuant(**wrong)

@@ -2,7 +2,16 @@ import numpy as np
 import pytest
 import torch
 
-from collegium.compression._frame import HEAD, Kind, Layout, Reader, seal, unseal, varint, words
+from collegium.compression._frame import (
+    HEADER_BYTES,
+    FlatLayout,
+    FrameKind,
+    FrameReader,
+    read_frame,
+    varint,
+    words_to_bytes,
+    write_frame,
+)
 from collegium.core.tensors import Tensors
 from collegium.errors import ProtocolError
 
@@ -13,7 +22,7 @@ def tensors() -> Tensors:
 
 
 def test_numbers_stand_by_name_and_tied_ones_once():
-    layout = Layout(tensors())
+    layout = FlatLayout(tensors())
     assert layout.names == ["a", "b", "c"]
     assert layout.starts.tolist() == [0, 6, 7, 7]
     assert layout.flatten(tensors()).tolist() == [0, 1, 2, 3, 4, 5, 7]
@@ -21,7 +30,7 @@ def test_numbers_stand_by_name_and_tied_ones_once():
 
 def test_restored_tensors_have_names_shapes_dtypes_and_ties():
     like = Tensors({**tensors(), "b": torch.zeros((), dtype=torch.float64)})
-    found = Layout(like).restore(np.arange(7, dtype=np.float32))
+    found = FlatLayout(like).restore(np.arange(7, dtype=np.float32))
     assert list(found) == ["z", "b", "a", "c"]
     assert found["a"] is found["z"]
     assert found["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
@@ -30,9 +39,9 @@ def test_restored_tensors_have_names_shapes_dtypes_and_ties():
 
 
 def test_contiguous_float32_is_not_copied():
-    vector = Layout(tensors()).vectors(tensors())[1]
+    vector = FlatLayout(tensors()).vectors(tensors())[1]
     source = tensors()
-    view = Layout(source).vectors(source)[0]
+    view = FlatLayout(source).vectors(source)[0]
     assert view.ctypes.data == source["a"].data_ptr()
     assert vector.tolist() == [7]
 
@@ -41,34 +50,34 @@ def test_contiguous_float32_is_not_copied():
 def test_whole_numbers_survive(value: int):
     written = varint(value)
     assert len(written) == max(1, -(-value.bit_length() // 7))
-    reader = Reader(memoryview(written + b"x"))
+    reader = FrameReader(memoryview(written + b"x"))
     assert reader.varint() == value
     assert bytes(reader.take(1)) == b"x"
 
 
 def test_a_number_without_end_is_refused():
     with pytest.raises(ProtocolError, match="does not end"):
-        Reader(memoryview(b"\xff" * 20)).varint()
+        FrameReader(memoryview(b"\xff" * 20)).varint()
     with pytest.raises(ProtocolError, match="end too soon"):
-        Reader(memoryview(b"\xff")).varint()
+        FrameReader(memoryview(b"\xff")).varint()
 
 
 @pytest.mark.parametrize("values", [[], [0], [5], [1, 0], [2**32 - 1, 0, 256]])
 def test_words_survive_without_the_zeros_at_their_end(values: list[int]):
-    data = words(np.array(values, np.uint32))
+    data = words_to_bytes(np.array(values, np.uint32))
     assert len(data) > 4 * len(values) - 4 or not values
-    assert Reader(memoryview(data)).words().tolist() == values
+    assert FrameReader(memoryview(data)).words().tolist() == values
 
 
 def test_a_frame_holds_for_its_kind_and_its_tensors_only():
-    layout, other = Layout(tensors()), Layout(tensors().without({"b"}))
-    data = seal(Kind.HALF, layout, b"one", b"two")
-    assert len(data) == HEAD + 6
-    kind, reader = unseal((Kind.GOLOMB, Kind.HALF), layout, data)
-    assert (kind, bytes(reader.take(6)), len(reader)) == (Kind.HALF, b"onetwo", 0)
+    layout, other = FlatLayout(tensors()), FlatLayout(tensors().without({"b"}))
+    data = write_frame(FrameKind.HALF, layout, b"one", b"two")
+    assert len(data) == HEADER_BYTES + 6
+    kind, reader = read_frame((FrameKind.GOLOMB, FrameKind.HALF), layout, data)
+    assert (kind, bytes(reader.take(6)), len(reader)) == (FrameKind.HALF, b"onetwo", 0)
     with pytest.raises(ProtocolError, match="another model"):
-        unseal((Kind.HALF,), other, data)
+        read_frame((FrameKind.HALF,), other, data)
     with pytest.raises(ProtocolError, match="of kind 2, not golomb or groups"):
-        unseal((Kind.GOLOMB, Kind.GROUPS), layout, data)
+        read_frame((FrameKind.GOLOMB, FrameKind.GROUPS), layout, data)
     with pytest.raises(ProtocolError, match="3 bytes are too few"):
-        unseal((Kind.HALF,), layout, data[:3])
+        read_frame((FrameKind.HALF,), layout, data[:3])

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from collegium.compression._frame import Layout
-from collegium.compression._groups import groups_of, read_groups, write_groups
+from collegium.compression._frame import FlatLayout
+from collegium.compression._groups import kernel_groups, read_groups, write_groups
 from collegium.core.tensors import Tensors
 
 
@@ -14,11 +14,11 @@ def words_of(data: bytes) -> Any:
     return np.frombuffer(data + bytes(-len(data) % 4), "<u4").astype(np.uint32)
 
 
-def layout_of(**shapes: tuple[int, ...]) -> Layout:
-    return Layout(Tensors({name: torch.zeros(shape) for name, shape in shapes.items()}))
+def layout_of(**shapes: tuple[int, ...]) -> FlatLayout:
+    return FlatLayout(Tensors({name: torch.zeros(shape) for name, shape in shapes.items()}))
 
 
-def bound(positions: Any, layout: Layout) -> float:
+def bound(positions: Any, layout: FlatLayout) -> float:
     """Bits of kept positions by the density of each tensor, and of their signs."""
     kept = np.diff(np.searchsorted(positions, layout.starts))
     bits = float(len(positions))
@@ -28,7 +28,7 @@ def bound(positions: Any, layout: Layout) -> float:
     return bits
 
 
-def drawn(layout: Layout, densities: list[float], *, kernels: int = 1) -> tuple[Any, Any]:
+def drawn(layout: FlatLayout, densities: list[float], *, kernels: int = 1) -> tuple[Any, Any]:
     """Kept positions, in stretches of ``kernels`` numbers of one sign; densities by tensor."""
     draws = np.random.default_rng(5)
     mask, sign = np.zeros(layout.total, np.bool_), np.zeros(layout.total, np.bool_)
@@ -49,7 +49,7 @@ def drawn(layout: Layout, densities: list[float], *, kernels: int = 1) -> tuple[
     ],
 )  # fmt: skip
 def test_a_group_is_a_kernel_or_an_equal_part_of_one(shape: tuple[int, ...], width: int):
-    assert groups_of(layout_of(a=shape)).widths.tolist() == [width]
+    assert kernel_groups(layout_of(a=shape)).widths.tolist() == [width]
 
 
 @pytest.mark.parametrize("density", [0.0025, 0.0265, 0.16, 0.6, 1.0])

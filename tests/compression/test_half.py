@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from collegium.compression._frame import HEAD
+from collegium.compression._frame import HEADER_BYTES
 from collegium.compression.half import Half
 from collegium.core.tensors import Tensors
 
@@ -42,6 +42,8 @@ def test_bfloat16_rounds_as_torch_does(update: Tensors):
 
 def test_two_bytes_are_sent_for_every_number(update: Tensors):
     scales = 2 * len(update)
-    assert len(Half().encode(update, rng(), {}).data) == HEAD + 1 + scales + 2 * update.numel()
+    assert (
+        len(Half().encode(update, rng(), {}).data) == HEADER_BYTES + 1 + scales + 2 * update.numel()
+    )
     small = Half(format="bfloat16").encode(update, rng(), {}).data
-    assert len(small) == HEAD + 1 + 2 * update.numel()
+    assert len(small) == HEADER_BYTES + 1 + 2 * update.numel()

@@ -2,7 +2,7 @@ import math
 
 import torch
 
-from collegium.compression._frame import HEAD
+from collegium.compression._frame import HEADER_BYTES
 from collegium.compression.identity import Identity
 from collegium.core.tensors import Tensors
 
@@ -14,6 +14,6 @@ def test_every_bit_arrives_in_as_many_bytes(update: Tensors):
     target = update | odd
     data, decoded = Identity().encode(target, torch.Generator(), {})
     assert decoded is target
-    assert len(data) == HEAD + 4 * (update.numel() + 4) + 2 * 3
+    assert len(data) == HEADER_BYTES + 4 * (update.numel() + 4) + 2 * 3
     for name, tensor in Identity().decode(data, target * 0.0).items():
         assert tensor.numpy().tobytes() == target[name].numpy().tobytes()

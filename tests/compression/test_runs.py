@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from collegium.compression._entropy import Encoder
+from collegium.compression._entropy import RangeEncoder
 from collegium.compression._runs import read_runs, write_runs
 from collegium.errors import ProtocolError
 
@@ -34,10 +34,10 @@ def test_long_runs_take_a_few_bits_each():
 
 
 def forged(gaps: list[int], lengths: list[int], count: int) -> Any:
-    encoder = Encoder()
+    encoder = RangeEncoder()
     encoder.numbers(np.array([count]))
-    encoder.classed(np.array(gaps, np.int64))
-    encoder.classed(np.array(lengths, np.int64))
+    encoder.classified(np.array(gaps, np.int64))
+    encoder.classified(np.array(lengths, np.int64))
     encoder.bits(np.zeros(len(gaps), np.bool_))
     return words_of(encoder.finish())
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from collegium.compression._frame import HEAD, Layout
+from collegium.compression._frame import HEADER_BYTES, FlatLayout
 from collegium.compression._ternary import ternarise
 from collegium.compression.stc import STC
 from collegium.core.tensors import Tensors
@@ -20,7 +20,7 @@ def rng() -> torch.Generator:
 
 
 def encoded(codec: STC, *vectors: Any) -> Any:
-    """What a codec makes of vectors, end to end."""
+    """The decoded vectors, end to end."""
     named = {f"v{i}": torch.tensor(np.asarray(v, np.float32)) for i, v in enumerate(vectors)}
     decoded = codec.encode(Tensors(named), rng(), {}).decoded
     return np.concatenate([tensor.numpy() for tensor in decoded.values()])
@@ -40,7 +40,7 @@ def test_the_reference_vector(golden: Callable[[str], dict[str, Any]]):
     found = encoded(STC(p=case["params"]["k"] / len(v)), v)
     np.testing.assert_allclose(found, expected["ternary"], rtol=1e-7)  # the mean is a float32
     np.testing.assert_allclose(v - found, expected["residual"], atol=1e-7)
-    layout = Layout(Tensors({"v": torch.zeros(len(v))}))
+    layout = FlatLayout(Tensors({"v": torch.zeros(len(v))}))
     ternary = ternarise([v.astype(np.float32)], layout, 0.4, by_tensor=False)
     assert float(ternary.magnitudes[0]) == pytest.approx(expected["mu"], rel=1e-7)
     assert np.abs(found - expected["repo_variant"]).max() > 0.05
@@ -83,7 +83,7 @@ def test_what_one_coding_wrote_any_other_reads(update: Tensors):
 
 def test_nothing_but_the_frame_is_sent_for_zeros(update: Tensors):
     for coding in CODINGS:
-        assert len(STC(coding=coding).encode(update * 0.0, rng(), {}).data) == HEAD
+        assert len(STC(coding=coding).encode(update * 0.0, rng(), {}).data) == HEADER_BYTES
 
 
 def entropies(decoded: Tensors) -> tuple[float, float]:
@@ -112,5 +112,5 @@ def test_bytes_stay_near_the_entropy(p: float):
 
 @pytest.mark.parametrize("p", [0, -0.1, 1.5, math.nan])
 def test_a_share_that_cannot_be_is_refused(p: float):
-    with pytest.raises(ConfigError, match="stc: p is"):
+    with pytest.raises(ConfigError, match=r"STC\.p: should be"):
         STC(p=p)

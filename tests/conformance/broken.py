@@ -10,11 +10,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import nn
 
 from collegium.algorithms.fedavg import FedAvg
 from collegium.core.algorithm import Client, Server, handler
 from collegium.core.message import Message
-from collegium.core.payloads import Count, Part
+from collegium.core.payloads import Count, PartSchema
+from collegium.core.settings import settings
 from collegium.core.tensors import Tensors
 
 
@@ -23,7 +25,7 @@ def shifted(model: Tensors, amount: float) -> Tensors:
     return model.map(lambda tensor: tensor + amount if tensor.is_floating_point() else tensor)
 
 
-@dataclass(frozen=True)
+@settings
 class TorchGlobal(FedAvg):
     """FedAvg with noise from torch's global generator, which depends on who drew before."""
 
@@ -34,7 +36,7 @@ class TorchGlobal(FedAvg):
         return Message({**reply, "model": shifted(reply["model"], float(torch.rand(())))})
 
 
-@dataclass(frozen=True)
+@settings
 class PythonGlobal(FedAvg):
     """FedAvg with noise from Python's global generator, which depends on who drew before."""
 
@@ -45,7 +47,7 @@ class PythonGlobal(FedAvg):
         return Message({**reply, "model": shifted(reply["model"], random.random())})
 
 
-@dataclass(frozen=True)
+@settings
 class NumpyGlobal(FedAvg):
     """FedAvg with noise from numpy's global generator, which depends on who drew before."""
 
@@ -57,7 +59,7 @@ class NumpyGlobal(FedAvg):
         return Message({**reply, "model": shifted(reply["model"], noise)})
 
 
-@dataclass(frozen=True)
+@settings
 class CountsOnItself(FedAvg):
     """FedAvg that counts its calls in an attribute and lets the count change the model."""
 
@@ -70,7 +72,7 @@ class CountsOnItself(FedAvg):
         return Message({**reply, "model": shifted(reply["model"], 1e-3 * count)})
 
 
-@dataclass(frozen=True)
+@settings
 class RemembersOnItself(FedAvg):
     """FedAvg that writes down on itself who answered, without any harm yet."""
 
@@ -80,7 +82,7 @@ class RemembersOnItself(FedAvg):
         object.__setattr__(self, "seen", True)
 
 
-@dataclass(frozen=True)
+@settings
 class Undeclared(FedAvg):
     """FedAvg whose clients also send something that the class does not declare."""
 
@@ -90,14 +92,14 @@ class Undeclared(FedAvg):
         return Message({**super().train(client, request), "age": 71})
 
 
-@dataclass(frozen=True)
+@settings
 class DeclaresTooMuch(FedAvg):
     """FedAvg that declares a part which none of its clients ever sends."""
 
-    sends: ClassVar[Mapping[str, Part]] = {"ghost": Count()}
+    sends: ClassVar[Mapping[str, PartSchema]] = {"ghost": Count()}
 
 
-@dataclass(frozen=True)
+@settings
 class OrderDependent(FedAvg):
     """FedAvg whose server moves half-way to each client in turn, so that the last weighs most."""
 
@@ -109,7 +111,7 @@ class OrderDependent(FedAvg):
             server.state["model"] = 0.5 * server.state["model"] + 0.5 * reply["model"]
 
 
-@dataclass(frozen=True)
+@settings
 class LearnsInEvaluation(FedAvg):
     """FedAvg whose clients count their evaluations in a state that evaluating must not touch."""
 
@@ -120,7 +122,7 @@ class LearnsInEvaluation(FedAvg):
         return super().evaluate(client, request)
 
 
-@dataclass(frozen=True)
+@settings
 class ServerLearnsInEvaluation(FedAvg):
     """FedAvg whose server changes its state when it says what clients receive to be evaluated."""
 
@@ -130,7 +132,7 @@ class ServerLearnsInEvaluation(FedAvg):
         return super().shared(server)
 
 
-@dataclass(frozen=True)
+@settings
 class Forgetful(FedAvg):
     """FedAvg with momentum at the client, kept on the client object instead of in its state."""
 
@@ -146,7 +148,7 @@ class Forgetful(FedAvg):
         return Message({**reply, "model": model})
 
 
-@dataclass(frozen=True)
+@settings
 class Accumulates(FedAvg):
     """FedAvg that counts deliveries in a file, so that a repeated request counts twice."""
 
@@ -161,7 +163,7 @@ class Accumulates(FedAvg):
         return Message({**reply, "model": shifted(reply["model"], 1e-3 * count)})
 
 
-@dataclass(frozen=True)
+@settings
 class NotNeutral(FedAvg):
     """FedAvg that says it is FedAvg, but takes a step of only nine tenths."""
 
@@ -172,7 +174,7 @@ class NotNeutral(FedAvg):
         server.state["model"] = 0.1 * start + 0.9 * server.state["model"]
 
 
-@dataclass(frozen=True)
+@settings
 class Diverges(FedAvg):
     """FedAvg that keeps something infinite in its state, as a division by nothing gives."""
 
@@ -182,7 +184,7 @@ class Diverges(FedAvg):
         server.state["scale"] = float("inf") * server.state["model"]
 
 
-@dataclass(frozen=True)
+@settings
 class StandsStill(FedAvg):
     """FedAvg whose server forgets to use what the clients send, so that nothing is learnt."""
 
@@ -193,7 +195,7 @@ class StandsStill(FedAvg):
         server.ask(self.train, model=server.state["model"])
 
 
-@dataclass(frozen=True)
+@settings
 class Undescribed(FedAvg):
     """FedAvg with a hyper-parameter that no docstring describes."""
 
@@ -211,13 +213,13 @@ class NotWritable(FedAvg):
     steps: tuple[int, ...] = field(default=(1, 2))
 
 
-@dataclass(frozen=True)
+@settings
 class NeedsEverybody(FedAvg):
     """FedAvg that stops, without saying why, when one client is missing."""
 
     def round(self, server: Server) -> None:
         """Count the replies."""
-        replies = server.ask(self.train, model=server.state["model"]).hold()
+        replies = server.ask(self.train, model=server.state["model"]).collect()
         server.state["model"] = replies.mean("model")
         if len(replies.clients) < len(server.clients):
             server.ask(self.missing)
@@ -227,6 +229,30 @@ class NeedsEverybody(FedAvg):
         return Message.of()
 
 
-@dataclass(frozen=True)
+@settings
 class Terse(FedAvg):
     """FedAvg."""
+
+
+@settings
+class HidesItsLayer(FedAvg):
+    """FedAvg with a layer that changes predictions, although the class says that it does not."""
+
+    neutral: ClassVar[Mapping[str, Any] | None] = None
+    extension_predicts: ClassVar[bool] = False
+
+    def extend(self, module: nn.Module) -> None:
+        """Add a layer behind the output."""
+        module.scale = nn.Linear(1, 1)
+        module.register_forward_hook(lambda module, _, output: module.scale(output))
+
+
+@dataclass(frozen=True)
+class Gullible(FedAvg):
+    """FedAvg with a hyper-parameter that may be anything.
+
+    Attributes:
+        strength: a number, or so it says.
+    """
+
+    strength: float = 1.0

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from collegium.adaptation.base import Adapted, Sources
+from collegium.adaptation.base import AdaptationResult, Sources
 from collegium.core.dataset import Example
 from collegium.core.randomness import ambient
 from collegium.core.tensors import Tensors
@@ -78,7 +78,9 @@ def make_network(name: str) -> Any:
     return extended
 
 
-def run(name: str, given: Models, make: Any, seed: int = 0) -> tuple[dict[Any, Any], Adapted]:
+def run(
+    name: str, given: Models, make: Any, seed: int = 0
+) -> tuple[dict[Any, Any], AdaptationResult]:
     adapter = ADAPTERS.load(name)(**QUICK.get(name, {}))
     predictions: dict[Any, torch.Tensor] = {}
 
@@ -91,7 +93,7 @@ def run(name: str, given: Models, make: Any, seed: int = 0) -> tuple[dict[Any, A
 
 
 @pytest.fixture(scope="module", params=ADAPTERS.names())
-def done(request) -> tuple[str, Any, Models, dict[Any, Any], Adapted]:
+def done(request) -> tuple[str, Any, Models, dict[Any, Any], AdaptationResult]:
     make = make_network(request.param)
     given = models(make)
     return request.param, make, given, *run(request.param, given, make)
@@ -112,13 +114,13 @@ def test_the_same_models_and_images_give_the_same_bits(done) -> None:
     torch.rand(5)  # what was drawn before does not matter
     again, other = run(name, given, make)
     assert all(torch.equal(predictions[key], again[key]) for key in predictions)
-    assert adapted.account.losses == other.account.losses
-    assert adapted.account.coefficients == other.account.coefficients
+    assert adapted.record.losses == other.record.losses
+    assert adapted.record.coefficients == other.record.coefficients
     if adapted.model is not None and other.model is not None:
         assert all(torch.equal(adapted.model[n], other.model[n]) for n in adapted.model)
 
 
-def test_the_models_handed_out_and_torchs_generator_stay_as_they_are(done) -> None:
+def test_the_deployed_models_and_torchs_generator_stay_unchanged(done) -> None:
     name, make, given, _, _ = done
     before = given.unchanged()
     torch.manual_seed(5)
@@ -130,16 +132,16 @@ def test_the_models_handed_out_and_torchs_generator_stay_as_they_are(done) -> No
     assert all(torch.equal(before[key], after[key]) for key in before)
 
 
-def test_the_account_names_sources_that_were_handed_out(done) -> None:
+def test_the_record_names_deployed_sources(done) -> None:
     _, _, given, _, adapted = done
-    account = adapted.account
-    assert account.sources
-    assert set(account.sources) <= set(given)
-    assert all(list(values) == list(account.sources) for values in account.coefficients.values())
-    assert all("step" in row and "total" in row for row in account.losses)
-    steps = [row["step"] for row in account.losses]
+    record = adapted.record
+    assert record.sources
+    assert set(record.sources) <= set(given)
+    assert all(list(values) == list(record.sources) for values in record.coefficients.values())
+    assert all("step" in row and "total" in row for row in record.losses)
+    steps = [row["step"] for row in record.losses]
     assert steps == sorted(set(steps))
-    assert account.chosen is None or account.chosen in steps
+    assert record.chosen is None or record.chosen in steps
 
 
 def test_the_adapted_model_is_plain_tensors(done) -> None:

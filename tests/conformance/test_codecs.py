@@ -7,7 +7,7 @@ import pytest
 from collegium.compression.cer import CER
 from collegium.compression.dadaquant import DAdaQuant
 from collegium.compression.half import Half
-from collegium.compression.session import Coding
+from collegium.compression.session import Codecs
 from collegium.compression.stc import STC
 from collegium.experiment.config.registry import ALGORITHMS
 from collegium.runtime.engines.inprocess import InProcess
@@ -33,12 +33,12 @@ The first download goes in full, the second loses something, and the third start
 stored of that.
 """
 
-STC_BOTH = Coding(up=STC(p=0.3), down=STC(p=0.3))
+STC_BOTH = Codecs(up=STC(p=0.3), down=STC(p=0.3))
 
 CASES = [
     ("fedavg", STC_BOTH),
-    ("fedavg", Coding(up=DAdaQuant(), down=Half())),
-    ("fedavg", Coding(up=CER(gamma=0.3))),
+    ("fedavg", Codecs(up=DAdaQuant(), down=Half())),
+    ("fedavg", Codecs(up=CER(gamma=0.3))),
     ("scaffold", STC_BOTH),
     ("fedbn", STC_BOTH),
     ("ifca", STC_BOTH),
@@ -55,24 +55,24 @@ def workers() -> Iterator[InProcess]:
 
 
 @pytest.mark.parametrize(
-    ("name", "coding"),
+    ("name", "codecs"),
     [
         pytest.param(*case, id=f"{case[0]}-{i}", marks=[pytest.mark.slow] if i > 2 else [])
         for i, case in enumerate(CASES)
     ],
 )
-def test_rules_hold_with_codecs(name, coding, workers, tmp_path):
-    suite = Conformance(ALGORITHMS.load(name)(), tmp_path, workers, coding=coding)
+def test_rules_hold_with_codecs(name, codecs, workers, tmp_path):
+    suite = Conformance(ALGORITHMS.load(name)(), tmp_path, workers, codecs=codecs)
     for rule in RULES:
         getattr(suite, f"check_{rule}")()
 
 
 @pytest.mark.parametrize(
-    "coding",
-    [Coding(STC(p=0.2), STC(p=0.2)), Coding(DAdaQuant(), DAdaQuant())],
+    "codecs",
+    [Codecs(STC(p=0.2), STC(p=0.2)), Codecs(DAdaQuant(), DAdaQuant())],
     ids=["stc both ways", "dadaquant both ways"],
 )
-def test_rules_hold_where_a_stored_lossy_download_is_built_upon(coding, workers, tmp_path):
-    suite = Conformance(ALGORITHMS.load("fedavg")(), tmp_path, workers, 3, coding=coding)
+def test_rules_hold_where_a_stored_lossy_download_is_built_upon(codecs, workers, tmp_path):
+    suite = Conformance(ALGORITHMS.load("fedavg")(), tmp_path, workers, 3, codecs=codecs)
     for rule in RESUMED:
         getattr(suite, f"check_{rule}")()

@@ -51,12 +51,12 @@ def test_mean_of_fifty_clients_keeps_a_handful_of_replies_alive():
 def test_replies_are_let_go_and_say_so():
     replies = Replies(messages(("a", 1.0, 1)))
     replies.mean("model")
-    with pytest.raises(ProtocolError, match=r"call \.hold\(\) before their first use"):
+    with pytest.raises(ProtocolError, match=r"call \.collect\(\) before their first use"):
         replies.mean("model")
 
 
 def test_held_replies_may_be_used_again():
-    replies = Replies(messages(("a", 1.0, 1), ("b", 5.0, 3))).hold()
+    replies = Replies(messages(("a", 1.0, 1), ("b", 5.0, 3))).collect()
     assert replies.mean("model")["w"].tolist() == [4.0]
     assert [reply["num_examples"] for reply in replies.values()] == [1, 3]
     assert [client for client, _ in replies.items()] == ["a", "b"]

@@ -11,11 +11,11 @@ from collegium.core.payloads import (
     Index,
     ModelPart,
     Numbers,
-    Part,
+    PartSchema,
     Scores,
     Spectra,
     Statistics,
-    recorded,
+    recorded_numbers,
 )
 from collegium.core.tensors import Tensors
 from collegium.errors import ProtocolError
@@ -77,9 +77,9 @@ def test_part_of_the_model_is_that_and_no_more(expected):
 
 
 def test_part_says_what_it_is():
-    assert ModelPart().says == "the model"
-    assert ModelPart(without="norm").says == "the model without norm"
-    assert ModelPart(only="trainable").says == "the model's trainable tensors"
+    assert ModelPart().description == "the model"
+    assert ModelPart(without="norm").description == "the model without norm"
+    assert ModelPart(only="trainable").description == "the model's trainable tensors"
 
 
 @pytest.mark.parametrize("value", [0, 7, 10**12])
@@ -147,8 +147,8 @@ def test_statistics_are_columns_of_values_or_of_summaries(expected):
         ({"columns": {"1": [1.0]}}, "column 1 has 1 numbers for 2 cases"),
         ({"columns": {"1": 0.5}}, "column 1 is neither a list of numbers nor a summary"),
         ({"columns": {"1": {"mean": 0.5}}}, "column 1 is neither a list of numbers nor a summary"),
-        ({"columns": {"1": [1.0, float("nan")]}}, "column 1 holds something else than finite"),
-        ({"columns": {"1": [1.0, "case_07"]}}, "column 1 holds something else than finite"),
+        ({"columns": {"1": [1.0, float("nan")]}}, "column 1 holds values that are no finite"),
+        ({"columns": {"1": [1.0, "case_07"]}}, "column 1 holds values that are no finite"),
     ],
 )
 def test_statistics_of_another_form_are_refused(expected, change, words):
@@ -230,10 +230,10 @@ def test_bits_of_whole_bytes_have_nothing_to_fill():
 
 
 def test_recorded_are_the_numbers_that_say_so():
-    sends: dict[str, Part] = {
+    sends: dict[str, PartSchema] = {
         "rates": Numbers(record=True),
         "progress": Numbers(),
         "num_examples": Count(),
     }
     reply = {"rates": {"a.b": 0.5, "c": 1}, "progress": {"loss": 2.0}, "num_examples": 3}
-    assert recorded(sends, reply) == {"rates/a.b": 0.5, "rates/c": 1.0}
+    assert recorded_numbers(sends, reply) == {"rates/a.b": 0.5, "rates/c": 1.0}

@@ -129,8 +129,8 @@ def test_long_lists_of_names_are_cut():
 
 @pytest.mark.parametrize("long", [1, 1000])  # by the compiled loops, and by torch
 def test_mean_equals_numpy_in_float64_to_the_last_bit(monkeypatch, long):
-    monkeypatch.setattr(module, "LONG", long)
-    monkeypatch.setattr(module, "LARGE", long)
+    monkeypatch.setattr(module, "LONG_TENSOR", long)
+    monkeypatch.setattr(module, "LARGE_MODEL", long)
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal((5, 9)).astype(np.float32) for _ in range(11)]
     weights = [*(int(w) for w in rng.integers(1, 1000, 9)), 0.1, 1 / 3]

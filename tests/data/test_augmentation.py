@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from scipy import ndimage
 
 from collegium.core.randomness import generator
-from collegium.data.augmentation import holed, turned
-from collegium.data.recipe import Arrays
+from collegium.data.augmentation import cut_out, rotate_and_zoom
+from collegium.data.preprocessing import CaseArrays
 
 
 def picture(*shape: int) -> NDArray[np.float32]:
@@ -21,7 +21,7 @@ def picture(*shape: int) -> NDArray[np.float32]:
 @pytest.mark.parametrize("shape", [(9, 9), (8, 13), (2, 3), (7, 1), (6, 8, 3)])
 def test_turning_by_nothing_changes_nothing(shape: tuple[int, ...]) -> None:
     image, label = picture(*shape), np.arange(np.prod(shape)).reshape(shape).astype(np.uint8)
-    found = turned(Arrays(image, label, label % 2), 0.0)
+    found = rotate_and_zoom(CaseArrays(image, label, label % 2), 0.0)
     np.testing.assert_allclose(found.image, image, atol=1e-5)
     assert found.label is not None
     np.testing.assert_array_equal(found.label, label)
@@ -34,7 +34,7 @@ def test_an_angle_is_that_of_scipy_mirrored_at_the_border(
     shape: tuple[int, ...], degrees: float
 ) -> None:
     image = picture(*shape)
-    found = turned(Arrays(image, None, None), degrees)
+    found = rotate_and_zoom(CaseArrays(image, None, None), degrees)
     expected = ndimage.rotate(
         image.astype(float), degrees, axes=(2, 1), reshape=False, order=1, mode="mirror"
     )
@@ -44,7 +44,7 @@ def test_an_angle_is_that_of_scipy_mirrored_at_the_border(
 
 def test_a_right_angle_is_a_quarter_turn_of_image_label_and_mask() -> None:
     image, label = picture(7, 7), np.arange(49, dtype=np.uint8).reshape(7, 7)
-    found = turned(Arrays(image, label, label % 3 == 0), 90.0)
+    found = rotate_and_zoom(CaseArrays(image, label, label % 3 == 0), 90.0)
     np.testing.assert_allclose(found.image, np.rot90(image, 1, (1, 2)), atol=1e-5)
     for values, expected in ((found.label, label), (found.mask, label % 3 == 0)):
         assert values is not None
@@ -54,10 +54,10 @@ def test_a_right_angle_is_a_quarter_turn_of_image_label_and_mask() -> None:
 
 def test_a_volume_is_turned_slice_by_slice() -> None:
     image, label = picture(8, 9, 3), np.arange(216, dtype=np.uint8).reshape(8, 9, 3)
-    found = turned(Arrays(image, label, None), 25.0, 1.3)
+    found = rotate_and_zoom(CaseArrays(image, label, None), 25.0, 1.3)
     assert found.label is not None
     for z in range(3):
-        alone = turned(Arrays(image[..., z], label[..., z], None), 25.0, 1.3)
+        alone = rotate_and_zoom(CaseArrays(image[..., z], label[..., z], None), 25.0, 1.3)
         np.testing.assert_array_equal(found.image[..., z], alone.image)
         np.testing.assert_array_equal(found.label[..., z], alone.label)
 
@@ -65,7 +65,7 @@ def test_a_volume_is_turned_slice_by_slice() -> None:
 @pytest.mark.parametrize("zoom", [0.8, 1.25])
 def test_zoom_is_about_the_middle_with_angle_as_an_affine_map_of_scipy(zoom: float) -> None:
     image, angle = picture(10, 7), np.deg2rad(20.0)
-    found = turned(Arrays(image, None, None), 20.0, zoom).image
+    found = rotate_and_zoom(CaseArrays(image, None, None), 20.0, zoom).image
     back = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]]) / zoom
     middle = np.array([4.5, 3.0])
     for channel, plane in zip(found, image, strict=True):
@@ -81,7 +81,7 @@ def test_holes_are_squares_inside_the_image_as_many_as_asked(
 ) -> None:
     seen: set[Any] = set()
     for seed in range(200):
-        image = holed(torch.ones(1, 2, *shape), 1, 4, generator(seed, "holes"))
+        image = cut_out(torch.ones(1, 2, *shape), 1, 4, generator(seed, "holes"))
         assert torch.equal(image[0, 0], image[0, 1])
         zeros = (image[0, 0] == 0).nonzero()
         extent = zeros.amax(0) - zeros.amin(0) + 1
@@ -95,7 +95,7 @@ def test_holes_are_squares_inside_the_image_as_many_as_asked(
 
 def test_every_number_of_holes_is_equally_likely() -> None:
     found = [
-        int((holed(torch.ones(1, 1, 900, 900), 3, 1, generator(seed, "n")) == 0).sum())
+        int((cut_out(torch.ones(1, 1, 900, 900), 3, 1, generator(seed, "n")) == 0).sum())
         for seed in range(90)
     ]
     _, counts = np.unique(found, return_counts=True)

@@ -13,7 +13,8 @@ from PIL import Image
 
 from collegium.data import cache as cache_module
 from collegium.data.cache import entry_name, prepare
-from collegium.data.recipe import make
+from collegium.data.digests import RECORD
+from collegium.data.preprocessing import preprocess
 from collegium.data.settings import ImageConfig, TaskConfig
 from collegium.data.site import Case
 from collegium.errors import DataError, StorageError
@@ -39,7 +40,7 @@ def make_case(folder: Path, value: int = 0) -> Case:
 
 
 def content(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir() if path.name != RECORD)
 
 
 def test_a_prepared_case_holds_the_files_arrays(case, tmp_path):
@@ -59,7 +60,7 @@ def test_a_prepared_case_holds_the_files_arrays(case, tmp_path):
 
 def test_a_second_time_nothing_is_decoded_again(case, tmp_path, monkeypatch):
     first = prepare(case, PLAIN, TASK, tmp_path / "cache")
-    monkeypatch.setattr(cache_module, "make", None)
+    monkeypatch.setattr(cache_module, "preprocess", None)
     assert prepare(case, PLAIN, TASK, tmp_path / "cache") == first
 
 
@@ -96,12 +97,12 @@ def test_a_damaged_entry_is_made_anew(case, tmp_path, file, damage):
 
 def test_an_entry_that_another_process_finished_first_is_used(case, tmp_path, monkeypatch):
     def overtaken(*arguments):
-        monkeypatch.setattr(cache_module, "make", make)
+        monkeypatch.setattr(cache_module, "preprocess", preprocess)
         prepare(case, PLAIN, TASK, tmp_path / "cache")
         (tmp_path / "cache" / entry_name(case, PLAIN, TASK) / "theirs").touch()
-        return make(*arguments)
+        return preprocess(*arguments)
 
-    monkeypatch.setattr(cache_module, "make", overtaken)
+    monkeypatch.setattr(cache_module, "preprocess", overtaken)
     prepared = prepare(case, PLAIN, TASK, tmp_path / "cache")
     assert "theirs" in content(prepared.folder)
     assert content(tmp_path / "cache") == [prepared.folder.name]

@@ -52,21 +52,21 @@ def test_words_for_missing_values_stay_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
-        ("a,b\n1,2\n1,5,0\n", r"t\.csv, row 2: 3 cells stand below 2 columns; put quotes around"),
-        ("a,b\n1,2,3\n4,5,6\n", "row 1: 3 cells stand below 2 columns"),
-        ("a,b\n1,2\n1\n", "row 2: 1 cells stand below 2 columns"),
+        ("a,b\n1,2\n1,5,0\n", r"t\.csv, row 2: 3 cells for 2 columns; put quotes around"),
+        ("a,b\n1,2,3\n4,5,6\n", "row 1: 3 cells for 2 columns"),
+        ("a,b\n1,2\n1\n", "row 2: 1 cells for 2 columns"),
         ("a,b,a\n1,2,3\n", "has two columns 'a'; rename"),
         ("", r"^t\.csv is empty; write a line of columns"),
         (";;\n\n", r"^t\.csv is empty; write a line of columns"),
-        ('a,b\n1,"2\n3,4\n', r"no table that can be read \(unexpected end of data\)"),
+        ('a,b\n1,"2\n3,4\n', r"not a readable table \(unexpected end of data\)"),
     ],
 )
 def test_rows_that_do_not_fit_their_columns_are_refused(
-    tmp_path: Path, text: str, said: str
+    tmp_path: Path, text: str, message: str
 ) -> None:
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         read_columns(write(tmp_path, text))
 
 
@@ -78,7 +78,7 @@ def test_other_encodings_and_files_that_are_not_there_are_said(tmp_path: Path) -
             read_columns(tmp_path / name)
     with pytest.raises(DataError, match=r"x\.csv: there is no such table"):
         read_columns(tmp_path / "x.csv")
-    with pytest.raises(DataError, match=r"x\.parquet is no table that can be read"):
+    with pytest.raises(DataError, match=r"x\.parquet is not a readable table"):
         read_columns(write(tmp_path, "no", "x.parquet"))
 
 

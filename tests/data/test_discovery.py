@@ -78,7 +78,7 @@ def test_channels_that_are_no_numbers_are_told(tmp_path: Path, channels: str) ->
     text = f"image,class,channels\na.png,x,{channels}\n"
     cases, (problem,) = from_manifest("A", tmp_path, manifest(tmp_path, text, "a.png"))
     assert cases == []
-    assert f"case a: the channels '{channels}' are not different whole numbers" in problem
+    assert f"case a: the channels '{channels}' are not distinct whole numbers" in problem
 
 
 def test_the_voxels_beside_a_header_are_no_images(tmp_path: Path) -> None:

@@ -102,10 +102,10 @@ def test_only_the_rows_of_the_site_count_and_paths_may_start_at_the_manifest(tmp
         ("case,image\nx,a.png\n", r"site A: the manifest .*m\.csv has no column label: add it"),
         ("case,image,label\nx,no.png,b.png\n", r"site A, case x: there is no image .*no\.png"),
         ("case,image,label\nx,a.png,\n", r"site A, case x: the manifest names no label: add it"),
-        ("case,image,label\nx,a.png,b.png\nx,a.png,b.png\n", r"line 3 of .*case x is there twice"),
+        ("case,image,label\nx,a.png,b.png\nx,a.png,b.png\n", r"line 3 of .*case x occurs twice"),
         ("case,image,label,split\nx,a.png,b.png,tune\n", r"the split tune is unknown: write train"),
         ("case,image,label\n,,b.png\n", r"line 2 of .* names no case and no image"),
-        ("case,image,label\nx,a.png,b.png,extra\n", r"line 2 of .*: 4 cells stand below 3 columns"),
+        ("case,image,label\nx,a.png,b.png,extra\n", r"line 2 of .*: 4 cells for 3 columns"),
         ("case,image,label\n", r"site A: m\.csv holds no cases"),
         ("site,image,label\nB,a.png,b.png\n", r"site A: m\.csv holds no cases of it"),
     ],
@@ -195,18 +195,18 @@ def test_an_empty_folder_of_masks_names_the_first_image(tmp_path):
         find_cases(by_folder(tmp_path), "A")
 
 
-def test_files_numbered_by_channel_are_one_image(tmp_path, shared):
-    site = shared / "cases" / "geo11_missing_channel_one_case"
-    cases, problems = list_cases(by_folder(site.parent, site.name), "A")
-    assert [(case.case, len(case.images)) for case in cases] == [("b01", 2), ("b03", 2)]
+def test_files_numbered_by_channel_are_one_image(tmp_path, cases):
+    site = cases / "geo11_missing_channel_one_case"
+    found, problems = list_cases(by_folder(site.parent, site.name), "A")
+    assert [(case.case, len(case.images)) for case in found] == [("b01", 2), ("b03", 2)]
     (problem,) = problems
     assert problem.startswith("site A, case b02: channel 0001 is missing")
     assert "b02_0001.nii.gz" in problem
     assert "2 of 3 cases are complete" in problem
 
 
-def test_paths_with_spaces_umlauts_and_hashes_work(tmp_path, shared):
-    root = shared / "cases" / "run01_odd_paths"
+def test_paths_with_spaces_umlauts_and_hashes_work(tmp_path, cases):
+    root = cases / "run01_odd_paths"
     config = by_folder(root, "Zürich Klinik (2)/fälle_seg #1")
     config = replace(config, image=ImageConfig(normalise="none"))
     site = open_site(config, "A", tmp_path / "ä b#c", 0, tmp_path / "ß #1" / "A.json")
@@ -283,12 +283,35 @@ def test_volumes_are_worked_on_in_slices_where_the_crop_has_two_numbers(tmp_path
     assert example.spacing == (3.0, 1.0, 2.0)
 
 
-def test_the_real_retinas_are_split_by_child_and_keep_the_manifests_test(shared, tmp_path, caplog):
+@pytest.fixture(params=["invented", pytest.param("real", marks=pytest.mark.slow)])
+def retinas(request, tmp_path):
+    """A root that holds CHASE_DB1, or invented pictures that are listed, named and sized alike."""
+    if request.param == "real":
+        return request.getfixturevalue("shared_data")
+    rows = ["case,patient,split,image,label,fov"]
+    for number in range(1, 15):
+        for eye in "LR":
+            name = f"Image_{number:02}{eye}"
+            files = [f"vessel/chase_db1/{kind}/{name}.png" for kind in ("images", "labels", "fov")]
+            rows.append(
+                f"{name},{number:02},{'train' if number < 11 else 'test'},{','.join(files)}"
+            )
+            stripes = np.zeros((492, 512), np.uint8)
+            stripes[:, 5 * number :: 100] = stripes[:, 5 * number + 1 :: 100] = 255
+            arrays = (np.stack([stripes, 255 - stripes, stripes // 2], axis=-1), stripes)
+            for file, array in zip(files, (*arrays, np.full_like(stripes, 255)), strict=True):
+                (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(array).save(tmp_path / file)
+    manifest(tmp_path / "vessel" / "chase_db1" / "manifest.csv", "\n".join(rows))
+    return tmp_path
+
+
+def test_retinas_are_split_by_child_and_keep_the_manifests_test(retinas, tmp_path, caplog):
     caplog.set_level(logging.INFO, "collegium")
     config = FederationConfig(
         "vessel",
         {"chase_db1": SiteConfig(manifest="vessel/chase_db1/manifest.csv")},
-        root=str(shared / "data"),
+        root=str(retinas),
         task=TaskConfig(classes=("background", "vessel")),
         image=ImageConfig(channels="rgb", size=64),
         sampling=SamplingConfig((32, 32), flips=True, rotations=True),

@@ -11,7 +11,7 @@ from PIL import Image
 
 from collegium.data.fingerprints import content_fingerprints, find_copies, fingerprint
 from collegium.data.site import Case
-from collegium.data.splits import Finding
+from collegium.data.splits import LeakageFinding
 from collegium.errors import ConfigError, DataError
 
 SALT = "agreed upon by two hospitals"
@@ -96,7 +96,7 @@ def test_copies_are_found_once_and_not_where_their_files_are_known() -> None:
     a, b, c, d = (case(site, Path(f"/{name}.png"))
                   for site, name in (("A", "a"), ("B", "b"), ("B", "c"), ("B", "d")))  # fmt: skip
     prints = {a: "1", b: "1", c: "2", d: "2"}
-    known = Finding("identical_files", ("B",), ("c", "d"), (*c.images, *d.images), "")
+    known = LeakageFinding("identical_files", ("B",), ("c", "d"), (*c.images, *d.images), "")
     (finding,) = find_copies(prints, [known])
     assert (finding.kind, finding.sites, finding.patients) == (
         "identical_pixels", ("A", "B"), ("a", "b"),

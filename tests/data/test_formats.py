@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from collegium.data.formats import SUFFIXES, arrays, itk, nifti, pictures, write_mask
+from collegium.data.preprocessing import preprocess
 from collegium.data.reading import read_image, read_label
-from collegium.data.recipe import make
 from collegium.data.settings import ImageConfig, TaskConfig
 from collegium.data.site import Case
 from collegium.errors import DataError, StorageError
@@ -89,7 +89,7 @@ def test_a_slice_in_any_plane_is_seen_whole_and_its_mask_lies_on_it(
     nib.save(nib.Nifti1Image(stored, oblique(axes)), tmp_path / "scan.nii")
     case = Case("C", "c", "p", (tmp_path / "scan.nii",), None)
     half = tuple(length // 2 for length in read_image(tmp_path / "scan.nii").array.shape[1:])
-    arrays = make(case, ImageConfig(size=half), TaskConfig()).arrays
+    arrays = preprocess(case, ImageConfig(size=half), TaskConfig()).arrays
     assert arrays.shape == half
     seen = read_image(tmp_path / "scan.nii").array[0]
     path = write_mask((seen > 0.5).astype(int), tmp_path / "scan.nii", tmp_path, "mask")

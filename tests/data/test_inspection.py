@@ -206,8 +206,8 @@ def test_copies_in_another_format_are_found_across_sites_and_splits(tmp_path):
     assert inspection.good
 
 
-def test_spl01_is_found_by_an_inspection(tmp_path, shared):
-    source = shared / "cases" / "spl01_duplicate_patients"
+def test_spl01_is_found_by_an_inspection(tmp_path, cases):
+    source = cases / "spl01_duplicate_patients"
     with (source / "manifest.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     text = ["case,site,patient,image,class"]
@@ -342,8 +342,8 @@ def test_volumes_that_are_cut_across_their_slices_are_a_note(tmp_path):
     sliced = replace(config, sampling=SamplingConfig((2, 2)))
     turned = replace(sliced, image=ImageConfig(slices_along="acquisition"))
     found = [inspect_federation(each).sites[0].notes for each in (config, sliced, turned)]
-    said = [[note for note in notes if "longest" in note] for notes in found]
-    assert said == [
+    about_axes = [[note for note in notes if "longest" in note] for notes in found]
+    assert about_axes == [
         [],
         [
             "2 of 3 cases: their voxels are longest along x, but slices are taken along z: "

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from collegium.data.discovery import from_manifest
 from collegium.data.partition import (
     COLUMNS,
-    Member,
-    Sites,
+    PartitionCase,
+    SiteAssignment,
     by_column,
     by_dirichlet,
     by_ratio,
@@ -27,19 +27,19 @@ from collegium.data.site import Case
 from collegium.errors import ConfigError, DataError, StorageError
 
 
-def members(values: Sequence[float]) -> list[Member]:
+def members(values: Sequence[float]) -> list[PartitionCase]:
     """A patient of one case for each value."""
-    return [Member(f"c{i:03}", f"p{i:03}", value) for i, value in enumerate(values)]
+    return [PartitionCase(f"c{i:03}", f"p{i:03}", value) for i, value in enumerate(values)]
 
 
-def of_sites(sites: Sites) -> dict[str, list[str]]:
+def of_sites(sites: SiteAssignment) -> dict[str, list[str]]:
     found: dict[str, list[str]] = defaultdict(list)
     for case, site in sites.items():
         found[site].append(case)
     return dict(found)
 
 
-def sizes(sites: Sites) -> list[int]:
+def sizes(sites: SiteAssignment) -> list[int]:
     return [len(cases) for _, cases in sorted(of_sites(sites).items())]
 
 
@@ -68,7 +68,7 @@ def test_by_value_orders_equal_values_by_patient_whatever_the_order_of_the_cases
 def test_by_value_counts_a_patient_by_the_mean_over_cases() -> None:
     # means: a 5, b 4, c 6; by their first case the order would be a, c, b
     cases = [
-        Member(case, case[0], value)
+        PartitionCase(case, case[0], value)
         for case, value in (("a1", 0), ("a2", 10), ("b1", 4), ("c1", 1), ("c2", 11))
     ]
     sites = by_value(cases, 3)
@@ -120,7 +120,8 @@ def test_ratios_that_cannot_be_are_refused(ratios: list[float]) -> None:
 
 def test_by_ratio_takes_a_patient_for_positive_where_one_case_is() -> None:
     cases = [
-        Member("a1", "a", 0), Member("a2", "a", 3), Member("b1", "b", 0), Member("b2", "b", 0),
+        PartitionCase("a1", "a", 0), PartitionCase("a2", "a", 3),
+        PartitionCase("b1", "b", 0), PartitionCase("b2", "b", 0),
     ]  # fmt: skip
     assert by_ratio(cases, [1]) == dict.fromkeys(("a1", "a2", "b1", "b2"), "site_1")
 
@@ -170,10 +171,10 @@ def test_by_dirichlet_draws_anew_until_every_site_has_enough() -> None:
 
 def test_by_dirichlet_takes_the_class_of_most_cases_and_of_equally_many_the_lower() -> None:
     mixed = [
-        Member("a1", "a", 2), Member("a2", "a", 1), Member("a3", "a", 1),
-        Member("b1", "b", 5), Member("b2", "b", 1),
+        PartitionCase("a1", "a", 2), PartitionCase("a2", "a", 1), PartitionCase("a3", "a", 1),
+        PartitionCase("b1", "b", 5), PartitionCase("b2", "b", 1),
     ]  # fmt: skip
-    plain = [Member(m.case, m.patient, 1) for m in mixed]  # so both patients are of class 1
+    plain = [PartitionCase(m.case, m.patient, 1) for m in mixed]  # so both patients are of class 1
     for seed in range(5):
         assert by_dirichlet(mixed, 2, 1.0, seed) == by_dirichlet(plain, 2, 1.0, seed)
 
@@ -194,7 +195,7 @@ def test_an_alpha_that_never_gives_enough_is_refused() -> None:
 GROUPS = st.lists(st.tuples(st.integers(0, 7), st.integers(0, 3)), min_size=12, max_size=40).filter(
     lambda drawn: len({patient for patient, _ in drawn}) >= 4
 )
-HOW: list[Callable[[list[Member]], Sites]] = [
+HOW: list[Callable[[list[PartitionCase]], SiteAssignment]] = [
     lambda cases: by_value(cases, 3),
     lambda cases: by_dirichlet(cases, 2, 5.0, seed=1),
     lambda cases: by_ratio(cases, [1.0], seed=1),
@@ -205,10 +206,10 @@ HOW: list[Callable[[list[Member]], Sites]] = [
 @settings(deadline=None, max_examples=40)
 @given(drawn=GROUPS)
 def test_no_patient_is_cut(
-    how: Callable[[list[Member]], Sites], drawn: list[tuple[int, int]]
+    how: Callable[[list[PartitionCase]], SiteAssignment], drawn: list[tuple[int, int]]
 ) -> None:
     cases = [
-        Member(f"c{i}", f"p{patient}", value if patient % 2 else 0)
+        PartitionCase(f"c{i}", f"p{patient}", value if patient % 2 else 0)
         for i, (patient, value) in enumerate(drawn)
     ]
     try:

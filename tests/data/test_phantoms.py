@@ -9,7 +9,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from collegium.data.phantoms import SCANNERS, Scanner, draw_case, make_federation, scanner_of
+from collegium.data.phantoms import SCANNERS, ScannerModel, draw_case, make_federation, scanner_of
 from collegium.errors import ConfigError
 
 SIZE = 48
@@ -38,7 +38,7 @@ def digests(root: Path) -> dict[str, str]:
     }
 
 
-def draw(scanner: Scanner, size: int = SIZE, visit: int = 1) -> tuple[np.ndarray, np.ndarray]:
+def draw(scanner: ScannerModel, size: int = SIZE, visit: int = 1) -> tuple[np.ndarray, np.ndarray]:
     return draw_case(
         scanner,
         size=size,
@@ -115,8 +115,8 @@ def test_two_scans_of_a_patient_differ_but_share_their_anatomy(root):
 
 
 def test_the_margin_widens_the_outline_and_leaves_the_image():
-    exact_image, exact = draw(Scanner())
-    wide_image, wide = draw(Scanner(margin=1.0))
+    exact_image, exact = draw(ScannerModel())
+    wide_image, wide = draw(ScannerModel(margin=1.0))
     np.testing.assert_array_equal(exact_image, wide_image)
     assert wide[exact > 0].all()
     assert wide.sum() > 1.1 * exact.sum()
@@ -124,14 +124,14 @@ def test_the_margin_widens_the_outline_and_leaves_the_image():
 
 def test_an_inverted_scanner_shows_the_gland_darker_than_the_body():
     for inverted in (False, True):
-        image, mask = draw(Scanner(inverted=inverted, noise=0.0, bias=0.0), size=96)
+        image, mask = draw(ScannerModel(inverted=inverted, noise=0.0, bias=0.0), size=96)
         gland = image[mask > 0].mean()
         around = image[40:56, 20:76][mask[40:56, 20:76] == 0].mean()
         assert (gland < around) == inverted
 
 
 def test_noise_in_air_is_rayleigh_distributed():
-    scanner = Scanner(noise=0.05, bias=0.0, bits=16, top=12000)
+    scanner = ScannerModel(noise=0.05, bias=0.0, bits=16, top=12000)
     image, _ = draw(scanner, size=128)
     air = image[:16] / 10000.0
     # of a Rayleigh distribution: mean = sigma sqrt(pi / 2); var = (2 - pi / 2) sigma^2
@@ -140,8 +140,8 @@ def test_noise_in_air_is_rayleigh_distributed():
 
 
 def test_a_coarse_scanner_leaves_less_detail():
-    fine, _ = draw(Scanner(noise=0.0), size=96)
-    coarse, _ = draw(Scanner(noise=0.0, coarseness=3), size=96)
+    fine, _ = draw(ScannerModel(noise=0.0), size=96)
+    coarse, _ = draw(ScannerModel(noise=0.0, coarseness=3), size=96)
 
     def detail(image):
         return np.abs(np.diff(image.astype(float), axis=0)).max()

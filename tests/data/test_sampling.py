@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from collegium.core.randomness import generator
-from collegium.data.augmentation import turned
+from collegium.data.augmentation import rotate_and_zoom
 from collegium.data.cache import PreparedCase
 from collegium.data.sampling import ImageDataset, SamplingConfig
 from collegium.errors import ConfigError, DataError
@@ -203,7 +203,9 @@ def test_a_crop_of_three_numbers_does_not_fit_pictures(tmp_path):
 
 @pytest.mark.parametrize("crop", [(), (4,), (4, 0), (1, 2, 3, 4)])
 def test_an_impossible_crop_is_refused(crop):
-    with pytest.raises(ConfigError, match=r"sampling\.crop is"):
+    with pytest.raises(
+        ConfigError, match=r"sampling\.crop is|SamplingConfig\.crop: each should be at least 1, not"
+    ):
         SamplingConfig(crop)
 
 
@@ -332,7 +334,7 @@ def test_channels_alike_share_their_numbers(tmp_path: Path) -> None:
 )
 def test_an_impossible_sampling_is_refused(change: dict[str, float]) -> None:
     (key,) = change
-    with pytest.raises(ConfigError, match=rf"sampling\.{key} is"):
+    with pytest.raises(ConfigError, match=rf"SamplingConfig\.{key}: should be .*, not "):
         SamplingConfig(**change)  # type: ignore[arg-type]
 
 
@@ -376,7 +378,7 @@ def test_angles_and_factors_are_drawn_evenly_before_the_crop(tmp_path: Path) -> 
     data = ImageDataset([case], SamplingConfig((20, 20), rotate=40.0, zoom=0.1))
     (rng,) = rngs(5)
     degrees, zoom = (float(2 * torch.rand((), generator=rng) - 1) * most for most in (40, 0.1))
-    whole = turned(case.arrays(), degrees, 1 + zoom).image
+    whole = rotate_and_zoom(case.arrays(), degrees, 1 + zoom).image
     row, column = (int(torch.randint(22, (), generator=rng)) for _ in range(2))
     found = data.batch([0], rngs(5))["image"][0].numpy()
     np.testing.assert_array_equal(found, whole[:, row : row + 20, column : column + 20])

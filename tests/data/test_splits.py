@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from collegium.data.discovery import from_manifest
-from collegium.data.importers import find
+from collegium.data.importers import find_in_folder
 from collegium.data.site import Case
 from collegium.data.splits import (
     SplitConfig,
     check_across_sites,
-    count_shared,
+    count_shared_patients,
     draw_splits,
-    splits_of,
+    load_or_draw_splits,
 )
 from collegium.errors import ConfigError, DataError, StorageError
 
@@ -103,7 +103,8 @@ def test_a_manifest_that_names_some_splits_only_is_refused():
 
 @pytest.mark.parametrize(
     ("shares", "text"),
-    [((1.0, 0.0), "splits.validation is 1.0"), ((0.2, -0.1), "splits.test is -0.1"),
+    [((1.0, 0.0), "SplitConfig.validation: should be at least 0 and below 1, not 1.0"),
+     ((0.2, -0.1), "SplitConfig.test: should be at least 0 and below 1, not -0.1"),
      ((0.5, 0.5), "leave nobody to train on")],
 )  # fmt: skip
 def test_impossible_shares_are_refused(shares, text):
@@ -113,8 +114,8 @@ def test_impossible_shares_are_refused(shares, text):
 
 def test_stored_splits_are_read_back_whatever_the_seed(tmp_path):
     file = tmp_path / "new" / "A.json"
-    first = splits_of(one_each(30), SplitConfig(), 1, file)
-    assert splits_of(one_each(30), SplitConfig(0.4, 0.1), 2, file) == first
+    first = load_or_draw_splits(one_each(30), SplitConfig(), 1, file)
+    assert load_or_draw_splits(one_each(30), SplitConfig(0.4, 0.1), 2, file) == first
     assert json.loads(file.read_text("utf-8"))["splits"] == first
     assert [path.name for path in file.parent.iterdir()] == ["A.json"]
 
@@ -131,14 +132,14 @@ def test_stored_splits_that_do_not_fit_the_cases_are_refused(tmp_path, splits, t
     file = tmp_path / "A.json"
     file.write_text(json.dumps({"splits": splits}), "utf-8")
     with pytest.raises(DataError, match=f"site A: the stored splits .*A.json {text}"):
-        splits_of(one_each(2), SplitConfig(), 0, file)
+        load_or_draw_splits(one_each(2), SplitConfig(), 0, file)
 
 
 def test_stored_splits_that_cut_through_a_patient_are_refused(tmp_path):
     file = tmp_path / "A.json"
     file.write_text(json.dumps({"splits": {"L": "train", "R": "val"}}), "utf-8")
     with pytest.raises(DataError, match="patient p1 in two splits"):
-        splits_of([case("L", "p1"), case("R", "p1")], SplitConfig(), 0, file)
+        load_or_draw_splits([case("L", "p1"), case("R", "p1")], SplitConfig(), 0, file)
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"splits": 3}', '{"splits": {"c00": "tr'])
@@ -146,19 +147,19 @@ def test_a_damaged_splits_file_is_a_data_error(tmp_path, content):
     file = tmp_path / "A.json"
     file.write_text(content, "utf-8")
     with pytest.raises(DataError, match=r"A.json does not hold splits: delete it"):
-        splits_of(one_each(2), SplitConfig(), 0, file)
+        load_or_draw_splits(one_each(2), SplitConfig(), 0, file)
 
 
 def test_splits_that_cannot_be_stored_are_a_storage_error(tmp_path):
     (tmp_path / "file").write_text("", "utf-8")
-    with pytest.raises(StorageError, match=r"A.json cannot be written"):
-        splits_of(one_each(2), SplitConfig(), 0, tmp_path / "file" / "A.json")
+    with pytest.raises(StorageError, match=r"A\.json: a file stands in the place of a folder"):
+        load_or_draw_splits(one_each(2), SplitConfig(), 0, tmp_path / "file" / "A.json")
 
 
 def test_splits_that_cannot_be_read_are_a_storage_error(tmp_path):
     (tmp_path / "A.json").mkdir()
     with pytest.raises(StorageError, match=r"A\.json cannot be read \(Is a directory\)"):
-        splits_of(one_each(2), SplitConfig(), 0, tmp_path / "A.json")
+        load_or_draw_splits(one_each(2), SplitConfig(), 0, tmp_path / "A.json")
 
 
 def test_identical_images_within_a_site_are_found(tmp_path):
@@ -198,12 +199,12 @@ def test_files_named_alike_at_two_sites_are_no_shared_patients(tmp_path, layout)
             about = {"channel_names": {"0": "x"}, "labels": {"background": 0, "y": 1}}
             about |= {"numTraining": 3, "file_ending": ".nii.gz"}
             (tmp_path / site / "dataset.json").write_text(json.dumps(about), "utf-8")
-    folders = {site: find(site, tmp_path / site) for site in ("A", "B")}
+    folders = {site: find_in_folder(site, tmp_path / site) for site in ("A", "B")}
     assert [problems for _, problems in folders.values()] == [[], []]
     sites = {site: cases for site, (cases, _) in folders.items()}
     assert {case.patient for case in sites["A"]} == {case.patient for case in sites["B"]}
     assert check_across_sites(sites) == []
-    assert count_shared(sites, []) is None
+    assert count_shared_patients(sites, []) is None
 
 
 def manifest(folder: Path, site: str, patients: list[str]) -> list[Case]:
@@ -231,7 +232,7 @@ def test_the_stated_patients_of_two_sites_are_one_finding(tmp_path):
         "by identifier, 4 patients are at both sites A and B (p1, p2, p3 and 1 more): keep each at "
         "one site, or give different ids if they are different people"
     )
-    assert count_shared(sites, findings) == 5
+    assert count_shared_patients(sites, findings) == 5
 
 
 def test_bids_subjects_and_datalists_state_patients(tmp_path):
@@ -249,7 +250,7 @@ def test_bids_subjects_and_datalists_state_patients(tmp_path):
         text = json.dumps({"training": entries})
         (tmp_path / "list" / site / "datalist.json").write_text(text, "utf-8")
     for kind, patient in (("bids", "sub-07"), ("list", "p7")):
-        sites = {site: find(site, tmp_path / kind / site)[0] for site in ("A", "B")}
+        sites = {site: find_in_folder(site, tmp_path / kind / site)[0] for site in ("A", "B")}
         (finding,) = check_across_sites(sites)
         assert (finding.kind, finding.patients) == ("shared_patient", (patient,))
 

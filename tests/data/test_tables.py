@@ -43,15 +43,15 @@ def test_ids_stay_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ids", "said"),
+    ("ids", "message"),
     [
-        (("a", "b", "a"), r"t\.csv, row 1: the id of the case is there twice; correct column case"),
+        (("a", "b", "a"), r"t\.csv, row 1: the id of the case occurs twice; correct column case"),
         (("a", "", "b"), "row 2: the id of the case is missing"),
     ],
 )
-def test_a_case_has_an_id_of_its_own(tmp_path: Path, ids: tuple[str, ...], said: str) -> None:
+def test_a_case_has_an_id_of_its_own(tmp_path: Path, ids: tuple[str, ...], message: str) -> None:
     text = "case,a,y\n" + "".join(f"{name},1,0\n" for name in ids)
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         read(tmp_path, text, numeric=("a",), case="case")
 
 
@@ -90,13 +90,15 @@ def test_thousands_are_not_read_as_decimals(tmp_path: Path) -> None:
         read(tmp_path, "a,y\n1_234,0\n", numeric=("a",))
 
 
-@pytest.mark.parametrize(("cell", "said"), [("Meier", "holds no number"), ("inf", "is infinite")])
+@pytest.mark.parametrize(
+    ("cell", "message"), [("Meier", "holds no number"), ("inf", "is infinite")]
+)
 def test_a_bad_number_is_named_by_row_and_column_and_never_shown(
-    tmp_path: Path, cell: str, said: str
+    tmp_path: Path, cell: str, message: str
 ) -> None:
     with pytest.raises(DataError) as caught:
         read(tmp_path, f"age,y\n50,0\n{cell},1\n", numeric=("age",))
-    assert f"t.csv, row 2: column age {said}" in str(caught.value)
+    assert f"t.csv, row 2: column age {message}" in str(caught.value)
     assert cell not in str(caught.value).replace("infinite", "")
 
 
@@ -241,7 +243,7 @@ def test_a_column_that_never_varies_becomes_0(value: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"label": "a", "numeric": ("a",)}, "the column 'a' has two roles"),
         ({"label": "y"}, "no columns to learn from"),
@@ -250,7 +252,7 @@ def test_a_column_that_never_varies_becomes_0(value: float) -> None:
     ],
 )
 def test_columns_that_contradict_each_other_are_refused(
-    settings: dict[str, Any], said: str
+    settings: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         TableConfig(**settings)

@@ -127,37 +127,37 @@ def test_an_id_that_no_file_can_be_called_by_is_refused(tmp_path: Path, name: st
     found, (problem,) = list_images(tmp_path / "m.csv")
     assert [case.case for case in found] == ["fine"]
     assert problem == (
-        f"{tmp_path / 'm.csv'}, line 3: no file can be called as the case {name!r}; give it an id "
-        "without / and \\"
+        f"{tmp_path / 'm.csv'}, line 3: the case id {name!r} cannot be a file's name; give it an "
+        "id without / and \\"
     )
     found, problems = list_images(tmp_path / "m.csv", masks=False)
     assert ([case.case for case in found], problems) == (sorted(["fine", name]), [])
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         ("image\na.png\n".encode("utf-16"), "is not UTF-8 text: save it as 'CSV UTF-8'"),
         ("image\nä.png\n".encode("latin-1"), "is not UTF-8 text: save it as 'CSV UTF-8'"),
         (b"\n", "is empty: write a line of columns, and one for each image"),
         (b"case\na\n", "has no column image: add it to the columns case$"),
         (b"image\n", "holds no line below its columns; add one for each image"),
-        (b"image\na.png,b\n", "line 2 of .*: 2 cells stand below 1 columns"),
+        (b"image\na.png,b\n", "line 2 of .*: 2 cells for 1 columns"),
     ],
 )
 def test_a_manifest_that_cannot_be_read_is_refused(
-    tmp_path: Path, content: bytes, says: str
+    tmp_path: Path, content: bytes, message: str
 ) -> None:
     (tmp_path / "m.csv").write_bytes(content)
-    with pytest.raises(DataError, match=says):
+    with pytest.raises(DataError, match=message):
         list_images(tmp_path / "m.csv")
 
 
 def test_a_line_without_an_image_is_told(tmp_path: Path) -> None:
     (tmp_path / "m.csv").write_text("image,case\n,one\n")
     found, problems = list_images(tmp_path / "m.csv")
-    says = "it names no image; fill in the line or take it out"
-    assert (found, problems) == ([], [f"{tmp_path / 'm.csv'}, line 2: {says}"])
+    message = "it names no image; fill in the line or take it out"
+    assert (found, problems) == ([], [f"{tmp_path / 'm.csv'}, line 2: {message}"])
 
 
 def test_of_nnunet_the_test_images_are_taken_where_there_are_any(tmp_path: Path) -> None:
@@ -173,26 +173,28 @@ def test_images_in_subfolders_only_are_told(tmp_path: Path) -> None:
     for name in ("well/a.png", "ill/deep/b.png"):
         picture(tmp_path / name)
     (tmp_path / "notes").mkdir()
-    says = r"no image itself, only its subfolders do \(ill, well\); name one of them, or list the"
-    with pytest.raises(DataError, match=says):
+    message = (
+        r"no image itself, only its subfolders do \(ill, well\); name one of them, or list the"
+    )
+    with pytest.raises(DataError, match=message):
         list_images(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("files", "says"),
+    ("files", "message"),
     [
         ([], "holds no image; add some of the kinds .png"),
         (["scan.dcm"], "holds no image; add some of the kinds .png"),
         (["a.png", "a.tif"], "a.png and a.tif are both the case a; rename one"),
     ],
 )
-def test_what_cannot_be_used_is_said(tmp_path: Path, files: list[str], says: str) -> None:
+def test_what_cannot_be_used_is_said(tmp_path: Path, files: list[str], message: str) -> None:
     for name in files:
         if name.endswith(".dcm"):
             (tmp_path / name).write_bytes(b"DICM")
         else:
             picture(tmp_path / name)
-    with pytest.raises(DataError, match=says):
+    with pytest.raises(DataError, match=message):
         list_images(tmp_path)
 
 

@@ -175,7 +175,7 @@ def test_models_travel_with_all_that_it_takes_to_use_them(place: Path, tmp_path:
     [
         ('"name": "unet"', '"name": "net.py:make"', "is not what Collegium writes beside models"),
         ('"name": "tiny"', '"algorithms": [{"name": "x.py:X"}]', "is not what Collegium writes"),
-        ('"normalise": "zscore"', '"normalise": "zz"', r"image.normalise is 'zz'"),
+        ('"normalise": "zscore"', '"normalise": "zz"', r"image.normalise: should be .* not 'zz'"),
         ('"channels": [', '"channels": [ 2, ', "does not fit the network 'unet' .* has the shape"),
         ('"seeds": [', '"seeds": ', "not valid YAML"),
     ],
@@ -204,9 +204,9 @@ def test_the_seed_of_an_adaptation_is_that_of_the_job(place: Path, tmp_path: Pat
         assert json.loads((output / "account.json").read_text())["seed"] == 3
         written.append((output / "adapted.safetensors").read_bytes())
     assert written[0] == written[1]
-    handed = replace(open_models(place / "run", Choice("iopfl")), seed=0)
+    opened = replace(open_models(place / "run", Choice("iopfl")), seed=0)
     adapter = AdapterConfig("routing", {"epochs": 1, "terms": ["consistency"]})
-    adapt_folder(handed, place / "data/cedar", adapter, tmp_path / "other")
+    adapt_folder(opened, place / "data/cedar", adapter, tmp_path / "other")
     assert (tmp_path / "other/adapted.safetensors").read_bytes() != written[0]
 
 
@@ -278,7 +278,7 @@ FEDAVG = ["run", "data/cedar", "--algorithm", "fedavg"]
         (["run", "data/cedar", "--algorithm", "ditto"], 2, "has no such job; there is fedavg"),
         (["run", "nowhere", "--algorithm", "fedavg"], 3, "there is no such folder or manifest"),
         ([*FEDAVG, "--adapter", "tant"], 2, "did you mean 'tent'"),
-        ([*FEDAVG, "--adapter", "tent", "lr=0"], 2, "positive lr"),
+        ([*FEDAVG, "--adapter", "tent", "lr=0"], 2, "adapter.lr: should be above 0, not 0"),
         ([*FEDAVG, "--adapter", "tent", "lr"], 2, "write key=value"),
         ([*FEDAVG, "--adapter", "ensemble"], 2, "ensemble needs personal models, but no site"),
         (["data", "data/cedar"], 2, "is no run, and a folder of models needs"),

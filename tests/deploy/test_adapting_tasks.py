@@ -15,7 +15,7 @@ from sklearn.metrics import roc_auc_score
 from typer.testing import CliRunner
 
 from collegium import cli
-from collegium.adaptation.routing import open_routed
+from collegium.adaptation.routing import routed_network
 from collegium.experiment.config.experiment import parse_config
 from collegium.experiment.runner import run_experiment
 from collegium.models.factory import build_model
@@ -121,7 +121,7 @@ def test_volumes_are_routed_and_the_routed_network_opens_again(
     for row, total in zip(told["losses"], totals, strict=True):
         assert total == pytest.approx(row["consistency"] + 0.01 * (row["shape"] + row["entropy"]))
     assert told["chosen"] == int(np.argmin(totals))
-    network = open_routed(build_model(**UNET), import_model(out / "adapted.safetensors"))
+    network = routed_network(build_model(**UNET), import_model(out / "adapted.safetensors"))
     with torch.no_grad():
         logits = network(batch(of_volumes))
     check_masks(of_volumes, out, logits)
@@ -313,7 +313,7 @@ def test_a_classifier_is_adapted(of_classes: Path, tmp_path: Path, arguments: li
     [
         (["--adapter", "average"], "choose ensemble"),
         (["--adapter", "none", "--labels", "."], "a folder of labels scores segmentations only"),
-        (["--adapter", "routing"], "such as by terms=[consistency,entropy]"),
+        (["--adapter", "routing"], "e.g. with terms=[consistency,entropy]"),
         (["--adapter", "ttt"], "no rotation head"),
     ],
 )

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from collegium.core.tensors import Tensors
-from collegium.deploy import Handed, export_bundle, open_model, predict_folder
+from collegium.deploy import OpenedModels, export_bundle, open_model, predict_folder
 from collegium.experiment.config.building import network_of
 from collegium.experiment.config.experiment import ExperimentConfig, parse_config
 from collegium.models.files import export_model
@@ -81,7 +81,7 @@ def config_of(
     )  # fmt: skip
 
 
-def random_model(config: ExperimentConfig, folder: Path) -> Handed:
+def random_model(config: ExperimentConfig, folder: Path) -> OpenedModels:
     """A model of random weights in a file."""
     torch.manual_seed(4)
     module = network_of(config)()
@@ -108,11 +108,13 @@ def run_with_monai(bundle: Path, images: Path, output: Path) -> Path:
     return output
 
 
-def both(handed: Handed, images: Path, tmp_path: Path, **how: Any) -> dict[str, tuple[Path, Path]]:
+def both(
+    opened: OpenedModels, images: Path, tmp_path: Path, **how: Any
+) -> dict[str, tuple[Path, Path]]:
     """Give by name what MONAI wrote with the bundle, and what `collegium predict` wrote."""
-    bundle = export_bundle(handed, tmp_path / "bundle", **how)
+    bundle = export_bundle(opened, tmp_path / "bundle", **how)
     theirs = {path.name: path for path in run_with_monai(bundle, images, tmp_path / "t").iterdir()}
-    ours = {path.name: path for path in predict_folder(handed, images, tmp_path / "o").iterdir()}
+    ours = {path.name: path for path in predict_folder(opened, images, tmp_path / "o").iterdir()}
     assert theirs.keys() == ours.keys()
     return {name: (theirs[name], ours[name]) for name in sorted(ours)}
 
@@ -161,8 +163,8 @@ def test_slices_are_cut_predicted_and_put_back_as_predict_does(
             shape = (13 + number, 11, 9)
             volume(images / f"c{number}{end}.nii.gz", affine, shape, 3 * channel + number)
     model = model if "image" in federation else {**model, "in_channels": 1}
-    handed = random_model(config_of(tmp_path, model, {**federation}, **more), tmp_path)
-    found = both(handed, images, tmp_path, pictures=False)
+    opened = random_model(config_of(tmp_path, model, {**federation}, **more), tmp_path)
+    found = both(opened, images, tmp_path, pictures=False)
     assert [*found] == ["c0.nii.gz", "c1.nii.gz", "c2.nii.gz"]
     assert_equal_masks(found, images)
 
@@ -174,8 +176,8 @@ def test_a_single_slice_is_predicted_whichever_axis_is_across_it(
     images, model = tmp_path / "images", {**PLANE, "in_channels": 1}
     for number, shape in enumerate([(1, 13, 11), (13, 1, 11), (13, 11, 1), (13, 11)]):
         volume(images / f"c{number}.nii.gz", EVEN, shape, number)
-    handed = random_model(config_of(tmp_path, model, {"image": image}), tmp_path)
-    assert_equal_masks(both(handed, images, tmp_path, pictures=False), images)
+    opened = random_model(config_of(tmp_path, model, {"image": image}), tmp_path)
+    assert_equal_masks(both(opened, images, tmp_path, pictures=False), images)
 
 
 def test_a_single_slice_is_refused_by_a_network_that_learnt_from_volumes(tmp_path: Path) -> None:
@@ -193,8 +195,8 @@ def test_regions_of_slices_are_channels(tmp_path: Path) -> None:
     task = {"classes": ["background", "rim", "core"], "regions": {"whole": [1, 2], "core": [2]}}
     federation = {"task": task, "image": {"slices_along": "y"}}
     config = config_of(tmp_path, {**PLANE, "in_channels": 1}, federation)
-    handed = random_model(config, tmp_path)
-    for their, own in both(handed, images, tmp_path, pictures=False).values():
+    opened = random_model(config, tmp_path)
+    for their, own in both(opened, images, tmp_path, pictures=False).values():
         (masks, affine), (classes, place) = loaded(their), loaded(own)
         whole, core = np.moveaxis(masks, -1, 0)
         np.testing.assert_array_equal(classes, np.where(whole & core, 2, np.where(whole, 1, 0)))
@@ -227,8 +229,8 @@ def test_upper_case_endings_and_all_kinds_of_pictures_are_read(tmp_path: Path) -
     (images / ".hidden.png").touch()
     (images / "folder.png").mkdir()
     grey = {"image": {"channels": "grey"}}  # a GIF has a palette
-    handed = random_model(config_of(tmp_path, {**PLANE, "in_channels": 1}, grey), tmp_path)
-    found = both(handed, images, tmp_path, pictures=True)
+    opened = random_model(config_of(tmp_path, {**PLANE, "in_channels": 1}, grey), tmp_path)
+    found = both(opened, images, tmp_path, pictures=True)
     assert [*found] == [f"{name.rpartition('.')[0]}.png" for name in names]
     for number, (their, own) in enumerate(found.values()):
         theirs, ours = np.asarray(Image.open(their)), np.asarray(Image.open(own))
@@ -243,8 +245,8 @@ def test_upper_case_endings_of_volumes_are_read(tmp_path: Path) -> None:
     volume(images / "b.nii", EVEN, (13, 11, 9), 1)
     (images / "a.nii.gz").rename(images / "y.NII.GZ")
     (images / "b.nii").rename(images / "z.1.NII")
-    handed = random_model(config_of(tmp_path, {**PLANE, "in_channels": 1}, {}), tmp_path)
-    found = both(handed, images, tmp_path, pictures=False)
+    opened = random_model(config_of(tmp_path, {**PLANE, "in_channels": 1}, {}), tmp_path)
+    found = both(opened, images, tmp_path, pictures=False)
     assert [*found] == ["y.nii.gz", "z.1.nii.gz"]
     for their, own in found.values():
         np.testing.assert_array_equal(loaded(their)[0], loaded(own)[0])
@@ -253,8 +255,8 @@ def test_upper_case_endings_of_volumes_are_read(tmp_path: Path) -> None:
 def test_files_that_do_not_count_from_0_are_images_and_a_name_is_there_once(tmp_path: Path) -> None:
     images = tmp_path / "images"
     images.mkdir()
-    handed = random_model(config_of(tmp_path, {**PLANE, "in_channels": 1}, {}), tmp_path)
-    bundle = export_bundle(handed, tmp_path / "bundle", pictures=True)
+    opened = random_model(config_of(tmp_path, {**PLANE, "in_channels": 1}, {}), tmp_path)
+    bundle = export_bundle(opened, tmp_path / "bundle", pictures=True)
     with pytest.raises(SystemExit, match=r"images holds no image; add some of the kinds \.png, "):
         run_with_monai(bundle, images, tmp_path / "none")
     for number in (1, 2):

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from collegium import cli
 from collegium.core.tensors import Tensors
-from collegium.deploy import Handed, export_bundle, open_model, predict_folder
+from collegium.deploy import OpenedModels, export_bundle, open_model, predict_folder
 from collegium.errors import ConfigError, DataError
 from collegium.experiment.config.building import network_of
 from collegium.experiment.config.experiment import ExperimentConfig, parse_config
@@ -95,7 +95,7 @@ def experiment(root: Path, sites: dict[str, Any], **settings: Any) -> Experiment
     return parse_config(plain)
 
 
-def random_model(config: ExperimentConfig, folder: Path) -> Handed:
+def random_model(config: ExperimentConfig, folder: Path) -> OpenedModels:
     """A model of random weights in a file."""
     torch.manual_seed(4)
     module = network_of(config)()
@@ -129,10 +129,10 @@ def array_of(path: Path) -> Pixels:
     return np.asarray(nib.load(path).dataobj)  # type: ignore[attr-defined]
 
 
-def assert_equal_masks(handed: Handed, images: Path, tmp_path: Path) -> list[Path]:
-    bundle = export_bundle(handed, tmp_path / "bundle")
+def assert_equal_masks(opened: OpenedModels, images: Path, tmp_path: Path) -> list[Path]:
+    bundle = export_bundle(opened, tmp_path / "bundle")
     theirs = sorted(run_with_monai(bundle, images, tmp_path / "monai").iterdir())
-    ours = sorted(predict_folder(handed, images, tmp_path / "own").iterdir())
+    ours = sorted(predict_folder(opened, images, tmp_path / "own").iterdir())
     assert [path.name for path in theirs] == [path.name for path in ours]
     assert len(ours) == len([*images.iterdir()])
     values = set()
@@ -272,8 +272,8 @@ def test_files_of_one_image_are_its_channels_and_a_site_may_lack_or_turn_some(
     model = {**SPACE, "in_channels": 3}
     federation = {"image": {"inputs": 3}, "sampling": {"crop": [8, 8, 8]}}
     config = experiment(tmp_path, sites, model=model, federation=federation)
-    handed = random_model(config, tmp_path)
-    own = replace(handed, models={"site": handed.models["random"]})
+    opened = random_model(config, tmp_path)
+    own = replace(opened, models={"site": opened.models["random"]})
     bundle = export_bundle(own, tmp_path / "bundle")
     theirs = sorted(run_with_monai(bundle, images, tmp_path / "monai").iterdir())
     ours = sorted(predict_folder(own, images, tmp_path / "own").iterdir())
@@ -289,10 +289,10 @@ def test_regions_are_channels_that_give_the_classes_of_predict(tmp_path: Path) -
     task = {"classes": ["background", "rim", "core"], "regions": {"whole": [1, 2], "core": [2]}}
     federation = {"task": task, "sampling": {"crop": [8, 8, 8]}}
     config = experiment(tmp_path, {"site": {"folder": "site"}}, model=SPACE, federation=federation)
-    handed = random_model(config, tmp_path)
-    bundle = export_bundle(handed, tmp_path / "bundle")
+    opened = random_model(config, tmp_path)
+    bundle = export_bundle(opened, tmp_path / "bundle")
     theirs = sorted(run_with_monai(bundle, images, tmp_path / "monai").iterdir())
-    ours = sorted(predict_folder(handed, images, tmp_path / "own").iterdir())
+    ours = sorted(predict_folder(opened, images, tmp_path / "own").iterdir())
     assert len(theirs) == len(ours) == 2
     for their, own in zip(theirs, ours, strict=True):
         whole, core = np.moveaxis(array_of(their), -1, 0)
@@ -310,11 +310,11 @@ def test_probabilities_of_classes_equal_those_of_predict(tmp_path: Path) -> None
     task = {"name": "classification", "classes": ["well", "ill"]}
     federation = {"task": task, "image": {"inputs": 1, "size": [16, 16]}}
     config = experiment(tmp_path, {"site": {"folder": "site"}}, model=model, federation=federation)
-    handed = random_model(config, tmp_path)
-    bundle = export_bundle(handed, tmp_path / "bundle")
+    opened = random_model(config, tmp_path)
+    bundle = export_bundle(opened, tmp_path / "bundle")
     written = run_with_monai(bundle, images, tmp_path / "monai") / "predictions.csv"
     theirs = {Path(row[0]).stem: [float(x) for x in row[1:]] for row in rows(written)}
-    own = predict_folder(handed, images, tmp_path / "own") / "predictions.csv"
+    own = predict_folder(opened, images, tmp_path / "own") / "predictions.csv"
     header, *ours = rows(own)
     assert header == ["case", "class", "well", "ill"]
     assert [*theirs] == [row[0] for row in ours] == [f"c{number}" for number in range(5)]
@@ -435,11 +435,11 @@ def test_the_bundle_of_dicom_pictures_reads_png_as_its_readme_says(tmp_path: Pat
         xray(scans / f"{path.stem}.dcm", pixels)
         Image.fromarray(5 * pixels + 3).save(path)  # of such scaling zscore is independent
     sites, sampling = {"site": {"folder": "site"}}, {"sampling": {"crop": [8, 8]}}
-    handed = random_model(experiment(tmp_path, sites, model=UNET, federation=sampling), tmp_path)
-    bundle = export_bundle(handed, tmp_path / "bundle")
+    opened = random_model(experiment(tmp_path, sites, model=UNET, federation=sampling), tmp_path)
+    bundle = export_bundle(opened, tmp_path / "bundle")
     theirs = sorted(run_with_monai(bundle, other, tmp_path / "monai").iterdir())
     assert [path.name for path in theirs] == ["c0.png", "c1.png", "c2.png"]
-    ours = predict_folder(handed, scans, tmp_path / "own")
+    ours = predict_folder(opened, scans, tmp_path / "own")
     for path in theirs:
         own = pydicom.dcmread(ours / f"{path.stem}.dcm")
         found = array_of(path)
@@ -465,8 +465,8 @@ def test_the_readme_says_how_intensities_have_to_be_written(
     tmp_path: Path, image: dict[str, Any], said: str
 ) -> None:
     sites, federation = {"site": {"folder": "site"}}, {"image": image}
-    handed = random_model(experiment(tmp_path, sites, model=UNET, federation=federation), tmp_path)
-    bundle = export_bundle(handed, tmp_path / "bundle")
+    opened = random_model(experiment(tmp_path, sites, model=UNET, federation=federation), tmp_path)
+    bundle = export_bundle(opened, tmp_path / "bundle")
     assert said in " ".join((bundle / "docs" / "README.md").read_text().split())
 
 
@@ -508,8 +508,8 @@ def test_a_network_of_the_user_s_own_has_the_axes_of_its_convolutions(tmp_path: 
     (tmp_path / "own.py").write_text(code)
     images = volumes(tmp_path / "site", LPS, count=1) / "images"
     model, sites = {"name": f"{tmp_path / 'own.py'}:make"}, {"site": {"folder": "site"}}
-    handed = random_model(experiment(tmp_path, sites, model=model), tmp_path)
-    assert_equal_masks(handed, images, tmp_path)
+    opened = random_model(experiment(tmp_path, sites, model=model), tmp_path)
+    assert_equal_masks(opened, images, tmp_path)
     inference = (tmp_path / "bundle" / "configs" / "inference.json").read_text()
     targets = [step["_target_"] for step in json.loads(inference)["preprocessing"]["transforms"]]
     assert "Orientationd" in targets  # of volumes only

@@ -15,7 +15,7 @@ from PIL import Image
 from collegium.core.tensors import Tensors
 from collegium.data.cache import PreparedCase
 from collegium.data.site import Case
-from collegium.deploy import Handed, adapt_folder, open_model, predict_folder
+from collegium.deploy import OpenedModels, adapt_folder, open_model, predict_folder
 from collegium.deploy.cases import write_prediction
 from collegium.errors import DataError
 from collegium.experiment.config.building import network_of
@@ -49,7 +49,7 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("COLLEGIUM_CACHE", str(tmp_path / "cache"))
 
 
-def untrained(folder: Path, model: dict[str, Any], **federation: Any) -> Handed:
+def untrained(folder: Path, model: dict[str, Any], **federation: Any) -> OpenedModels:
     """A model of random weights in a file."""
     config = parse_config(
         {
@@ -88,18 +88,18 @@ def save(path: Path, pixels: Pixels) -> Path:
 def test_no_id_of_a_manifest_leads_out_of_the_output(
     tmp_path: Path, name: str, adapted: bool
 ) -> None:
-    handed = untrained(tmp_path, UNET | {"in_channels": 1})
+    opened = untrained(tmp_path, UNET | {"in_channels": 1})
     save(tmp_path / "in" / "a.png", draw(1))
     manifest = tmp_path / "in" / "m.csv"
     manifest.write_text(f"image,case\na.png,{name}\n")
     before, output = sorted(tmp_path.rglob("*")), tmp_path / "in" / "out"
-    says = r"m\.csv, line 2: no file can be called as the case"
+    says = r"m\.csv, line 2: the case id '.*' cannot be a file's name"
     if adapted:
         with pytest.raises(DataError, match=says):
-            adapt_folder(handed, manifest, AdapterConfig("none"), output)
+            adapt_folder(opened, manifest, AdapterConfig("none"), output)
     else:
         with pytest.raises(DataError, match=says):
-            predict_folder(handed, manifest, output)
+            predict_folder(opened, manifest, output)
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -116,10 +116,10 @@ def test_no_mask_is_written_beside_its_folder(tmp_path: Path, name: str) -> None
 
 def test_any_id_will_do_where_no_file_is_named_by_it(tmp_path: Path) -> None:
     task = {"name": "classification", "classes": ["well", "ill"]}
-    handed = untrained(tmp_path, DENSENET, task=task, image={"inputs": 1})
+    opened = untrained(tmp_path, DENSENET, task=task, image={"inputs": 1})
     save(tmp_path / "a.png", draw(1))
     (tmp_path / "m.csv").write_text("image,case\na.png,P/01\n")
-    output = predict_folder(handed, tmp_path / "m.csv", tmp_path / "out")
+    output = predict_folder(opened, tmp_path / "m.csv", tmp_path / "out")
     assert [path.name for path in output.iterdir()] == ["predictions.csv"]
     with (output / "predictions.csv").open() as file:
         assert [row["case"] for row in csv.DictReader(file)] == ["P/01"]
@@ -136,24 +136,24 @@ def test_a_network_that_takes_colours_by_default_gets_no_grey_images(
     name = model["name"].replace("own.py", str(tmp_path / "own.py"))
     kind = "classification" if model is DENSENET else "segmentation"
     task = {"name": kind, "classes": ["background", "lesion"]}
-    handed = untrained(tmp_path, {**model, "name": name}, task=task)
+    opened = untrained(tmp_path, {**model, "name": name}, task=task)
     save(tmp_path / "in" / "a.png", draw(1))
     says = "case a: its image has 1 channels, and the models were trained on 3; export it as"
     with pytest.raises(DataError, match=says):
-        predict_folder(handed, tmp_path / "in", tmp_path / "out")
+        predict_folder(opened, tmp_path / "in", tmp_path / "out")
     if kind == "segmentation":
         with pytest.raises(DataError, match=says):
-            adapt_folder(handed, tmp_path / "in", AdapterConfig("none"), tmp_path / "out")
+            adapt_folder(opened, tmp_path / "in", AdapterConfig("none"), tmp_path / "out")
     save(tmp_path / "in" / "a.png", np.stack([draw(1)] * 3, -1))
-    assert predict_folder(handed, tmp_path / "in", tmp_path / "out").exists()
+    assert predict_folder(opened, tmp_path / "in", tmp_path / "out").exists()
 
 
 def test_a_network_that_takes_any_number_of_channels_gets_them(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
-    handed = untrained(tmp_path, {"name": f"{tmp_path / 'own.py'}:Streams"})
+    opened = untrained(tmp_path, {"name": f"{tmp_path / 'own.py'}:Streams"})
     for channel in range(2):
         save(tmp_path / "in" / f"a_000{channel}.png", draw(channel))
-    output = predict_folder(handed, tmp_path / "in", tmp_path / "out")
+    output = predict_folder(opened, tmp_path / "in", tmp_path / "out")
     assert [path.name for path in output.iterdir()] == ["a.png"]
 
 
@@ -199,30 +199,30 @@ def test_volumes_and_pictures_are_told_apart(
 ) -> None:
     (tmp_path / "own.py").write_text(FLAT)
     name = model["name"].replace("own.py", str(tmp_path / "own.py"))
-    handed = untrained(tmp_path, {**model, "name": name, "in_channels": 1, "spatial_dims": axes})
+    opened = untrained(tmp_path, {**model, "name": name, "in_channels": 1, "spatial_dims": axes})
     images = tmp_path / "in"
     _ = volume(images / "v.nii.gz") if axes == 2 else save(images / "a.png", draw(1))
     before = sorted(tmp_path.iterdir())
     with pytest.raises(DataError, match=says):
-        predict_folder(handed, images, tmp_path / "out")
+        predict_folder(opened, images, tmp_path / "out")
     with pytest.raises(DataError, match=says):
-        adapt_folder(handed, images, AdapterConfig("none"), tmp_path / "out")
+        adapt_folder(opened, images, AdapterConfig("none"), tmp_path / "out")
     assert [path for path in sorted(tmp_path.iterdir()) if path.name != "cache"] == before
 
 
 def test_a_model_of_slices_takes_volumes_and_pictures(tmp_path: Path) -> None:
-    handed = untrained(tmp_path, UNET | {"in_channels": 1}, sampling={"crop": [16, 16]})
+    opened = untrained(tmp_path, UNET | {"in_channels": 1}, sampling={"crop": [16, 16]})
     volume(tmp_path / "in" / "v.nii.gz")
     save(tmp_path / "in" / "a.png", draw(1))
-    output = predict_folder(handed, tmp_path / "in", tmp_path / "out")
+    output = predict_folder(opened, tmp_path / "in", tmp_path / "out")
     assert sorted(path.name for path in output.iterdir()) == ["a.png", "v.nii.gz"]
 
 
 def test_a_network_that_cuts_volumes_itself_gets_them(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(FLAT)
-    handed = untrained(tmp_path, {"name": f"{tmp_path / 'own.py'}:Slices"})
+    opened = untrained(tmp_path, {"name": f"{tmp_path / 'own.py'}:Slices"})
     volume(tmp_path / "in" / "v.nii.gz")
-    output = predict_folder(handed, tmp_path / "in", tmp_path / "out")
+    output = predict_folder(opened, tmp_path / "in", tmp_path / "out")
     mask = nib.load(output / "v.nii.gz").get_fdata()  # type: ignore[attr-defined]
     assert mask.shape == (16, 16, 8)
 
@@ -259,15 +259,15 @@ def scores(output: Path) -> dict[str, str]:
 
 
 def test_x_rays_of_a_folder_get_masks_by_their_names_and_are_scored(tmp_path: Path) -> None:
-    handed = untrained(tmp_path, UNET | {"in_channels": 1})
+    opened = untrained(tmp_path, UNET | {"in_channels": 1})
     for number in range(3):
         pixels = draw(number)
         save(tmp_path / "png" / f"c{number}.png", pixels)
         save(tmp_path / "truth" / f"c{number}.png", (pixels > 120).astype(np.uint8))
         xray(tmp_path / "dcm" / f"c{number}.dcm", pixels, number)
     labels = tmp_path / "truth"
-    plain = predict_folder(handed, tmp_path / "png", tmp_path / "plain", labels=labels)
-    output = predict_folder(handed, tmp_path / "dcm", tmp_path / "out", labels=labels)
+    plain = predict_folder(opened, tmp_path / "png", tmp_path / "plain", labels=labels)
+    output = predict_folder(opened, tmp_path / "dcm", tmp_path / "out", labels=labels)
     names = sorted(path.name for path in output.iterdir())
     assert names == ["c0.dcm", "c1.dcm", "c2.dcm", "scores.csv"]
     assert scores(output) == scores(plain)

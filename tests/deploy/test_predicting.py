@@ -147,8 +147,8 @@ def test_new_rows_need_neither_class_nor_split_and_may_be_ordered_otherwise(
 
 def test_a_site_s_own_model_scales_as_the_site_does(tmp_path: Path) -> None:
     output = run_of_tables(tmp_path, "ill", "site", algorithms=["ditto"])
-    handed = open_model(output, site="south")
-    whole = predict_folder(handed, tmp_path / "south.csv", tmp_path / "all") / "predictions.csv"
+    opened = open_model(output, site="south")
+    whole = predict_folder(opened, tmp_path / "south.csv", tmp_path / "all") / "predictions.csv"
     losses = run_scores(output, "south", "log_loss", algorithm="ditto", model="personal")
     for case, loss in losses.items():
         truth = int(case.removeprefix("south")) % 2
@@ -156,7 +156,7 @@ def test_a_site_s_own_model_scales_as_the_site_does(tmp_path: Path) -> None:
         assert -math.log(chance) == pytest.approx(loss, abs=1e-5)
     header, first, *_ = (tmp_path / "south.csv").read_text().splitlines()
     (tmp_path / "one.csv").write_text(f"{header}\n{first}\n")
-    one = predict_folder(handed, tmp_path / "one.csv", tmp_path / "one") / "predictions.csv"
+    one = predict_folder(opened, tmp_path / "one.csv", tmp_path / "one") / "predictions.csv"
     assert table(one)["south0"] == table(whole)["south0"]
     with pytest.raises(DataError, match=r"holds one row, .* predict with a site's own model"):
         predict(output, tmp_path / "one.csv", tmp_path / "global")
@@ -357,8 +357,8 @@ def test_images_for_a_site_s_own_model_lack_the_channels_that_the_site_lacks(
         algorithms=["ditto"],
     )  # fmt: skip
     own = tmp_path / "south"
-    handed = open_model(output, site="south")
-    predict_folder(handed, own / "images", tmp_path / "out", labels=own / "labels")
+    opened = open_model(output, site="south")
+    predict_folder(opened, own / "images", tmp_path / "out", labels=own / "labels")
     scores = table(tmp_path / "out" / "scores.csv")
     ran = run_scores(output, "south", "dice", algorithm="ditto", model="personal")
     assert {case: float(scores[case]["dice"]) for case in ran} == pytest.approx(ran)
@@ -372,8 +372,8 @@ def test_labels_of_a_site_mean_what_they_mean_there(tmp_path: Path) -> None:
     sites = {"north": {"folder": "north"}, "south": {"folder": "south", "label_map": {0: 0, 7: 1}}}
     output = run(tmp_path, {"sites": sites}, model=UNET, algorithms=["ditto"])
     own = tmp_path / "south"
-    handed = open_model(output, site="south")
-    predict_folder(handed, own / "images", tmp_path / "out", labels=own / "labels")
+    opened = open_model(output, site="south")
+    predict_folder(opened, own / "images", tmp_path / "out", labels=own / "labels")
     scores = table(tmp_path / "out" / "scores.csv")
     ran = run_scores(output, "south", "dice", algorithm="ditto", model="personal")
     assert {case: float(scores[case]["dice"]) for case in ran} == pytest.approx(ran)
@@ -382,9 +382,9 @@ def test_labels_of_a_site_mean_what_they_mean_there(tmp_path: Path) -> None:
 def test_a_site_gets_what_its_personal_model_scored(of_slices: Path, tmp_path: Path) -> None:
     south = of_slices.parent / "south"
     for site in (None, "south"):
-        handed = open_model(of_slices, site=site)
+        opened = open_model(of_slices, site=site)
         place = tmp_path / str(site)
-        predict_folder(handed, south / "images", place, labels=south / "labels")
+        predict_folder(opened, south / "images", place, labels=south / "labels")
     own = {case: float(row["dice"]) for case, row in table(tmp_path / "south/scores.csv").items()}
     others = {case: float(row["dice"]) for case, row in table(tmp_path / "None/scores.csv").items()}
     kinds = {"personal": own, "global": others}

@@ -12,7 +12,12 @@ from collegium.algorithms.resfim import ResFIM
 from collegium.core.dataset import Batch, Example
 from collegium.experiment.config.experiment import parse_config
 from collegium.experiment.grid import jobs_of
-from collegium.experiment.job_results import Kept, job_rows, plane_of, write_outside_overlays
+from collegium.experiment.job_results import (
+    PackedPredictions,
+    job_rows,
+    plane_of,
+    write_outside_overlays,
+)
 from collegium.runtime.run import Run
 from collegium.testing.toy import ToyFederation
 
@@ -121,7 +126,7 @@ def scores_of(values: list[float | None]) -> list[dict[str, Any]]:
 def test_outside_the_best_median_and_worst_case_are_drawn_as_they_were_predicted(
     tmp_path: Path,
 ) -> None:
-    kept = Kept()
+    kept = PackedPredictions()
     for index in (5, 0, 1, 2, 3, 4, 6, 7):  # in whatever order they come
         kept("", index, disc(10 + index))
     values = [0.5, 0.9, None, 0.1, 0.3, 0.4, 0.6, 0.7]
@@ -148,7 +153,7 @@ def test_outside_the_best_median_and_worst_case_are_drawn_as_they_were_predicted
 
 @pytest.mark.parametrize("several", [True, False])
 def test_what_is_not_one_prediction_of_labels_is_not_drawn(tmp_path: Path, several: bool) -> None:
-    kept = Kept()
+    kept = PackedPredictions()
     for model in ("A", "B") if several else ("",):
         for index in range(8):
             kept(model, index, disc(9) if several else torch.full((1, 2), 0.5))

@@ -12,11 +12,12 @@ from safetensors.torch import load_file
 from collegium.data.phantoms import make_federation
 from collegium.errors import CheckpointError, ConfigError, EgressError
 from collegium.experiment.config.experiment import parse_config
+from collegium.experiment.federation import OpenedExperiment
 from collegium.experiment.grid import holders, jobs_of
-from collegium.experiment.jobs import Event, open_outside
+from collegium.experiment.jobs import Event
 from collegium.experiment.runner import collect_rows, run_experiment
 from collegium.models.factory import build_model
-from collegium.runtime.ledger import read
+from collegium.runtime.ledger import read_ledger
 
 MODEL: dict[str, Any] = {"name": "unet", "in_channels": 1, "channels": [4, 8], "num_res_units": 1}
 
@@ -71,7 +72,7 @@ def score_by_hand(config: Any, job: Any, model: str) -> list[float | None]:
     network = build_model(**MODEL)
     network.load_state_dict(load_file(job.folder / "server/deployed" / f"{model}.safetensors"))
     network.eval()
-    data = open_outside(job.config, job.left_out, job.base)
+    data = OpenedExperiment(config).outside(job, job.left_out)
     found = []
     for index in range(len(data)):
         batch = data.example(index).batch
@@ -114,7 +115,7 @@ def test_every_site_is_outside_once_and_scored_on_all_its_cases(settings) -> Non
         several = (place / "average" / "overlays" / "index.json").read_text()
         assert json.loads(several) == []  # two predictions of each case, and none of its own
         for site in inside:  # the ledger shows what was handed out
-            lines = read(job.folder / "clients" / site / "ledger.jsonl")
+            lines = read_ledger(job.folder / "clients" / site / "ledger.jsonl")
             assert [line["method"] for line in lines if "personal" in line["parts"]] == [
                 "share_personal"
             ]
@@ -215,7 +216,7 @@ def test_a_training_that_another_cell_did_is_used_and_not_repeated(settings) -> 
     ("shares", "algorithms", "says"),
     [
         ([], [{"name": "iopfl", "adapters": ["ensemble"]}], "'ensemble' needs personal models, and "
-         "no site hands its own out"),
+         "no site shares its own"),
         (["alder"], [{"name": "fedavg", "adapters": ["average"]}], "'average' needs personal "
          "models, and 'fedavg' has none"),
         (["alder"], [{"name": "fedbn", "adapters": ["tent"]}], "'tent' starts from a global model, "

@@ -147,10 +147,10 @@ MLP = {"name": "mlp", "hidden": [4]}
     ("federation", "model", "settings", "says"),
     [
         (pictures, DENSENET, {}, r"the shape loss needs images or volumes, .* shape \(\d, 2\); "
-         r"leave it out, such as by terms=\[consistency,entropy\]"),
+         r"leave it out, e\.g\. with terms=\[consistency,entropy\]"),
         (table, MLP, {}, r"the shape loss needs images or volumes, .* shape \(\d, 2\); leave it"),
         (table, MLP, {"terms": ["consistency"], "transforms": True},
-         "routing.transforms turns images, not rows; set it to false"),
+         "routing.transforms rotates images, not rows; set it to false"),
     ],
 )  # fmt: skip
 def test_routing_that_does_not_suit_the_task_is_refused_at_once(

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 import yaml
 
+from collegium.core.files import lock
 from collegium.core.model_parts import find_parts
 from collegium.data.phantoms import make_federation
 from collegium.errors import CheckpointError, ConfigError, EgressError, StorageError
 from collegium.experiment.config.experiment import parse_config
+from collegium.experiment.federation import OpenedExperiment, cache_folder
 from collegium.experiment.grid import jobs_of
-from collegium.experiment.jobs import Event, cache_folder, open_sites
+from collegium.experiment.jobs import Event
 from collegium.experiment.runner import (
     collect_rows,
     read_run_config,
@@ -25,7 +27,7 @@ from collegium.experiment.runner import (
     run_experiment,
 )
 from collegium.models.factory import build_model
-from collegium.runtime.ledger import first_break, read
+from collegium.runtime.ledger import first_break, read_ledger
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL: dict[str, Any] = {"name": "unet", "in_channels": 1, "channels": [4, 8], "num_res_units": 1}
@@ -98,8 +100,8 @@ def test_experiment_runs_and_is_not_run_again(settings):
     network = build_model("unet", **{k: v for k, v in MODEL.items() if k != "name"})
     norm = find_parts(network).norm
     assert norm
-    for site in open_sites(config, output):
-        lines = read(folder / "clients" / site / "ledger.jsonl")
+    for site in OpenedExperiment(config).variation("").sites:
+        lines = read_ledger(folder / "clients" / site / "ledger.jsonl")
         sent = {
             n for line in lines for n, _, _ in line["parts"].get("model", {}).get("tensors", [])
         }
@@ -152,7 +154,7 @@ def test_number_of_workers_does_not_change_a_bit(settings, tmp_path):
         output = run_experiment(config)
         results[workers] = (bits(output), rows(config))
         for path in output.rglob("ledger.jsonl"):
-            assert first_break(read(path)) is None
+            assert first_break(read_ledger(path)) is None
     assert len(results[1][0]) > 10
     assert results[1] == results[2]
 
@@ -237,14 +239,14 @@ def test_folder_of_another_experiment_is_refused(settings):
 
 
 def test_second_process_is_kept_out_of_the_folder(settings):
-    fcntl = pytest.importorskip("fcntl")
     config = parse_config(settings)
     output = Path(config.output)
     output.mkdir()
-    with (output / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(StorageError, match=f"another process is running in {output}"):
-            run_experiment(config)
+    with (
+        lock(output),
+        pytest.raises(StorageError, match=f"another process is running in {output}"),
+    ):
+        run_experiment(config)
 
 
 def test_method_that_does_not_suit_is_refused_before_any_cell_runs(settings):
@@ -294,9 +296,9 @@ def test_every_algorithm_runs_with_its_own_codec(settings):
     }
     trainable = find_parts(build_model(**MODEL)).trainable
     numbers = sum(t.numel() for n, t in build_model(**MODEL).state_dict().items() if n in trainable)
-    for site in open_sites(config, output):
+    for site in OpenedExperiment(config).variation("").sites:
         assert up["fedavg", site, 2] - up["coded", site, 2] > numbers  # two bytes less for each
-        lines = read(output / "coded/seed-0/clients" / site / "ledger.jsonl")
+        lines = read_ledger(output / "coded/seed-0/clients" / site / "ledger.jsonl")
         assert lines[0]["parts"]["model"]["codec"] == "Half"
         assert first_break(lines) is None
     assert read_run_config(output) == config

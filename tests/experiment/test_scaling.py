@@ -11,14 +11,13 @@ from safetensors.torch import load_file
 
 from collegium.errors import EgressError
 from collegium.evaluation.report.ledgers import ledger_summaries
-from collegium.experiment.config.building import network_of, task_of
 from collegium.experiment.config.experiment import ExperimentConfig, parse_config
+from collegium.experiment.federation import OpenedExperiment, open_configured
 from collegium.experiment.grid import jobs_of
-from collegium.experiment.jobs import open_sites, trained_network
 from collegium.experiment.runner import collect_rows, resume_experiment, run_experiment
-from collegium.experiment.scaling import EXCHANGE, FILE, FeatureSums, scale_together
+from collegium.experiment.scaling import EXCHANGE, FILE, FeatureSums, agree_on_scaling, read_scaling
 from collegium.models.standardised import Standardised
-from collegium.runtime.ledger import read, summarise
+from collegium.runtime.ledger import read_ledger, summarise
 
 Values = NDArray[np.float64]
 
@@ -90,8 +89,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> ExperimentConfig:
 def ask(config: ExperimentConfig, folder: Path) -> Any:
     table = config.federation.table
     assert table is not None
-    sites = open_sites(config, folder)
-    return scale_together(sites, table, network_of(config), task_of(config), folder=folder)
+    agree_on_scaling(open_configured(config, splits=folder / "splits"), table, folder)
+    return read_scaling(folder / FILE)
 
 
 def test_the_scaling_is_that_of_all_training_rows_pooled(tmp_path: Path) -> None:
@@ -106,8 +105,8 @@ def test_the_exchange_is_declared_and_every_site_keeps_a_line_of_it(tmp_path: Pa
     ask(parse_config(settings(tmp_path)), tmp_path)
     for name in TABLES:
         path = tmp_path / EXCHANGE / "clients" / name / "ledger.jsonl"
-        (line,) = read(path)
-        assert (line["method"], [*line["parts"]]) == ("tell", ["feature_sums"])
+        (line,) = read_ledger(path)
+        assert (line["method"], [*line["parts"]]) == ("sum_columns", ["feature_sums"])
         assert summarise(path)["intact"]
 
 
@@ -130,11 +129,11 @@ def test_a_second_call_does_not_ask_again(tmp_path: Path) -> None:
     first, second = ask(config, tmp_path), ask(config, tmp_path)
     assert first.shift.tolist() == second.shift.tolist()
     assert first.factor.tolist() == second.factor.tolist()
-    assert len([*read(tmp_path / EXCHANGE / "clients/north/ledger.jsonl")]) == 1
+    assert len([*read_ledger(tmp_path / EXCHANGE / "clients/north/ledger.jsonl")]) == 1
 
 
 def test_the_network_scales_numbers_and_nothing_else(finished: ExperimentConfig) -> None:
-    network = trained_network(jobs_of(finished)[0])()
+    network = OpenedExperiment(finished).federation(jobs_of(finished)[0]).network()
     assert isinstance(network, Standardised)
     mean, deviation = pooled()
     assert network.shift.numpy() == pytest.approx([*mean, 4, *[0] * 6], rel=1e-6)
@@ -165,7 +164,7 @@ def test_all_algorithms_train_from_one_exchange(finished: ExperimentConfig) -> N
     output = Path(finished.output)
     assert (output / FILE).is_file()
     for name in TABLES:
-        assert len([*read(output / EXCHANGE / "clients" / name / "ledger.jsonl")]) == 1
+        assert len([*read_ledger(output / EXCHANGE / "clients" / name / "ledger.jsonl")]) == 1
     tested = [r for r in collect_rows(finished) if r.split == "test" and r.metric == "accuracy"]
     for site, values in TABLES.items():
         here = [row for row in tested if row.site == site and row.algorithm == "fedavg"]
@@ -185,4 +184,4 @@ def test_a_resumed_run_does_not_ask_again(tmp_path: Path) -> None:
     resume_experiment(output)
     assert rows.read_bytes() == kept
     assert (output / FILE).read_bytes() == before
-    assert len([*read(output / EXCHANGE / "clients/north/ledger.jsonl")]) == 1
+    assert len([*read_ledger(output / EXCHANGE / "clients/north/ledger.jsonl")]) == 1

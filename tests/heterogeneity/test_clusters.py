@@ -4,12 +4,7 @@ import numpy as np
 import pytest
 
 from collegium.errors import ConfigError, DataError
-from collegium.heterogeneity.clusters import (
-    clusters,
-    most_distant,
-    omega_weights,
-    printed_clusters,
-)
+from collegium.heterogeneity.clusters import clusters, most_distant, printed_clusters
 
 TABLES = [
     "table2_FeTS_EMD",
@@ -125,24 +120,3 @@ def test_an_unknown_distance_is_an_error():
     for function in (most_distant, clusters, printed_clusters):
         with pytest.raises(DataError, match="sites 2 and 4, in sorted order, is nan"):
             function(distance)
-
-
-def test_weights_of_the_distance_aware_average(golden):
-    case = golden("fedavg_w_weights")
-    inputs, expected = case["inputs"], case["expected"]
-    found = omega_weights(inputs["n"], inputs["omega"])
-    np.testing.assert_allclose(found, expected["weights"], atol=case["atol"])
-    alike = omega_weights([1] * 4, inputs["omega"])
-    np.testing.assert_allclose(alike, expected["unweighted"], atol=case["atol"])
-    np.testing.assert_allclose(omega_weights([3, 1], [1, 1]), [0.75, 0.25], rtol=1e-15)
-
-
-def test_weights_that_cannot_be_are_refused():
-    for omega in (0.0, -0.1, 1.5, float("nan")):
-        with pytest.raises(ConfigError, match="above 0 and at most 1"):
-            omega_weights([1, 1], [omega, 1])
-    with pytest.raises(DataError, match="2 counts do not go with 1"):
-        omega_weights([1, 1], [1])
-    for counts in ([0, 0], [-1, 2], [1, float("inf")]):
-        with pytest.raises(DataError, match="negative, not finite or all zero"):
-            omega_weights(counts, [1, 1])

@@ -75,13 +75,13 @@ def test_head_is_the_map_to_classes_and_encoder_all_before(
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"spatial_dims": 1}, "model.spatial_dims is 1 for the model 'densenet': set it to 2 or 3"),
-        ({"blocks": []}, r"model.blocks is \[\]"),
-        ({"blocks": [4, 0]}, r"model.blocks is \[4, 0\]"),
-        ({"growth": 0}, "model.growth is 0"),
-        ({"stem": "huge"}, "model.stem is 'huge' .*: set it to small or large"),
-        ({"norm": "layer"}, "model.norm is 'layer'"),
-        ({"dropout": 1}, "model.dropout is 1"),
+        ({"spatial_dims": 1}, "densenet.spatial_dims: should be 2 or 3, not 1"),
+        ({"blocks": []}, r"densenet.blocks: should be at least 1 long, not \[\]"),
+        ({"blocks": [4, 0]}, r"densenet.blocks: each should be at least 1, not \[4, 0\]"),
+        ({"growth": 0}, "densenet.growth: should be at least 1, not 0"),
+        ({"stem": "huge"}, "densenet.stem: should be 'small' or 'large', not 'huge'"),
+        ({"norm": "layer"}, "densenet.norm: should be 'batch' or 'instance', not 'layer'"),
+        ({"dropout": 1}, "densenet.dropout: should be at least 0 and below 1, not 1"),
         ({"compression": 0.5}, "has no parameter 'compression'"),
     ],
 )

@@ -77,7 +77,7 @@ def test_safetensors_file_whose_header_size_looks_like_a_pickle_is_read(tmp_path
 def test_where_safetensors_are_asked_for_a_file_of_torch_is_refused(tmp_path, old):
     path = tmp_path / "weights.safetensors"
     torch.save(nn.Linear(2, 2).state_dict(), path, _use_new_zipfile_serialization=not old)
-    with pytest.raises(CheckpointError, match=r"weights\.safetensors is a file of torch; convert"):
+    with pytest.raises(CheckpointError, match=r"weights\.safetensors is a PyTorch file; convert"):
         import_safetensors(path)
 
 

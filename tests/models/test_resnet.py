@@ -10,8 +10,7 @@ from torch.nn import functional
 from collegium.core.model_parts import find_parts
 from collegium.core.randomness import ambient
 from collegium.errors import ConfigError
-from collegium.heterogeneity.embeddings import embed_image
-from collegium.heterogeneity.survey import make_encoder
+from collegium.heterogeneity.embeddings import embed_image, make_encoder
 from collegium.models.factory import build_model
 from collegium.models.resnet import ResNet18Encoder
 
@@ -164,7 +163,7 @@ def test_a_file_of_another_network_is_refused_in_one_sentence(
 def test_a_file_of_torch_is_not_opened(tmp_path: Path, state: dict[str, Any]) -> None:
     path = tmp_path / "disguised.safetensors"
     torch.save(state, path)
-    with pytest.raises(ConfigError, match="is a file of torch; convert it to safetensors"):
+    with pytest.raises(ConfigError, match="is a PyTorch file; convert it to safetensors"):
         build_model("resnet18_encoder", weights=str(path))
     with pytest.raises(ConfigError, match=r"absent\.safetensors: No such file"):
         build_model("resnet18_encoder", weights=str(tmp_path / "absent.safetensors"))

@@ -12,11 +12,11 @@ from collegium.models.factory import build_model
 from collegium.models.rotation import (
     RotationHead,
     attach_rotation_head,
+    crop_square,
+    rotate,
     rotation_head,
     rotation_logits,
     rotation_loss,
-    square,
-    turn,
 )
 from collegium.models.tables import MLP, Logistic
 from collegium.models.tabnet import TabNet
@@ -158,25 +158,25 @@ def test_running_statistics_learn_only_where_they_are_told_to() -> None:
 def test_images_and_volumes_turn_in_the_plane_of_their_first_axes() -> None:
     for shape in ((4, 2, 3, 3), (4, 2, 3, 3, 5)):
         x = images(*shape)
-        found = turn(x, torch.arange(4))
+        found = rotate(x, torch.arange(4))
         for k in range(4):
             assert np.array_equal(found[k].numpy(), np.rot90(x[k].numpy(), k, axes=(1, 2)))
 
 
 def test_what_has_no_plane_turns_as_a_ring() -> None:
     x = torch.arange(8.0).repeat(4, 1)
-    found = turn(x, torch.arange(4)).numpy()
+    found = rotate(x, torch.arange(4)).numpy()
     assert [row[0] for row in found] == [0.0, 6.0, 4.0, 2.0]
     signals = x[:, None]
-    assert np.array_equal(turn(signals, torch.arange(4)).numpy()[:, 0], found)
+    assert np.array_equal(rotate(signals, torch.arange(4)).numpy()[:, 0], found)
 
 
 def test_the_square_lies_in_the_middle() -> None:
     x = torch.arange(5.0).repeat(1, 1, 3, 1)
-    assert square(x)[0, 0, 0].tolist() == [1.0, 2.0, 3.0]
-    assert tuple(square(x).shape) == (1, 1, 3, 3)
-    assert tuple(square(images(1, 1, 6, 4, 9)).shape) == (1, 1, 4, 4, 9)
-    assert tuple(square(images(2, 3)).shape) == (2, 3)
+    assert crop_square(x)[0, 0, 0].tolist() == [1.0, 2.0, 3.0]
+    assert tuple(crop_square(x).shape) == (1, 1, 3, 3)
+    assert tuple(crop_square(images(1, 1, 6, 4, 9)).shape) == (1, 1, 4, 4, 9)
+    assert tuple(crop_square(images(2, 3)).shape) == (2, 3)
 
 
 def test_the_loss_is_the_cross_entropy_of_turned_images() -> None:
@@ -214,7 +214,7 @@ class Declared(nn.Module):
         (nn.Sequential(nn.Identity(), Logistic(4, 2)), r"Logistic takes rows of a table"),
         (TabNet(4, 2), r"TabNet takes rows of a table"),
         (nn.ReLU(), r"ReLU has no linear layer or convolution and declares no head"),
-        (Declared("body", "act"), r"ends with a ReLU, which does not tell its channels"),
+        (Declared("body", "act"), r"ends with a ReLU, which has no known channels"),
         (headed(Declared("body")), r"has something named 'rotation' already; rename it"),
     ],
 )
@@ -235,7 +235,7 @@ def test_an_encoder_that_gives_other_channels_is_refused() -> None:
 
     module = Declared("body")
     module.body, module.head = Odd(1, 2, 1), nn.Conv2d(4, 2, 1)
-    with pytest.raises(ConfigError, match=r"made for 2 channels, but the encoder gives \(1, 4,"):
+    with pytest.raises(ConfigError, match=r"made for 2 channels, but the encoder returns \(1, 4,"):
         rotation_logits(headed(module), images(1, 1, 4, 4))
 
 

@@ -90,11 +90,11 @@ def test_a_batch_of_one_row_trains() -> None:
 @pytest.mark.parametrize(
     ("name", "params", "message"),
     [
-        ("logistic", {"in_features": 0}, "model.in_features is 0 for the model 'logistic': set it"),
-        ("logistic", {"out_features": 0}, "model.out_features is 0"),
-        ("mlp", {"hidden": []}, r"model.hidden is \[\] .*: set it to at least one width"),
-        ("mlp", {"norm": "layer"}, "model.norm is 'layer' .*: set it to batch or none"),
-        ("mlp", {"dropout": 1.0}, "model.dropout is 1.0"),
+        ("logistic", {"in_features": 0}, "logistic.in_features: should be at least 1, not 0"),
+        ("logistic", {"out_features": 0}, "logistic.out_features: should be at least 1, not 0"),
+        ("mlp", {"hidden": []}, r"mlp.hidden: should be at least 1 long, not \[\]"),
+        ("mlp", {"norm": "layer"}, "mlp.norm: should be 'batch' or 'none', not 'layer'"),
+        ("mlp", {"dropout": 1.0}, "mlp.dropout: should be at least 0 and below 1, not 1.0"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(

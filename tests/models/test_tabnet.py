@@ -179,8 +179,8 @@ def test_every_number_of_rows_trains(count: int) -> None:
     assert all(g is not None and bool(g.isfinite().all()) for g in gradients)
 
 
-def test_sites_of_33_and_20_rows_use_all_of_them_and_learn(shared: Path) -> None:
-    folder = shared / "cases" / "tab09_last_batch_of_one"
+def test_sites_of_33_and_20_rows_use_all_of_them_and_learn(cases: Path) -> None:
+    folder = cases / "tab09_last_batch_of_one"
     values = json.loads((folder / "case.json").read_text())["right_outcome"]["values"]
     for site, batch, virtual in (("a", 32, 8), ("b", 1024, 128)):
         table = np.loadtxt(folder / f"site_{site}.csv", delimiter=",", skiprows=1, dtype=np.float32)
@@ -210,12 +210,12 @@ def test_all_transformers_may_be_shared_or_none() -> None:
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"in_features": 0}, "model.in_features is 0 for the model 'tabnet'"),
-        ({"gamma": 0.9}, "model.gamma is 0.9 .*: set it to at least 1"),
-        ({"n_steps": 0}, "model.n_steps is 0"),
+        ({"in_features": 0}, "tabnet.in_features: should be at least 1, not 0"),
+        ({"gamma": 0.9}, "tabnet.gamma: should be at least 1, not 0.9"),
+        ({"n_steps": 0}, "tabnet.n_steps: should be at least 1, not 0"),
         ({"n_independent": 0, "n_shared": 0}, "model.n_shared is 0"),
-        ({"virtual_batch_size": 1}, "model.virtual_batch_size is 1 .*: set it to at least 2"),
-        ({"momentum": 0.0}, "model.momentum is 0.0"),
+        ({"virtual_batch_size": 1}, "tabnet.virtual_batch_size: should be at least 2, not 1"),
+        ({"momentum": 0.0}, "tabnet.momentum: should be above 0 and at most 1, not 0.0"),
         (
             {"groups": [[0, 5]]},
             "model.groups names column 5 of 5 for the model 'tabnet': name",

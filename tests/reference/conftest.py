@@ -25,9 +25,10 @@ from collegium.core.tensors import Tensors
 from collegium.data.site import EgressPolicy, Site
 from collegium.errors import MissingReply
 from collegium.runtime.engines.inprocess import InProcess
+from collegium.runtime.federation import Federation as RuntimeFederation
+from collegium.runtime.federation import initial_model
 from collegium.runtime.run import RoundRecord
-from collegium.runtime.server import Answer, Request
-from collegium.runtime.simulation import build_clients, build_run, initial_model
+from collegium.runtime.server import Request, Response
 from collegium.tasks import SupervisedTask
 from collegium.training.batches import plan_batches
 from collegium.training.loop import TrainingConfig
@@ -75,16 +76,16 @@ class Recording(InProcess):
         self._lose = lose
         self.log: list[tuple[Request, dict[str, Any], dict[str, Any]]] = []
 
-    def exchange(self, requests: Iterable[Request]) -> Iterator[Answer]:
+    def exchange(self, requests: Iterable[Request]) -> Iterator[Response]:
         for request in requests:
             if request.stage == "train" and self._lose.get(request.round) == request.client:
                 error = {"kind": MissingReply.__name__, "text": "no answer"}
-                yield Answer(request.client, pack({"error": error}), 0.0)
+                yield Response(request.client, pack({"error": error}), 0.0)
                 continue
-            for answer in super().exchange([request]):
-                envelope = unpack(answer.data)
+            for response in super().exchange([request]):
+                envelope = unpack(response.data)
                 self.log.append((request, unpack(request.payload), envelope.get("reply", {})))
-                yield answer
+                yield response
 
 
 @dataclass
@@ -205,14 +206,12 @@ class Federation:
         self._runs += 1
         root = self._root / f"run-{self._runs}"
         by_name = {site.name: site for site in sites or self.sites()}
-        clients = build_clients(
-            algorithm, by_name, network, self.task, training, seed=self.seed, root=root
-        )
+        runtime = RuntimeFederation(by_name, network, self.task, training)
+        clients = runtime.clients(algorithm, seed=self.seed, root=root)
         transport = Recording(lambda: clients, lose or {})
-        run = build_run(
-            algorithm, list(by_name), network, transport, rounds=rounds, metric=self.task.metric,
-            seed=self.seed, root=root, on_failure=on_failure,
-        )  # fmt: skip
+        run = runtime.run(
+            algorithm, transport, rounds=rounds, seed=self.seed, root=root, on_failure=on_failure
+        )
         outcome = Outcome(log=transport.log)
 
         def observe(record: RoundRecord) -> None:

@@ -22,15 +22,15 @@ from collegium.core.tensors import Tensors
 from collegium.data.site import EgressPolicy, Site
 from collegium.errors import ConfigError, DataError, EgressError, ProtocolError
 from collegium.experiment.config.registry import ALGORITHMS
-from collegium.heterogeneity.survey import Inquiry
-from collegium.heterogeneity.survey_distances import of_embeddings, of_metadata
+from collegium.heterogeneity.survey import SurveyQuestions
+from collegium.heterogeneity.survey_distances import embedding_distances, metadata_distances
 from collegium.runtime.simulation import simulate
 from collegium.testing import toy
 from collegium.testing.conformance import Conformance, check_algorithm, conformance_checks
 
 ROUNDS = 3
 on: Any = distance.on
-METADATA = Inquiry(("intensity_maxima", "label_volumes"))
+METADATA = SurveyQuestions(("intensity_maxima", "label_volumes"))
 
 
 def wasserstein(a: Any, b: Any) -> float:
@@ -185,14 +185,14 @@ def test_the_printed_rule_makes_other_clusters(golden: Callable[[str], dict[str,
     matrix = np.array(case["inputs"]["D"])
     sites = ["1", "2", "3", "4", "5"]
     for rule, expected in (("recommended", "recommended"), ("printed", "printed_algorithm1")):
-        judged = Distance(mode="clusters", cluster_rule=rule)._judge(sites, matrix)  # type: ignore[arg-type]
-        found = sorted(sorted(map(int, members)) for members in judged["clusters"])
+        state = Distance(mode="clusters", cluster_rule=rule).distance_state(sites, matrix)  # type: ignore[arg-type]
+        found = sorted(sorted(map(int, members)) for members in state["clusters"])
         assert found == sorted(case["expected"][expected])
-        assert judged["most_distant"] == str(case["expected"]["i_max"])
+        assert state["most_distant"] == str(case["expected"]["i_max"])
 
 
 def tables(columns: Mapping[str, Mapping[str, list[float]]], part: str) -> dict[str, Any]:
-    """Replies by site to one kind of question."""
+    """Replies by site with one kind of statistics."""
     return {
         site: {part: {"unit": "mL", "cases": len(next(iter(c.values()))), "columns": dict(c)}}
         for site, c in columns.items()
@@ -212,13 +212,13 @@ def test_the_metadata_that_differ_most_make_the_matrix() -> None:
     }
     first, second = tables(intensity, "intensity_maxima"), tables(label, "label_volumes")
     replies = {site: Message({**first[site], **second[site]}) for site in "ABC"}
-    found = of_metadata(replies, METADATA, "none")
+    found = metadata_distances(replies, METADATA, "none")
     by_hand = [
         np.array([[wasserstein(table[a][c], table[b][c]) for b in "ABC"] for a in "ABC"])
         for table, c in ((intensity, "2"), (label, "1"))
     ]
     np.testing.assert_allclose(found.matrix, (by_hand[0] + by_hand[1]) / 2, atol=1e-9)
-    scaled = of_metadata(replies, METADATA, "pooled_std")
+    scaled = metadata_distances(replies, METADATA, "pooled_std")
     pooled = {
         (kind, c): np.concatenate([table[s][c] for s in "ABC"]).std()
         for kind, table in (("i", intensity), ("l", label))
@@ -267,7 +267,7 @@ def test_distances_of_embeddings_are_those_of_the_golden_case(
         for name, key in (("A", "E1"), ("B", "E2"))
     }
     for between, key in (("centroid", "centroid"), ("pairwise", "mean_pairwise")):
-        found = of_embeddings(replies, between)  # type: ignore[arg-type]
+        found = embedding_distances(replies, between)  # type: ignore[arg-type]
         assert found[0, 1] == pytest.approx(case["expected"][key], abs=1e-6)
 
 
@@ -294,7 +294,7 @@ def test_personal_models_are_those_of_the_method_or_of_clusters(method: Any, wei
 
 def test_a_policy_that_forbids_stops_it_before_it_begins(federation: Any, tmp_path: Any) -> None:
     sites = federation.sites({"B": EgressPolicy(forbid=frozenset({"label_volumes"}))})
-    options = {"network": federation.normed, "task": federation.task, "rounds": 1}
+    options = {"model": federation.normed, "task": federation.task, "rounds": 1}
     with pytest.raises(EgressError, match=r"Distance sends 'label_volumes' .* policy of site 'B'"):
         simulate(Distance(), sites, output=tmp_path / "a", **options)
     simulate(Distance(kind="embedding"), sites, output=tmp_path / "b", **options)
@@ -317,7 +317,7 @@ def test_sites_that_do_not_do_are_told_in_a_sentence(federation: Any) -> None:
 
 
 def test_a_site_that_does_not_answer_the_survey_is_named(federation: Any) -> None:
-    with pytest.raises(ProtocolError, match="site 'B' gave no statistics"):
+    with pytest.raises(ProtocolError, match="site 'B' sent no intensity_maxima"):
         federation.run(Distance(), lose={0: "B"}, on_failure="skip")
 
 
@@ -332,9 +332,9 @@ def test_weights_are_refused_where_nothing_is_averaged(federation: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"omega": 0.0}, "omega is 0.0; choose a number above 0"),
-        ({"omega": 1.5}, "omega is 1.5"),
-        ({"bins": 0}, "bins is 0"),
+        ({"omega": 0.0}, "Distance.omega: should be above 0 and at most 1, not 0.0"),
+        ({"omega": 1.5}, "Distance.omega: should be above 0 and at most 1, not 1.5"),
+        ({"bins": 0}, "Distance.bins: should be at least 1, not 0"),
         ({"kind": "embedding", "between": "energy", "summary": "quantiles"}, "between is 'energy'"),
     ],
 )

@@ -36,8 +36,8 @@ def test_the_gradient_gains_mu_times_the_distance_from_the_received_model(
 
 
 def test_buffers_are_not_held_back(federation: Any, by_hand: Any) -> None:
-    """At learning rate 0 parameters stay and statistics move, however large mu is."""
-    recipe = replace(federation.full_batch, lr=0.0)
+    """Where steps round to nothing, parameters stay and statistics move, however large mu is."""
+    recipe = replace(federation.full_batch, lr=1e-30)
     outcome = federation.run(FedProx(mu=1e6), recipe, rounds=2)
     model = federation.initial()
     for _ in range(2):

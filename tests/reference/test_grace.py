@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from collegium.algorithms._grace_losses import halves, look_ahead
 from collegium.algorithms.fedavg import FedAvg
-from collegium.algorithms.grace import Grace, halves, look_ahead
+from collegium.algorithms.grace import Grace
 from collegium.algorithms.moon import Moon
 from collegium.core.dataset import TensorDataset
 from collegium.data.site import Site
@@ -354,12 +355,15 @@ def test_a_client_that_misses_a_round_is_left_out_of_it(federation: Any) -> None
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"alignment": "corel"}, r"grace\.alignment is 'corel': write one of coral, mmd"),
-        ({"order": 3}, r"grace\.order is 3: write one of 1, 2"),
-        ({"beta": -1.0}, r"grace\.beta is -1\.0: it should be at least 0"),
-        ({"inner_lr": float("nan")}, r"grace\.inner_lr is nan: it should be at least 0"),
-        ({"global_lr": 0.0}, r"grace\.global_lr is 0\.0: it should be above 0"),
-        ({"pixels": 1}, r"grace\.pixels is 1: it should be at least 2"),
+        (
+            {"alignment": "corel"},
+            r"Grace\.alignment: should be .*, not 'corel'; did you mean 'coral'\?",
+        ),
+        ({"order": 3}, r"Grace\.order: should be 1 or 2, not 3"),
+        ({"beta": -1.0}, r"Grace\.beta: should be at least 0, not -1\.0"),
+        ({"inner_lr": float("nan")}, r"Grace\.inner_lr: should be finite and at least 0, not nan"),
+        ({"global_lr": 0.0}, r"Grace\.global_lr: should be above 0, not 0\.0"),
+        ({"pixels": 1}, r"Grace\.pixels: should be at least 2, not 1"),
     ],
 )
 def test_values_that_cannot_be_meant_are_refused(fields: Any, words: str) -> None:

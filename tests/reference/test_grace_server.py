@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from collegium.algorithms.grace import Grace, consistency, raised
+from collegium.algorithms._grace_weights import consistency, nonnegative, similarities
+from collegium.algorithms.grace import Grace
 from collegium.core.algorithm import Replies
 from collegium.core.message import Message
 from collegium.core.model_parts import find_parts
@@ -69,7 +70,7 @@ def test_reference_values_of_an_update_against_the_others(golden: Any) -> None:
     inputs, expected, atol = case["inputs"], case["expected"], case["atol"]
     c = consistency(cosines(gram(vectors(inputs["delta"]))), include_self=False)
     np.testing.assert_allclose(c, expected["c"], atol=atol)
-    np.testing.assert_allclose(raised(c, "shift"), expected["c_used"], atol=atol)
+    np.testing.assert_allclose(nonnegative(c, "shift"), expected["c_used"], atol=atol)
     found, weights = after_a_round(Grace(), [0.0] * 3, inputs["delta"], [5, 3, 2])
     np.testing.assert_allclose(weights, expected["p_new"], atol=atol)
     np.testing.assert_allclose(found, expected["delta_g"], atol=atol)
@@ -83,8 +84,8 @@ def test_the_printed_sign_would_move_away_from_the_clients() -> None:
 
 def test_relu_lets_the_worst_client_keep_a_floor() -> None:
     c = np.array([-0.2, 0.0005, 0.5])
-    assert raised(c, "relu").tolist() == [0.001, 0.001, 0.5]
-    assert raised(np.array([0.0005, 0.5]), "shift").tolist() == [0.0005, 0.5]
+    assert nonnegative(c, "relu").tolist() == [0.001, 0.001, 0.5]
+    assert nonnegative(np.array([0.0005, 0.5]), "shift").tolist() == [0.0005, 0.5]
 
 
 @pytest.mark.parametrize("negative", ["shift", "relu"])
@@ -155,5 +156,5 @@ def test_tensors_may_be_compared_one_by_one(similarity: Any, factors: Any) -> No
         delta = np.stack([(m[name] - start[name]).numpy() for m in models])
         unit = delta / np.linalg.norm(delta, axis=1, keepdims=True)
         expected += factor * unit @ unit.T
-    found = Grace(similarity=similarity).similarities(models, start)
+    found = similarities(models, start, similarity)
     np.testing.assert_allclose(found, expected, atol=1e-12)

@@ -111,10 +111,10 @@ def test_maps_are_compared_pooled_or_flat(kind: Any, by_hand: Any) -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"mu": -1.0}, r"moon\.mu is -1\.0: it should be at least 0"),
-        ({"mu": float("nan")}, r"moon\.mu is nan"),
-        ({"temperature": 0.0}, r"moon\.temperature is 0\.0: it should be above 0"),
-        ({"features": "maps"}, r"moon\.features is 'maps': write pooled or flat"),
+        ({"mu": -1.0}, r"Moon\.mu: should be at least 0, not -1\.0"),
+        ({"mu": float("nan")}, r"Moon\.mu: should be finite and at least 0, not nan"),
+        ({"temperature": 0.0}, r"Moon\.temperature: should be above 0, not 0\.0"),
+        ({"features": "maps"}, r"Moon\.features: should be 'pooled' or 'flat', not 'maps'"),
     ],
 )
 def test_values_that_cannot_be_meant_are_refused(fields: Any, words: str) -> None:

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from collegium.algorithms._pfednet_sites import Component
 from collegium.algorithms.fedper import FedPer
-from collegium.algorithms.pfednet import Chosen, PFedNet
+from collegium.algorithms.pfednet import PFedNet
 from collegium.core.algorithm import Replies
 from collegium.core.dataset import TensorDataset
 from collegium.core.message import Message
@@ -349,7 +350,7 @@ def test_selectors_and_the_step_of_x_are_those_of_the_paper(
         local = {i: y[i] - eta * inputs["Nabla"][int(i)][n] for i in x}
         replies.append((str(n), Message.of(shared=Tensors(local), num_examples=n + 1)))
     server: Any = SimpleNamespace(state={"shared": x})
-    PFedNet()._average(server, Replies(iter(replies)).hold())
+    PFedNet().update_shared(server, Replies(iter(replies)).collect())
     found = [float(server.state["shared"][str(i)]) for i in shared_ids]
     np.testing.assert_allclose(found, case["expected"]["x_next"], atol=case["atol"])
 
@@ -357,17 +358,17 @@ def test_selectors_and_the_step_of_x_are_those_of_the_paper(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"lam": -0.1}, "lam is -0.1; choose a number of at least 0"),
-        ({"lam": float("nan")}, "lam is nan"),
-        ({"k": 0}, "k is 0; choose at least 1"),
-        ({"inner_shared": 0}, "inner_shared is 0"),
-        ({"inner_personal": 0}, "inner_personal is 0"),
-        ({"iterations": 0}, "iterations is 0"),
-        ({"eta": 0.0}, "eta is 0.0; choose a number above 0"),
-        ({"rho": -1.0}, "rho is -1.0"),
+        ({"lam": -0.1}, "PFedNet.lam: should be at least 0, not -0.1"),
+        ({"lam": float("nan")}, "PFedNet.lam: should be finite and at least 0, not nan"),
+        ({"k": 0}, "PFedNet.k: should be at least 1, not 0"),
+        ({"inner_shared": 0}, "PFedNet.inner_shared: should be at least 1, not 0"),
+        ({"inner_personal": 0}, "PFedNet.inner_personal: should be at least 1, not 0"),
+        ({"iterations": 0}, "PFedNet.iterations: should be at least 1, not 0"),
+        ({"eta": 0.0}, "PFedNet.eta: should be above 0, not 0.0"),
+        ({"rho": -1.0}, "PFedNet.rho: should be above 0, not -1.0"),
         ({"combined": True, "inner_shared": 2}, "combined makes one training of the two"),
-        ({"sketch_items": 0}, "items is 0"),
-        ({"sketch_size": 0}, "size is 0"),
+        ({"sketch_items": 0}, "PFedNet.sketch_items: should be at least 1, not 0"),
+        ({"sketch_size": 0}, "PFedNet.sketch_size: should be at least 1, not 0"),
     ],
 )
 def test_values_that_cannot_work_are_named(options: dict[str, Any], words: str) -> None:
@@ -431,7 +432,7 @@ def test_parts_are_checked_by_what_is_personal(federation: Any) -> None:
     parts = find_parts(network)
     for personal, names in (("head", parts.head), ("all", parts.names)):
         expected = Expected(model, parts, {"personal": personal})
-        Chosen().check(model.select(names), expected)
-        Chosen(rest=True).check(model.without(names), expected)
+        Component(shared=False).check(model.select(names), expected)
+        Component(shared=True).check(model.without(names), expected)
         with pytest.raises(ProtocolError, match="tensor names differ"):
-            Chosen(rest=True).check(model.select(parts.norm), expected)
+            Component(shared=True).check(model.select(parts.norm), expected)

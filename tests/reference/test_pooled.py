@@ -9,7 +9,7 @@ from collegium.algorithms.pooled import Pooled
 from collegium.errors import ClientError
 from collegium.runtime.client import ClientRuntime
 from collegium.runtime.engines.inprocess import InProcess
-from collegium.runtime.simulation import build_run
+from collegium.runtime.federation import Federation
 from collegium.training.loop import LocalTraining
 
 ROUNDS = 2
@@ -72,9 +72,9 @@ def test_it_is_refused_where_no_simulator_holds_the_data_of_all_sites(
         site.name: ClientRuntime(site, Pooled(), local, seed=0, root=tmp_path / site.name)
         for site in federation.sites()
     }
-    run = build_run(
-        Pooled(), list(clients), federation.normed, InProcess(lambda: clients),
-        rounds=1, metric="negative_loss", seed=0, root=tmp_path,
-    )  # fmt: skip
+    sites = {site.name: site for site in federation.sites()}
+    run = Federation(sites, federation.normed, federation.task, federation.recipe).run(
+        Pooled(), InProcess(lambda: clients), rounds=1, seed=0, root=tmp_path
+    )
     with pytest.raises(ClientError, match=r"client 'A', round 1.*which only a simulation has"):
         run.execute()

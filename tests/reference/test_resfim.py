@@ -17,7 +17,7 @@ from collegium.core.tensors import Tensors
 from collegium.data.site import EgressPolicy, Site
 from collegium.errors import ClientError, ConfigError, EgressError, ProtocolError
 from collegium.experiment.config.registry import ALGORITHMS
-from collegium.runtime.simulation import check_method
+from collegium.runtime.federation import Federation
 from collegium.tasks import SupervisedTask
 from collegium.training.batches import plan_batches
 from collegium.training.fisher import unflatten
@@ -354,7 +354,7 @@ class Prescribed(ResFIM):
 
     marked: ClassVar[dict[str, list[int]]] = {}
 
-    def _mask(self, client: Client, model: Tensors) -> Tensors:
+    def mask(self, client: Client, model: Tensors) -> Tensors:
         marks = torch.tensor(self.marked[client.id], dtype=torch.bool)
         return unflatten(marks, model.select(client.parts.trainable))
 
@@ -411,13 +411,17 @@ def test_reference_values_of_the_personalised_aggregate(
 @pytest.mark.parametrize(
     ("field_", "value", "words"),
     [
-        ("delta", -1, "delta is -1; choose a percentage from 0 to 100"),
-        ("delta", 100.5, "delta is 100.5; choose a percentage"),
-        ("delta", float("nan"), "delta is nan; choose a percentage"),
-        ("window", 0.5, "window is 0.5; choose a number from 0 to below 0.5"),
-        ("spectra_share", 0.0, "spectra_share is 0.0; choose a number above 0 and at most 1"),
-        ("fim_max_samples", 0, "fim_max_samples is 0; choose at least 1"),
-        ("eps", 0.0, "eps is 0.0; choose a number above 0"),
+        ("delta", -1, "ResFIM.delta: should be at least 0 and at most 100, not -1"),
+        ("delta", 100.5, "ResFIM.delta: should be at least 0 and at most 100, not 100.5"),
+        (
+            "delta",
+            float("nan"),
+            "ResFIM.delta: should be finite and at least 0 and at most 100, not nan",
+        ),
+        ("window", 0.5, "ResFIM.window: should be at least 0 and below 0.5, not 0.5"),
+        ("spectra_share", 0.0, "ResFIM.spectra_share: should be above 0 and at most 1, not 0.0"),
+        ("fim_max_samples", 0, "ResFIM.fim_max_samples: should be at least 1, not 0"),
+        ("eps", 0.0, "ResFIM.eps: should be above 0, not 0.0"),
     ],
 )
 def test_hyperparameters_out_of_range_are_refused(field_: str, value: Any, words: str) -> None:
@@ -503,9 +507,10 @@ def test_a_policy_that_keeps_spectra_in_is_heard_before_training(federation: Any
     policy = {"B": EgressPolicy(forbid=frozenset({"spectra"}))}
     sites = {site.name: site for site in federation.sites(policy)}
     words = "ResFIM sends 'spectra' .amplitudes of the lowest frequencies of training images.*'B'"
+    runtime = Federation(sites, federation.normed, federation.task, federation.recipe)
     with pytest.raises(EgressError, match=words):
-        check_method(ResFIM(), federation.recipe, sites)
-    check_method(ResFIM(delta=0), federation.recipe, sites)
+        runtime.check(ResFIM())
+    runtime.check(ResFIM(delta=0))
 
 
 def test_it_is_found_by_its_name() -> None:

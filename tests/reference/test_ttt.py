@@ -8,9 +8,9 @@ from torch import nn
 
 from collegium.algorithms.fedavg import FedAvg
 from collegium.algorithms.ttt import TTT
-from collegium.core.algorithm import Extended
+from collegium.core.algorithm import NetworkBuilder
 from collegium.errors import ConfigError
-from collegium.runtime.simulation import initial_model
+from collegium.runtime.federation import initial_model
 from collegium.tasks import SegmentationTask
 from collegium.training.objectives import LiveNetwork
 
@@ -52,7 +52,7 @@ def train(by_hand: Any, start: Any, data: Any, batches: Any, lr: float) -> tuple
 def test_rounds_equal_the_joint_loss_by_hand(federation: Any, by_hand: Any) -> None:
     method = TTT(lam=LAM, rotations="all")
     outcome = federation.run(method, rounds=ROUNDS)
-    model = federation.initial(network=Extended(federation.normed, method))
+    model = federation.initial(network=NetworkBuilder(federation.normed, method))
     for t in range(1, ROUNDS + 1):
         trained = []
         for name in federation.names:
@@ -82,11 +82,11 @@ def test_with_lam_0_the_networks_own_tensors_are_fedavgs_bit_by_bit(
 
 def test_the_head_leaves_the_networks_initial_weights_alone(federation: Any) -> None:
     plain = initial_model(federation.normed, 9)
-    with_head = initial_model(Extended(federation.normed, TTT()), 9)
+    with_head = initial_model(NetworkBuilder(federation.normed, TTT()), 9)
     assert all(with_head[n].equal(t) for n, t in plain.items())
-    again = initial_model(Extended(federation.normed, TTT()), 9)
+    again = initial_model(NetworkBuilder(federation.normed, TTT()), 9)
     assert with_head["rotation.weight"].equal(again["rotation.weight"])
-    other = initial_model(Extended(federation.normed, TTT()), 10)
+    other = initial_model(NetworkBuilder(federation.normed, TTT()), 10)
     assert not with_head["rotation.weight"].equal(other["rotation.weight"])
 
 
@@ -131,9 +131,9 @@ def test_random_turns_are_those_that_the_generator_draws() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"lam": -1.0}, r"ttt\.lam is -1\.0: it should be at least 0"),
-        ({"lam": float("nan")}, r"ttt\.lam is nan"),
-        ({"rotations": "some"}, r"ttt\.rotations is 'some': write random or all"),
+        ({"lam": -1.0}, r"TTT\.lam: should be at least 0, not -1\.0"),
+        ({"lam": float("nan")}, r"TTT\.lam: should be finite and at least 0, not nan"),
+        ({"rotations": "some"}, r"TTT\.rotations: should be 'random' or 'all', not 'some'"),
     ],
 )
 def test_values_that_cannot_be_meant_are_refused(fields: Any, words: str) -> None:

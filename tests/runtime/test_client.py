@@ -23,7 +23,7 @@ from collegium.data.site import EgressPolicy, Site
 from collegium.errors import ClientError, ConfigError, DataError, ProtocolError
 from collegium.runtime.client import ClientRuntime
 from collegium.runtime.engines.inprocess import InProcess
-from collegium.runtime.ledger import first_break, read
+from collegium.runtime.ledger import first_break, read_ledger
 from collegium.runtime.server import Request
 from collegium.tasks import SupervisedTask
 from collegium.testing.toy import TRAINING, ToyFederation, toy_model, toy_network, toy_site
@@ -301,7 +301,7 @@ def test_full_disk_at_a_client_stays_an_answer(tmp_path, monkeypatch, caplog):
 def test_everything_that_leaves_is_in_the_ledger_first(tmp_path):
     runtime = client(tmp_path)
     data = runtime.handle(request(round=3, exchange=1))
-    (line,) = read(tmp_path / "ledger.jsonl")
+    (line,) = read_ledger(tmp_path / "ledger.jsonl")
     assert line["bytes"] == len(data)
     assert list(line["parts"]) == ["model", "num_examples", "progress"]
     assert [name for name, _, _ in line["parts"]["model"]["tensors"]] == list(toy_model(0))
@@ -322,7 +322,7 @@ def test_fedbn_never_sends_a_norm_tensor(tmp_path):
     federation = ToyFederation(FedBN(), tmp_path).run(3)
     norm = {"1.weight", "1.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"}
     for site in ("A", "B", "C"):
-        lines = read(tmp_path / "clients" / site / "ledger.jsonl")
+        lines = read_ledger(tmp_path / "clients" / site / "ledger.jsonl")
         sent = {
             n for line in lines for n, _, _ in line["parts"].get("model", {}).get("tensors", [])
         }

@@ -14,7 +14,7 @@ from collegium.core.message import Message
 from collegium.core.tensors import Tensors
 from collegium.runtime import run as module
 from collegium.runtime.engines.inprocess import InProcess
-from collegium.runtime.run import RoundRecord, Run, mean_defined
+from collegium.runtime.run import RoundRecord, Run
 from collegium.testing.conformance import dying_save
 from collegium.testing.toy import ToyFederation
 
@@ -45,12 +45,6 @@ class Scripted(FedAvg):
 
 def run_of(federation: ToyFederation, rounds: int = 2, every: int = 1) -> Run:
     return Run(federation.server, rounds, "negative_loss", every)
-
-
-def test_undefined_values_are_left_out_of_a_mean():
-    assert mean_defined([1.0, None, 4.0]) == 2.5
-    assert mean_defined([None]) is None
-    assert mean_defined([]) is None
 
 
 def test_global_model_is_selected_by_the_mean_over_all_validation_cases(tmp_path):

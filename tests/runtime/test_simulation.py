@@ -16,7 +16,7 @@ from collegium.algorithms.iopfl import IOPFL
 from collegium.algorithms.scaffold import Scaffold
 from collegium.compression.half import Half
 from collegium.compression.identity import Identity
-from collegium.compression.session import Coding
+from collegium.compression.session import Codecs
 from collegium.core.algorithm import handler
 from collegium.core.dataset import TensorDataset
 from collegium.core.message import Message
@@ -31,7 +31,8 @@ from collegium.errors import (
     ProtocolError,
     StorageError,
 )
-from collegium.runtime.simulation import initial_model, simulate
+from collegium.runtime.federation import initial_model
+from collegium.runtime.simulation import simulate
 from collegium.tasks import SupervisedTask
 from collegium.testing.toy import TRAINING, toy_network, toy_site
 
@@ -128,12 +129,12 @@ def test_folder_of_another_run_is_refused(tmp_path, change, key):
 
 def test_codecs_of_a_call_shorten_its_messages_and_belong_to_its_folder(tmp_path):
     plain = run()
-    assert equal(run(coding=Coding(Identity(), Identity())).model, plain.model)
-    half = Coding(Half(), Half())
-    coded = run(coding=half, output=tmp_path)
+    assert equal(run(codecs=Codecs(Identity(), Identity())).model, plain.model)
+    half = Codecs(Half(), Half())
+    coded = run(codecs=half, output=tmp_path)
     assert not equal(coded.model, plain.model)
-    assert equal(run(coding=half, output=tmp_path).model, coded.model)
-    for other in ({}, {"coding": Coding(Half())}):
+    assert equal(run(codecs=half, output=tmp_path).model, coded.model)
+    for other in ({}, {"codecs": Codecs(Half())}):
         with pytest.raises(CheckpointError, match=r"other settings \(coding\)"):
             run(output=tmp_path, **other)
 
@@ -216,7 +217,7 @@ def test_counter_of_batches_is_the_largest_of_all_clients(tmp_path):
 @pytest.mark.parametrize(
     ("good", "kind", "words"),
     [
-        (2, StorageError, r"^the disk that holds .*/server is full; free some space and go on"),
+        (2, StorageError, r"^the disk that holds .*/server is full; free some space and continue"),
         (12, ClientError, r"^client '.', round 1, evaluate: StorageError; the details are in the"),
     ],
 )

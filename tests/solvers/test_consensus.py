@@ -195,7 +195,7 @@ def test_equal_sites_stay_as_they_are(p: Any) -> None:
 
 @pytest.mark.parametrize("p", NORMS)
 def test_single_precision_loses_no_more_than_its_last_digit(p: Any) -> None:
-    """What sites have in common is large, and must not cost digits of their differences."""
+    """The common part of the sites is large, and must not cost digits of their differences."""
     points = (1e3 * random(200, 1) + random(200)).astype(np.float32)
     coupling = Coupling.of(CYCLES, 1.0, {1: 0.3, 2: 3.0, "inf": 15.0}[p])
     exact = matrix(solve(sites(points.astype(np.float64)), coupling, p=p))
@@ -236,6 +236,6 @@ def test_sites_must_agree_in_names_and_number() -> None:
 def test_an_iteration_that_does_not_converge_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(admm, "LIMIT", 2)
+    monkeypatch.setattr(admm, "MAX_ITERATIONS", 2)
     solve(sites(random(30)), Coupling.of(CYCLES, 1.0, 3.0))
     assert "stopped after 2 iterations, not converged" in caplog.text

@@ -3,7 +3,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.optimize import lsq_linear
 
-from collegium.solvers.fused import Rows
+from collegium.solvers.fused import FusedLasso
 
 EDGES = [(0, 1), (0, 2), (1, 2), (1, 3), (2, 3), (3, 4)]
 CYCLES = np.array([[(n == i) - (n == j) for i, j in EDGES] for n in range(5)], dtype=np.float64)
@@ -17,7 +17,7 @@ def random(problems: int) -> NDArray[np.float64]:
 def test_the_dual_is_least_squares_in_a_box(lam: float) -> None:
     """On a graph with cycles, against scipy on the dual of every problem."""
     points, eta = random(25), np.array([0.5, 1.0, 2.0, 0.7, 1.3])
-    found = Rows(CYCLES, eta, lam).solve(points)
+    found = FusedLasso(CYCLES, eta, lam).solve(points)
     root = np.sqrt(eta)
     for row, z in zip(points.T, found.T, strict=True):
         dual = lsq_linear(
@@ -29,13 +29,13 @@ def test_the_dual_is_least_squares_in_a_box(lam: float) -> None:
 def test_problems_that_do_not_converge_say_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("collegium.solvers.fused.SWEEPS", 1)
-    Rows(CYCLES, np.ones(5), 0.4).solve(random(30))
+    monkeypatch.setattr("collegium.solvers.fused.MAX_SWEEPS", 1)
+    FusedLasso(CYCLES, np.ones(5), 0.4).solve(random(30))
     assert "have not converged in 1 sweeps" in caplog.text
 
 
 def test_equal_numbers_stay_and_the_input_is_not_changed() -> None:
     points = np.tile(random(1)[:1], (5, 4))
     before = points.copy()
-    assert np.array_equal(Rows(CYCLES, np.ones(5), 2.0).solve(points), before)
+    assert np.array_equal(FusedLasso(CYCLES, np.ones(5), 2.0).solve(points), before)
     assert np.array_equal(points, before)

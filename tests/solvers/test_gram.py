@@ -9,7 +9,7 @@ from torch import Tensor
 
 from collegium.core.tensors import Tensors
 from collegium.errors import ProtocolError
-from collegium.solvers.gram import APART, blocks, cosines, gram, gram_by_name, gram_of_blocks
+from collegium.solvers.gram import APART, column_blocks, cosines, gram, gram_by_name, gram_of_blocks
 
 SHAPES = {"a": (3,), "b": (50, 7), "c": (), "d": (11, 2, 3)}
 SIZE = sum(math.prod(shape) for shape in SHAPES.values())
@@ -92,7 +92,7 @@ def test_counters_do_not_count() -> None:
 
 
 def test_blocks_are_as_wide_as_asked_and_cover_everything_once() -> None:
-    parts = [part.clone() for part in blocks(MODELS, START, width=100)]
+    parts = [part.clone() for part in column_blocks(MODELS, START, width=100)]
     assert [part.shape[1] for part in parts] == [100] * (SIZE // 100) + [SIZE % 100]
     np.testing.assert_allclose(torch.cat(parts, 1), rows(MODELS, START), atol=1e-6)
 
@@ -122,7 +122,7 @@ def test_a_zero_vector_agrees_with_nothing_not_even_itself() -> None:
 
 
 def test_tiny_vectors_have_directions_too() -> None:
-    """`torch.cosine_similarity` with eps 1e-6, as in GRACE's code, would say 1e-14 / 1e-6."""
+    """`torch.cosine_similarity` with eps 1e-6, as in GRACE's code, would give 1e-14 / 1e-6."""
     tiny = Tensors({"w": torch.tensor([1e-7, 0.0])})
     assert cosines(gram([tiny, tiny])).tolist() == [[1, 1], [1, 1]]
 

@@ -20,14 +20,14 @@ HULLS, WALK = -1, 10**9  # steps a number that the walk may take: none at all, a
 
 
 def pulled(values: Vector, gamma: float, allowed: int) -> Vector:
-    """The solution where the walk may take so many steps a number."""
+    """The solution if the walk may take so many steps a number."""
     out = np.full(len(values), np.nan)
     taut_string._run(values, gamma, out, allowed)
     return out
 
 
 def differences(size: int) -> Vector:
-    """The paper's Lambda: rows e_i - e_{i+1}, and e_d at last."""
+    """The paper's Lambda: rows e_i - e_{i+1}, and e_d at the end."""
     return np.eye(size) - np.eye(size, k=1)
 
 

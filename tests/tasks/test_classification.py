@@ -95,10 +95,15 @@ def test_the_weights_of_a_configuration_reach_the_loss(loss: str) -> None:
     assert float(found) == pytest.approx(float(expected), rel=1e-6)
 
 
+WRONG_WEIGHTS = (
+    r"task.weights is .*: give 2 numbers above 0|TaskConfig.weights: each should be .*above 0"
+)
+
+
 @pytest.mark.parametrize("weights", [(1.0,), (1.0, 2.0, 3.0), (1.0, 0.0), (1.0, -1.0),
                                      (1.0, math.inf), (math.nan, 1.0)])  # fmt: skip
 def test_a_configuration_with_wrong_weights_is_refused(weights: tuple[float, ...]) -> None:
-    with pytest.raises(ConfigError, match=r"task.weights is .*: give 2 numbers above 0"):
+    with pytest.raises(ConfigError, match=WRONG_WEIGHTS):
         TaskConfig("classification", ("well", "ill"), weights=weights)
 
 
@@ -138,11 +143,11 @@ def test_a_chance_of_zero_gives_a_finite_log_loss() -> None:
     assert row["log_loss"] == pytest.approx(15 * math.log(10))
 
 
-def test_complete_shares_out_auc_and_balanced_accuracy_and_drops_what_stays_inside() -> None:
+def test_add_set_scores_adds_auc_and_balanced_accuracy_and_drops_private_keys() -> None:
     rng = np.random.default_rng(0)
     labels, chance = rng.integers(0, 2, 30), rng.random(30)
     task = ClassificationTask(["no", "yes"], metric="auc")
-    rows = task.complete(rows_of(task, np.stack([1 - chance, chance], 1), labels))
+    rows = task.add_set_scores(rows_of(task, np.stack([1 - chance, chance], 1), labels))
     assert {*rows[0]} == {"accuracy", "balanced_accuracy", "auc", "log_loss", "rarest_class"}
     assert {row["rarest_class"] for row in rows} == {min(labels.sum(), 30 - labels.sum())}
     auc, balanced = (np.mean([row[name] for row in rows]) for name in ("auc", "balanced_accuracy"))
@@ -152,47 +157,47 @@ def test_complete_shares_out_auc_and_balanced_accuracy_and_drops_what_stays_insi
 
 def test_only_the_metric_asked_for_is_given() -> None:
     task = ClassificationTask(2, metric="auc")
-    rows = task.complete(rows_of(task, [[0.4, 0.6], [0.7, 0.3]], [1, 0], "auc"))
+    rows = task.add_set_scores(rows_of(task, [[0.4, 0.6], [0.7, 0.3]], [1, 0], "auc"))
     assert rows == [{"auc": 1.0, "rarest_class": 1}, {"auc": 1.0, "rarest_class": 1}]
-    assert task.complete(rows_of(task, [[0.4, 0.6]], [1], "accuracy")) == [{"accuracy": 1.0}]
+    assert task.add_set_scores(rows_of(task, [[0.4, 0.6]], [1], "accuracy")) == [{"accuracy": 1.0}]
 
 
 def test_cases_of_one_patient_weigh_as_one() -> None:
     task = ClassificationTask(2)
     rows = rows_of(task, [[0.4, 0.6], [0.7, 0.3], [0.5, 0.5]], [1, 1, 0])
     named = [{"patient": name, **row} for name, row in zip(("a", "a", "b"), rows, strict=True)]
-    shares = [row["auc"] for row in task.complete(named)]
-    assert (np.mean(shares[:2]) + shares[2]) / 2 == pytest.approx(0.5)
-    assert [row["patient"] for row in task.complete(named)] == ["a", "a", "b"]
+    values = [row["auc"] for row in task.add_set_scores(named)]
+    assert (np.mean(values[:2]) + values[2]) / 2 == pytest.approx(0.5)
+    assert [row["patient"] for row in task.add_set_scores(named)] == ["a", "a", "b"]
 
 
 def test_the_rarest_class_is_counted_in_patients_and_among_the_classes_that_are_there() -> None:
     task, labels = ClassificationTask(4), [1, 1, 1, 3, 3, 0, 0, 0]
     rows = rows_of(task, np.full((8, 4), 0.25), labels)
     named = [{"patient": name, **row} for name, row in zip("aaabcdef", rows, strict=True)]
-    assert {row["rarest_class"] for row in task.complete(named)} == {1}  # of class 1, "a"
-    assert {row["rarest_class"] for row in task.complete(named[3:])} == {2}
+    assert {row["rarest_class"] for row in task.add_set_scores(named)} == {1}  # of class 1, "a"
+    assert {row["rarest_class"] for row in task.add_set_scores(named[3:])} == {2}
 
 
 def test_an_area_of_one_class_is_undefined() -> None:
     task = ClassificationTask(2)
-    rows = task.complete(rows_of(task, [[0.4, 0.6], [0.7, 0.3]], [1, 1]))
+    rows = task.add_set_scores(rows_of(task, [[0.4, 0.6], [0.7, 0.3]], [1, 1]))
     assert [row["auc"] for row in rows] == [None, None]
     assert np.mean([row["balanced_accuracy"] for row in rows]) == 0.5
 
 
 def test_no_case_has_no_scores() -> None:
-    assert ClassificationTask(2).complete([]) == []
+    assert ClassificationTask(2).add_set_scores([]) == []
 
 
 @pytest.mark.parametrize("shape", [(4, 2), (4, 3, 8, 8), (4,)])
 def test_a_network_with_other_outputs_is_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ConfigError, match=r"let it give \(cases, 3\)"):
+    with pytest.raises(ConfigError, match=r"let it return \(cases, 3\)"):
         ClassificationTask(3).loss(torch.zeros(shape), {"label": LABELS})
 
 
 def test_a_network_that_gives_no_tensor_is_refused() -> None:
-    with pytest.raises(ConfigError, match="the model gives list"):
+    with pytest.raises(ConfigError, match="the model returns list"):
         ClassificationTask(3).loss([LOGITS], {"label": LABELS})  # type: ignore[arg-type]
 
 

@@ -252,9 +252,9 @@ def test_a_window_that_does_not_suit_is_refused(
 
 def test_a_network_with_another_number_of_classes_is_refused() -> None:
     task = SegmentationTask(3)
-    with pytest.raises(ConfigError, match="gives 2 channels for 3 classes: set its out_channels"):
+    with pytest.raises(ConfigError, match="returns 2 channels for 3 classes: set its out_channels"):
         task.predict(Threshold(), example(noise(1, 1, 4, 4)))
-    with pytest.raises(ConfigError, match="gives 2 channels for 3 classes"):
+    with pytest.raises(ConfigError, match="returns 2 channels for 3 classes"):
         task.loss(torch.zeros(1, 2, 4), {"label": torch.zeros(1, 4, dtype=torch.int64)})
 
 
@@ -264,7 +264,7 @@ def test_a_network_with_several_outputs_is_refused(size: int) -> None:
         def forward(self, image: torch.Tensor) -> Any:
             return (super().forward(image), super().forward(image))
 
-    with pytest.raises(ConfigError, match="gives a tuple: let it give one tensor"):
+    with pytest.raises(ConfigError, match="returns a tuple: let it return one tensor"):
         SegmentationTask(window=(4, 4)).predict(Deep(), example(noise(1, 1, size, size)))
 
 
@@ -338,7 +338,7 @@ def test_the_loss_of_regions_is_that_of_their_channels() -> None:
 
 
 def test_a_network_with_another_number_of_regions_is_refused() -> None:
-    with pytest.raises(ConfigError, match="gives 2 channels for 3 regions: set its out_channels"):
+    with pytest.raises(ConfigError, match="returns 2 channels for 3 regions: set its out_channels"):
         SegmentationTask(CLASSES, regions=NESTED).predict(Threshold(), example(noise(1, 1, 4, 4)))
 
 

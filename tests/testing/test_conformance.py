@@ -14,11 +14,11 @@ from collegium.runtime.server import Request
 from collegium.testing.conformance import conformance_checks, dying_save
 from collegium.testing.toy import (
     SIZES,
-    Renamed,
+    ShuffledTransport,
+    SwappedNames,
     ToyClients,
     ToyFederation,
-    Wire,
-    toy_clients,
+    toy_federation,
     toy_model,
     toy_network,
     toy_site,
@@ -56,9 +56,9 @@ def test_toy_network_has_norm_and_head():
 
 
 def test_wire_shuffles_and_logs_every_reply(tmp_path):
-    federation = ToyFederation(FedAvg(), tmp_path, Wire).run(2)
+    federation = ToyFederation(FedAvg(), tmp_path, ShuffledTransport).run(2)
     wire = federation.server.transport
-    assert isinstance(wire, Wire)
+    assert isinstance(wire, ShuffledTransport)
     asked = [request.client for request, _ in wire.log]
     assert wire.count == len(asked) == 3 * (2 + 2 + 1)  # rounds, evaluations, test
     assert asked[:3] != ["A", "B", "C"] or asked[3:6] != ["A", "B", "C"]
@@ -69,7 +69,7 @@ def test_wire_shuffles_and_logs_every_reply(tmp_path):
 
 @pytest.mark.parametrize("number", [0, 4])
 def test_wire_dies_at_the_request_it_is_told(tmp_path, number):
-    federation = ToyFederation(FedAvg(), tmp_path, lambda f: Wire(f, die_at=number))
+    federation = ToyFederation(FedAvg(), tmp_path, lambda f: ShuffledTransport(f, die_at=number))
     with pytest.raises(KeyboardInterrupt):
         federation.run(2)
     assert len(federation.server.transport.log) == number  # type: ignore[attr-defined]
@@ -77,7 +77,7 @@ def test_wire_dies_at_the_request_it_is_told(tmp_path, number):
 
 def test_wire_loses_a_client_in_one_round(tmp_path):
     federation = ToyFederation(
-        FedAvg(), tmp_path, lambda f: Wire(f, lose={2: "B"}), on_failure="skip"
+        FedAvg(), tmp_path, lambda f: ShuffledTransport(f, lose={2: "B"}), on_failure="skip"
     )
     federation.run(2)
     trained = [
@@ -89,14 +89,14 @@ def test_wire_loses_a_client_in_one_round(tmp_path):
 
 
 def test_renamed_clients_answer_for_the_next(tmp_path):
-    federation = ToyFederation(FedAvg(), tmp_path, Renamed)
+    federation = ToyFederation(FedAvg(), tmp_path, SwappedNames)
     payload = pack({"model": toy_model(0)})
     requests = [Request(c, 1, 0, "train", "train", payload) for c in "ABC"]
     counts = {}
-    for answer in federation.server.transport.exchange(requests):
-        message = federation.server._open_answer(answer, "train")
+    for response in federation.server.transport.exchange(requests):
+        message = federation.server._open_response(response, "train")
         assert message is not None
-        counts[answer.client] = message["num_examples"]
+        counts[response.client] = message["num_examples"]
     assert counts == {"A": SIZES["B"], "B": SIZES["C"], "C": SIZES["A"]}
 
 
@@ -136,13 +136,13 @@ def test_states_differ_where_a_bit_does(tmp_path):
 
 def test_every_check_says_which_rule_it_holds_an_algorithm_to():
     checks = conformance_checks()
-    assert len(checks) == 13
+    assert len(checks) == 15
     assert all(rule.endswith(".") and "\n\n" not in rule for rule in checks.values())
 
 
 def test_toy_federation_may_have_other_clients(tmp_path):
     federation = ToyFederation(FedAvg(), tmp_path, names=("C", "A"))
     assert federation.server.clients == ["A", "C"]
-    assert set(toy_clients(FedAvg(), tmp_path, ("B",))) == {"B"}
+    assert set(toy_federation(("B",)).clients(FedAvg(), seed=7, root=tmp_path)) == {"B"}
     assert isinstance(federation.server.transport, InProcess)
     assert isinstance(toy_network(), nn.Sequential)

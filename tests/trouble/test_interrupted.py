@@ -209,7 +209,7 @@ def test_a_run_stopped_by_ctrl_c_says_how_to_go_on_and_ends_with_equal_bits(fold
         os.killpg(process.pid, signal.SIGINT)
         _, text = process.communicate(timeout=300)
     assert process.returncode == 130
-    sentence = "error: stopped; finished rounds are kept, go on with: collegium resume run"
+    sentence = "error: stopped; finished rounds are kept, continue with: collegium resume run"
     assert text.splitlines()[-1] == sentence
     assert "Traceback" not in text
     goes_on_to_the_same_bits(folder, expected)

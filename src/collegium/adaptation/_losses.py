@@ -13,49 +13,60 @@ from collegium.errors import ConfigError
 from collegium.tasks import Task
 
 
-def exclusive(logits: Tensor, task: Task, adapter: str) -> Tensor:
-    """Return logits of classes of which every pixel has one.
+def class_logits(logits: Tensor, task: Task, adapter: str) -> Tensor:
+    """Return logits of mutually exclusive classes.
 
-    Regions may overlap: each counts as an image of its own with two classes, outside (of logit 0)
-    and inside, whose softmax is the region's sigmoid. Losses of it are means over the regions.
+    Regions may overlap: each counts as an image of its own with two classes, outside (with logit 0)
+    and inside, whose softmax is the region's sigmoid. Losses are then means over the regions.
 
     Args:
-        logits: (B, channels, *spatial), as the network gives them.
-        task: with an attribute ``regions`` where the channels are regions.
-        adapter: what asks, for messages.
+        logits: the network's output, (B, channels, *spatial).
+        task: has an attribute ``regions`` if the channels are regions.
+        adapter: the adapter's name, for messages.
 
     Returns:
-        (B, classes, *spatial); of regions (B regions, 2, *spatial).
+        (B, classes, *spatial); for regions (B * regions, 2, *spatial).
 
     Raises:
-        ConfigError: there are no classes to choose from.
+        ConfigError: the output has fewer than two classes.
     """
     if getattr(task, "regions", None):
         inside = logits.flatten(0, 1)
         return torch.stack([torch.zeros_like(inside), inside], dim=1)
     if logits.ndim < 2 or logits.shape[1] < 2:
         raise ConfigError(
-            f"{adapter} learns from how sure classes are, but the network's output has the shape "
+            f"{adapter} learns from class probabilities, but the network's output has the shape "
             f"{tuple(logits.shape)}; choose the adapter none, or dsbn without pseudo_labels"
         )
     return logits
 
 
 def consistency_loss(probabilities: Tensor, perturbed: Tensor) -> Tensor:
-    """How far two predictions of the same images are apart (Eq. 7).
+    """Return the distance between two predictions of the same images (Eq. 7).
 
     The squared Euclidean distance of a pixel's two class vectors, as a mean over batch and pixels.
     The released code also averages over the classes, which divides it by their number.
+
+    Args:
+        probabilities: (B, classes, *spatial).
+        perturbed: the prediction of the perturbed images, (B, classes, *spatial).
+
+    Returns:
+        A scalar.
     """
     distance: Tensor = (probabilities - perturbed).square().sum(dim=1)
     return distance.mean()
 
 
 def shape_map(probabilities: Tensor, radius: int = 10) -> Tensor:
-    """How much each foreground class varies around each pixel (Eq. 8).
+    """Return how much the foreground classes vary around each pixel (Eq. 8).
 
     The largest minus the smallest probability in the window of 2 radius + 1 pixels a side, clipped
     at the border, summed over the foreground classes. The paper gives no radius; 10 is the code's.
+
+    Args:
+        probabilities: (B, classes, *spatial), with two or three spatial axes.
+        radius: of the window, in pixels.
 
     Returns:
         (B, *spatial).
@@ -68,7 +79,7 @@ def shape_map(probabilities: Tensor, radius: int = 10) -> Tensor:
     if probabilities.ndim not in (4, 5):
         raise ConfigError(
             f"the shape loss needs images or volumes, but the prediction has the shape "
-            f"{tuple(probabilities.shape)}; leave it out, such as by terms=[consistency,entropy]"
+            f"{tuple(probabilities.shape)}; leave it out, e.g. with terms=[consistency,entropy]"
         )
     pool = functional.max_pool2d if probabilities.ndim == 4 else functional.max_pool3d
     window = partial(pool, kernel_size=2 * radius + 1, stride=1, padding=radius)
@@ -78,16 +89,23 @@ def shape_map(probabilities: Tensor, radius: int = 10) -> Tensor:
 
 
 def shape_loss(probabilities: Tensor, radius: int = 10) -> Tensor:
-    """The mean of `shape_map` over batch and pixels (Eq. 8-9).
+    """Return the mean of `shape_map` over batch and pixels (Eq. 8-9).
 
-    Eq. 9 as printed sums over all pixels, which would drown the other terms; the released code
-    takes 1e-6 times the Euclidean norm of the map, which is next to nothing.
+    Eq. 9 as printed sums over all pixels, which would dominate the other terms; the released code
+    takes 1e-6 times the Euclidean norm of the map, which is negligible.
+
+    Args:
+        probabilities: (B, classes, *spatial), with two or three spatial axes.
+        radius: of the window of `shape_map`, in pixels.
+
+    Returns:
+        A scalar.
     """
     return shape_map(probabilities, radius).mean()
 
 
 def entropy_loss(probabilities: Tensor) -> Tensor:
-    """Mean entropy of a pixel's class vector in nats (Eq. 9).
+    """Return the mean entropy of a pixel's class vector in nats (Eq. 9).
 
     The released code sums over the batch before it averages and divides by ln 2, so that its weight
     grows with the batch.

@@ -1,4 +1,4 @@
-"""Batch normalisation outside the federation: by the statistics of the images at hand."""
+"""Batch normalisation at a site outside the federation: its layers, and batch statistics."""
 
 from collections.abc import Iterator
 
@@ -10,12 +10,16 @@ from collegium.errors import ConfigError, DataError
 
 
 def batch_norms(module: nn.Module) -> dict[str, _BatchNorm]:
-    """Return the layers of batch normalisation by name."""
+    """Return the batch normalisation layers by name."""
     return {n: layer for n, layer in module.named_modules() if isinstance(layer, _BatchNorm)}
 
 
 def require_batch_norms(module: nn.Module, adapter: str) -> dict[str, _BatchNorm]:
-    """Return the layers of batch normalisation by name.
+    """Return the batch normalisation layers by name.
+
+    Args:
+        module: the network.
+        adapter: the adapter's name, for messages.
 
     Raises:
         ConfigError: there is none.
@@ -30,10 +34,10 @@ def require_batch_norms(module: nn.Module, adapter: str) -> dict[str, _BatchNorm
 
 
 def use_batch_statistics(module: nn.Module) -> None:
-    """Let batch normalisation use each batch's own statistics, and forget the running ones.
+    """Make batch normalisation use each batch's own statistics, and drop the running ones.
 
-    The network stays in evaluation mode otherwise (dropout is off). A batch with a single value per
-    channel, of which there are no statistics, is from then on a `DataError`.
+    Otherwise the network is in evaluation mode (dropout is off). A batch with a single value per
+    channel, which has no statistics, is from then on a `DataError`.
     """
     module.eval()
     for layer in batch_norms(module).values():
@@ -54,6 +58,6 @@ def _require_values(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
 
 
 def affine(layers: dict[str, _BatchNorm]) -> Iterator[Tensor]:
-    """Yield the scales and shifts of layers."""
+    """Yield the scales and shifts of layers, if they have any."""
     for layer in layers.values():
         yield from (p for p in (layer.weight, layer.bias) if isinstance(p, torch.Tensor))

@@ -1,42 +1,43 @@
 """The mean score of the personal models, a baseline of IOP-FL (Jiang et al., 2023, Table II)."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import ClassVar
 
 from collegium.adaptation.base import (
-    Account,
-    Adapted,
+    AdaptationRecord,
+    AdaptationResult,
     Adapter,
-    Deliver,
-    Images,
+    Cases,
+    PredictionCallback,
     Sources,
-    groups,
-    predict,
+    predict_cases,
 )
+from collegium.core.settings import PositiveInt, settings
 
 
-@dataclass(frozen=True)
+@settings
 class Average(Adapter):
-    """Every personal model predicts; scores are averaged, not weights or predictions.
+    """Separate predictions of all personal models, whose scores are averaged.
 
-    What a hospital gets on average that picks one of the personal models blindly. It gives as many
-    predictions of a case as there are personal models, so it is for comparing methods, not for use.
+    It is the average result of a hospital that picks one of the personal models at random. It
+    delivers a prediction of each case for every personal model, so it is for comparing methods, not
+    for practical use.
 
     Attributes:
-        batch_size: cases in one forward pass.
+        batch_size: cases, slices or windows in one forward pass.
     """
 
     needs: ClassVar[Collection[str]] = ("personal",)
 
-    batch_size: int = 4
+    batch_size: PositiveInt = 4
 
-    def adapt(self, sources: Sources, cases: Images, deliver: Deliver) -> Adapted:
-        """Predict with every personal model."""
-        names, task = sources.require_personal("average"), sources.task.batched(self.batch_size)
+    def adapt(
+        self, sources: Sources, cases: Cases, deliver: PredictionCallback
+    ) -> AdaptationResult:
+        """Predict with every personal model. See `Adapter.adapt`."""
+        names = sources.require_personal("average")
         for name in names:
-            module = sources.open(sources.models[name])
-            for members, example in groups(cases, self.batch_size):
-                for index, prediction in predict(task, module, members, example):
-                    deliver(name, index, prediction)
-        return Adapted(Account(names))
+            module = sources.load(sources.models[name])
+            for index, prediction in predict_cases(sources.task, module, cases, self.batch_size):
+                deliver(name, index, prediction)
+        return AdaptationResult(AdaptationRecord(names))

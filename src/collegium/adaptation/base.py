@@ -1,7 +1,7 @@
-"""What makes models fit a site outside the federation, from its unlabelled images alone.
+"""Adapters: they fit models to a site outside the federation, from its unlabelled cases alone.
 
-An adapter gets the models that the federation handed out and the site's images. It never sees a
-label: scores are taken elsewhere, from the predictions that it delivers.
+An adapter gets the models that the federation deployed and the site's cases. It never sees a label:
+the predictions that it delivers are scored elsewhere.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from collegium.errors import ConfigError, DivergedError
 from collegium.tasks import Task
 
 GLOBAL = "global"
-"""The name of the global model among those handed out."""
+"""The name of the global model among the deployed models."""
 
-Deliver = Callable[[str, int, Tensor], None]
-"""Takes the prediction of one case: the model's name ("" where there is one only), the case's
-number, and what `Task.predict` gives."""
+PredictionCallback = Callable[[str, int, Tensor], None]
+"""Takes the prediction of one case: the model's name ("" if there is only one), the index of the
+case, and what `Task.predict` returns."""
 
 
-class Images(Protocol):
+class Cases(Protocol):
     """The cases of a site, without labels."""
 
     def __len__(self) -> int:
-        """Give the number of cases."""
+        """Return the number of cases."""
 
     def example(self, index: int) -> Example:
-        """Give a whole case; its batch holds "image" and, where there is one, "mask"."""
+        """Return a whole case; its batch holds "image" and, if the case has one, "mask"."""
 
 
-class Unlabelled:
+class UnlabelledCases:
     """The cases of a data set, without their labels."""
 
     def __init__(self, data: Dataset) -> None:
@@ -49,25 +49,24 @@ class Unlabelled:
         return len(self._data)
 
     def example(self, index: int) -> Example:
-        """Give a whole case without its label."""
+        """Return a whole case without its label."""
         example = self._data.example(index)
-        kept = {key: tensor for key, tensor in example.batch.items() if key != "label"}
-        return replace(example, batch=kept)
+        batch = {key: tensor for key, tensor in example.batch.items() if key != "label"}
+        return replace(example, batch=batch)
 
 
 @dataclass(frozen=True)
 class Sources:
-    """The models that were handed out, and what it takes to run them.
+    """The models that the federation deployed, and what is needed to run them.
 
     Attributes:
-        models: whole models by name, one of the server's or that of the site whose personal model
-            it is. They may be read from the disk at every look, so look at one at a time and let
-            it go.
-        network: makes the network.
+        models: whole models by name; a personal model has the name of its site. Each access may
+            read a file, so hold one model at a time.
+        network: builds the network.
         task: how a case is predicted.
-        device: where to compute.
-        seed: of everything random.
-        server: which names are of the server's own models: `GLOBAL`, and those of methods that have
+        device: the device to compute on.
+        seed: seed of everything random.
+        server: the names of the server's own models: `GLOBAL`, and those of methods that have
             several, such as one for each cluster.
     """
 
@@ -80,7 +79,7 @@ class Sources:
 
     @property
     def personal(self) -> list[str]:
-        """The names of the personal models, sorted; where no site handed one out, of the clusters'.
+        """The names of the personal models, sorted; those of the clusters if no site shared one.
 
         Sites of a cluster may have equal models; each site counts.
         """
@@ -91,13 +90,13 @@ class Sources:
         """Return the global model.
 
         Raises:
-            ConfigError: none was handed out.
+            ConfigError: there is none.
         """
         if GLOBAL not in self.models:
             raise ConfigError(
-                f"{adapter} starts from the global model, but what was handed out is "
-                f"{', '.join(self.models) or 'nothing'}; choose a method that has one, or the "
-                f"adapters ensemble or average"
+                f"{adapter} starts from the global model, but the deployed models are "
+                f"{', '.join(self.models) or 'none'}; choose a method that has a global model, or "
+                f"one of the adapters ensemble and average"
             )
         return self.models[GLOBAL]
 
@@ -105,35 +104,32 @@ class Sources:
         """Return the names of the personal models.
 
         Raises:
-            ConfigError: none was handed out.
+            ConfigError: there are none.
         """
         if not self.personal:
             raise ConfigError(
-                f"{adapter} needs personal models, but no site handed one out; let sites share it "
+                f"{adapter} needs personal models, but no site shared one; let sites share theirs "
                 f"(share: [personal] at the site), or choose a method that has personal models"
             )
         return self.personal
 
     def starting_model(self) -> tuple[Tensors, list[str]]:
-        """Return a model to start from, and the names of those that it is the mean of.
+        """Return a model to start from, and the names of the models that it is the mean of.
 
-        The global one; without it, the mean of the server's others or, without any, of the personal
-        models. Integer counters of a mean are the maximum.
+        It is the global model; without one, the mean of the server's other models or, without any,
+        of the personal models.
 
         Raises:
-            ConfigError: no model was handed out.
+            ConfigError: no model was deployed.
         """
         if GLOBAL in self.models:
             return self.models[GLOBAL], [GLOBAL]
         if not self.models:
-            raise ConfigError("no model was handed out; finish the run first")
-        running = Mean()
+            raise ConfigError("no model was deployed; finish the run first")
         names = sorted(name for name in self.models if name in self.server) or self.personal
-        for name in names:
-            running.add(self.models[name], 1.0, source=f"the model {name!r}")
-        return running.result(), names
+        return mean_model(self.models, names), names
 
-    def open(self, model: Tensors) -> nn.Module:
+    def load(self, model: Tensors) -> nn.Module:
         """Return a new network that holds ``model``, in evaluation mode, on the device."""
         with ambient(0, "adaptation"):
             module = self.network()
@@ -142,15 +138,16 @@ class Sources:
 
 
 @dataclass(frozen=True)
-class Spread:
-    """How the cases differ in one routed layer; a case is an image or, of a large one, a window.
+class LayerSpread:
+    """The differences between cases in one routed layer; windows of large images count as cases.
 
-    Deviations are those over all cases of the site, so that a single case has 0.
+    Standard deviations are those over all cases of the site, so that a single case has 0.
 
     Attributes:
-        deviations: by source, the standard deviation of its coefficient.
-        variation: mean of the weight variation, see `collegium.adaptation._variation`.
-        variation_deviation: the standard deviation of the weight variation.
+        deviations: the standard deviation of the coefficient, by source.
+        variation: mean of the weight variation, see
+            `collegium.adaptation._routed_layers.weight_variation`.
+        variation_deviation: standard deviation of the weight variation.
     """
 
     deviations: Mapping[str, float]
@@ -159,20 +156,20 @@ class Spread:
 
 
 @dataclass
-class Account:
-    """What an adaptation did.
+class AdaptationRecord:
+    """The record of an adaptation.
 
     Attributes:
         sources: the names of the models that it used.
-        steps: optimiser steps taken.
-        losses: a row for each `over`, by name; "step" counts them, "total" was minimised.
-        chosen: the "step" of the row whose model predicts; None where none was chosen.
-        coefficients: by layer in the order of the network, then by source, the mean over the cases
-            of the routing coefficients.
-        notes: what else a reader should know, a sentence each.
-        spreads: by layer, in the order of `coefficients`, how the cases differ.
-        over: what a row of losses is of: an optimiser "step", a "pass" over all cases, a "batch" of
-            cases or a "case".
+        steps: number of optimiser steps.
+        losses: rows of losses by name, one for each `losses_per`; "step" counts the rows, "total"
+            was minimised.
+        chosen: the "step" of the row whose model predicts; None if none was chosen.
+        coefficients: the mean over the cases of the routing coefficients, by layer in the order of
+            the network, then by source.
+        notes: other remarks for the reader, a sentence each.
+        spreads: the differences between cases, by layer in the order of `coefficients`.
+        losses_per: an optimiser "step", a "pass" over all cases, a "batch" of cases or a "case".
     """
 
     sources: Sequence[str]
@@ -181,30 +178,56 @@ class Account:
     chosen: int | None = None
     coefficients: dict[str, dict[str, float]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    spreads: dict[str, Spread] = field(default_factory=dict)
-    over: str = "step"
+    spreads: dict[str, LayerSpread] = field(default_factory=dict)
+    losses_per: str = "step"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as JSON holds it in ``account.json``."""
+        layers = self.coefficients
+        sources = list(self.sources)
+        coefficients: dict[str, Any] = {
+            "layers": list(layers),
+            "sources": sources,
+            "values": [[values[source] for source in sources] for values in layers.values()],
+        }
+        if self.spreads:
+            spreads = [self.spreads[layer] for layer in layers]
+            coefficients |= {
+                "deviations": [[spread.deviations[name] for name in sources] for spread in spreads],
+                "variation": [spread.variation for spread in spreads],
+                "variation_deviation": [spread.variation_deviation for spread in spreads],
+            }
+        return {
+            "sources": sources,
+            "steps": self.steps,
+            "losses": self.losses,
+            "chosen": self.chosen,
+            "over": self.losses_per,
+            "coefficients": coefficients if layers else None,
+            "notes": self.notes,
+        }
 
 
 @dataclass(frozen=True)
-class Adapted:
-    """What an adaptation ends with.
+class AdaptationResult:
+    """The result of an adaptation, beside the predictions.
 
     Attributes:
-        account: what it did.
+        record: what was done.
         model: the tensors of the adapted network, by the network's names and those that the adapter
-            adds; None where nothing was adapted.
+            adds; None if nothing was adapted.
     """
 
-    account: Account
+    record: AdaptationRecord
     model: Tensors | None = None
 
 
 @dataclass(frozen=True)
 class Adapter(ABC):
-    """Subclass as a frozen dataclass whose fields are the hyper-parameters.
+    """The base of all adapters; under `@settings` a subclass's fields are the hyper-parameters.
 
     Attributes:
-        needs: what must have been handed out: "global", "personal", or both.
+        needs: the models that must have been deployed: "global", "personal", or both.
     """
 
     needs: ClassVar[Collection[str]] = ("global",)
@@ -213,12 +236,12 @@ class Adapter(ABC):
         """Raise a `ConfigError` if such a network cannot be adapted."""
 
     def check_output(self, task: Task, images: Tensor, output: Tensor) -> None:  # noqa: B027
-        """Raise a `ConfigError` if what such a network gives for such images cannot be adapted.
+        """Raise a `ConfigError` if such an output for such images cannot be adapted.
 
         Args:
             task: how a case is predicted.
             images: (B, C, *spatial) or rows (B, features), on the device "meta": shapes only.
-            output: what the network gives for them, likewise.
+            output: the network's output for them, likewise.
         """
 
     def hyperparameters(self) -> dict[str, Any]:
@@ -226,11 +249,13 @@ class Adapter(ABC):
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @abstractmethod
-    def adapt(self, sources: Sources, cases: Images, deliver: Deliver) -> Adapted:
+    def adapt(
+        self, sources: Sources, cases: Cases, deliver: PredictionCallback
+    ) -> AdaptationResult:
         """Adapt to the cases and deliver a prediction of every one.
 
         Args:
-            sources: the models that were handed out.
+            sources: the deployed models.
             cases: the site's cases, one or more.
             deliver: called once for each model that predicts and each case.
 
@@ -240,15 +265,33 @@ class Adapter(ABC):
         """
 
 
-def groups(cases: Images, size: int) -> Iterator[tuple[list[int], Example]]:
+def mean_model(models: Mapping[str, Tensors], names: Collection[str]) -> Tensors:
+    """Return the mean of some models; integer counters are their maximum.
+
+    Args:
+        models: models by name.
+        names: the names of the models to average.
+    """
+    running = Mean()
+    for name in names:
+        running.add(models[name], 1.0, source=f"the model {name!r}")
+    return running.result()
+
+
+def case_batches(cases: Cases, size: int) -> Iterator[tuple[list[int], Example]]:
     """Yield the cases in order, neighbours of one shape joined to batches of at most ``size``.
 
     A case that is a batch of its own, such as the slices of a volume, is not joined with others. A
-    vector is never alone where it has neighbours, since batch normalisation cannot tell one vector
-    from its mean: ``size`` counts as 2 or more for vectors, and a last one joins those before it.
+    vector is never alone if it has neighbours, since batch normalisation cannot distinguish one
+    vector from its mean: ``size`` counts as 2 or more for vectors, and a last one joins those
+    before it.
+
+    Args:
+        cases: the cases.
+        size: cases in one batch, at most.
 
     Yields:
-        The numbers of the cases, and an example whose image is (B, C, *spatial).
+        The indices of the cases, and an example whose image is (B, C, *spatial).
     """
     waiting: list[tuple[int, Example]] = []
     for index in range(len(cases)):
@@ -257,33 +300,61 @@ def groups(cases: Images, size: int) -> Iterator[tuple[list[int], Example]]:
         alone = len(shape) == 2 and (len(waiting) == 1 or index == len(cases) - 1)
         full = len(waiting) >= size and not alone
         if waiting and (full or shape[0] > 1 or shape != waiting[0][1].batch["image"].shape):
-            yield _joined(waiting)
+            yield _join(waiting)
             waiting = []
         waiting.append((index, example))
     if waiting:
-        yield _joined(waiting)
+        yield _join(waiting)
 
 
-def _joined(members: Sequence[tuple[int, Example]]) -> tuple[list[int], Example]:
-    first = members[0][1]
-    images = torch.cat([example.batch["image"] for _, example in members])
-    return [index for index, _ in members], replace(first, batch={"image": images})
+def _join(batch: Sequence[tuple[int, Example]]) -> tuple[list[int], Example]:
+    first = batch[0][1]
+    images = torch.cat([example.batch["image"] for _, example in batch])
+    return [index for index, _ in batch], replace(first, batch={"image": images})
 
 
-def predict(
-    task: Task, module: nn.Module, members: Sequence[int], example: Example
+def predict_batch(
+    task: Task, module: nn.Module, indices: Sequence[int], example: Example
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield the number and the prediction of every case that `groups` joined."""
+    """Yield the index and the prediction of every case of a batch from `case_batches`.
+
+    Args:
+        task: how a case is predicted.
+        module: the network.
+        indices: the indices of the cases.
+        example: the cases, joined.
+    """
     with torch.no_grad():
         prediction = task.predict(module, example)
-    if len(members) == 1:
-        yield members[0], prediction
+    if len(indices) == 1:
+        yield indices[0], prediction
         return
-    yield from zip(members, torch.split(prediction, 1), strict=True)
+    yield from zip(indices, torch.split(prediction, 1), strict=True)
 
 
-def descend(optimizer: torch.optim.Optimizer, loss: Tensor, adapter: str) -> float:
+def predict_cases(
+    task: Task, module: nn.Module, cases: Cases, batch_size: int
+) -> Iterator[tuple[int, Tensor]]:
+    """Yield the index and the prediction of every case.
+
+    Args:
+        task: how a case is predicted.
+        module: the network.
+        cases: the cases.
+        batch_size: cases, slices or windows in one forward pass.
+    """
+    task = task.with_batch_size(batch_size)
+    for indices, example in case_batches(cases, batch_size):
+        yield from predict_batch(task, module, indices, example)
+
+
+def optimizer_step(optimizer: torch.optim.Optimizer, loss: Tensor, adapter: str) -> float:
     """Take one optimiser step on a loss, and return the loss.
+
+    Args:
+        optimizer: the optimiser of the adapted parameters.
+        loss: a scalar.
+        adapter: the adapter's name, for messages.
 
     Raises:
         DivergedError: the loss is NaN or infinite.
@@ -291,7 +362,7 @@ def descend(optimizer: torch.optim.Optimizer, loss: Tensor, adapter: str) -> flo
     value = float(loss.detach())
     if not math.isfinite(value):
         raise DivergedError(
-            f"the loss of {adapter} became {value}; lower its lr, or look at the images"
+            f"the loss of {adapter} became {value}; lower its lr, or check the images"
         )
     optimizer.zero_grad(set_to_none=True)
     loss.backward()  # type: ignore[no-untyped-call]

@@ -1,35 +1,34 @@
-"""No adaptation: what a hospital outside gets without any."""
-
-from dataclasses import dataclass
+"""No adaptation: the baseline of a hospital outside."""
 
 from collegium.adaptation.base import (
     GLOBAL,
-    Account,
-    Adapted,
+    AdaptationRecord,
+    AdaptationResult,
     Adapter,
-    Deliver,
-    Images,
+    Cases,
+    PredictionCallback,
     Sources,
-    groups,
-    predict,
+    predict_cases,
 )
+from collegium.core.settings import PositiveInt, settings
 
 
-@dataclass(frozen=True)
+@settings
 class NoAdaptation(Adapter):
-    """The global model as it is: the yardstick of every adapter.
+    """The unchanged global model: the baseline of every adapter.
 
     Attributes:
-        batch_size: cases in one forward pass.
+        batch_size: cases, slices or windows in one forward pass.
     """
 
-    batch_size: int = 4
+    batch_size: PositiveInt = 4
 
-    def adapt(self, sources: Sources, cases: Images, deliver: Deliver) -> Adapted:
-        """Predict with the global model."""
+    def adapt(
+        self, sources: Sources, cases: Cases, deliver: PredictionCallback
+    ) -> AdaptationResult:
+        """Predict with the global model. See `Adapter.adapt`."""
         model = sources.require_global("none")
-        module, task = sources.open(model), sources.task.batched(self.batch_size)
-        for members, example in groups(cases, self.batch_size):
-            for index, prediction in predict(task, module, members, example):
-                deliver("", index, prediction)
-        return Adapted(Account([GLOBAL]), model)
+        module = sources.load(model)
+        for index, prediction in predict_cases(sources.task, module, cases, self.batch_size):
+            deliver("", index, prediction)
+        return AdaptationResult(AdaptationRecord([GLOBAL]), model)

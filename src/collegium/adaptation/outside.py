@@ -4,40 +4,42 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from collegium.adaptation.base import GLOBAL, Account, Adapted, Adapter, Sources, Unlabelled
+from collegium.adaptation._norms import batch_norms, use_batch_statistics
+from collegium.adaptation.base import (
+    GLOBAL,
+    AdaptationResult,
+    Adapter,
+    PredictionCallback,
+    Sources,
+    UnlabelledCases,
+)
+from collegium.adaptation.routing import has_routers, routed_network
 from collegium.core.dataset import Dataset
 from collegium.core.tensors import Tensors
 from collegium.errors import DataError
 from collegium.models.files import import_model
-from collegium.tasks import Task
+from collegium.tasks import CaseScores, Task
 
-INDEX = "index.json"
+INDEX_FILE = "index.json"
 """In the folder of the models: which are the server's and which are personal ones."""
 
-SETTINGS = "settings.json"
-"""In the same folder: how the models are used where nothing else of the run is known."""
-
-Scores = dict[str, Any]
-"""A case's pseudonym and patient, and its metrics."""
-
-See = Callable[[str, int, Tensor], None]
-"""Takes name of the model, number of the case and prediction."""
+SETTINGS_FILE = "settings.json"
+"""In the same folder: the settings that are needed to use the models without the run."""
 
 
 class ModelFiles(Mapping[str, Tensors]):
-    """Models in a folder, by the stem of their file; each is read anew at every look.
+    """Models in a folder, by the stem of their file; each access reads the file again.
 
-    So whoever needs them one after the other holds one at a time.
+    So code that needs them one after the other holds one at a time.
 
     Attributes:
-        server: which of them are the server's own; the others are sites' personal models.
+        server: the names of the server's own models; the others are sites' personal models.
 
     Raises:
         DataError: the folder holds none.
@@ -47,7 +49,7 @@ class ModelFiles(Mapping[str, Tensors]):
         self._files = {file.stem: file for file in sorted(folder.glob("*.safetensors"))}
         if not self._files:
             raise DataError(f"{folder} holds no models (*.safetensors); finish the run first")
-        index = folder / INDEX
+        index = folder / INDEX_FILE
         roles = json.loads(index.read_text(encoding="utf-8")) if index.exists() else {}
         self.server = tuple(roles["server"]) if isinstance(roles, dict) and roles else (GLOBAL,)
 
@@ -62,49 +64,53 @@ class ModelFiles(Mapping[str, Tensors]):
 
 
 @dataclass(frozen=True)
-class Outside:
-    """What came of adapting to one site.
+class ScoredAdaptation:
+    """The result of adapting to one site, with scores.
 
     Attributes:
-        adapted: what the adapter ended with.
-        scores: by case; where several models predict, the mean of their scores.
-        seconds: that it took, scoring left out.
+        result: the adapter's result.
+        scores: by case, under pseudonyms; if several models predict, the mean of their scores.
+        seconds: duration of the adaptation without scoring.
     """
 
-    adapted: Adapted
-    scores: Sequence[Scores]
+    result: AdaptationResult
+    scores: Sequence[CaseScores]
     seconds: float
 
 
 def adapt_and_score(
-    adapter: Adapter, sources: Sources, data: Dataset, *, see: See | None = None
-) -> Outside:
+    adapter: Adapter,
+    sources: Sources,
+    data: Dataset,
+    *,
+    on_prediction: PredictionCallback | None = None,
+) -> ScoredAdaptation:
     """Adapt models to a site's images, and score the predictions by its labels.
 
     Args:
         adapter: the adapter; it does not see the labels.
-        sources: the models that were handed out.
+        sources: the deployed models.
         data: all cases of the site, with labels.
-        see: is shown every prediction; its time does not count as that of the adaptation.
+        on_prediction: called with every prediction; its time does not count as the adaptation's.
 
     Raises:
         ConfigError: the adapter does not suit the models or the task.
         DataError: the site has no cases.
     """
     if len(data) == 0:
-        raise DataError("the site outside has no cases; add some or take it out of the federation")
-    scorer = _Scorer(sources.task, data, see)
+        raise DataError("the site outside has no cases; add some or remove it from the federation")
+    scorer = _Scorer(sources.task, data, on_prediction)
     start = time.perf_counter()
-    adapted = adapter.adapt(sources, Unlabelled(data), scorer)
-    return Outside(adapted, scorer.rows(), time.perf_counter() - start - scorer.seconds)
+    result = adapter.adapt(sources, UnlabelledCases(data), scorer)
+    return ScoredAdaptation(result, scorer.rows(), time.perf_counter() - start - scorer.seconds)
 
 
 class _Scorer:
     """Scores predictions as they are delivered, under pseudonyms."""
 
-    def __init__(self, task: Task, data: Dataset, see: See | None) -> None:
-        self._task, self._data, self._see = task, data, see
-        self._found: dict[str, dict[int, Scores]] = {}
+    def __init__(self, task: Task, data: Dataset, on_prediction: PredictionCallback | None) -> None:
+        self._task, self._data, self._on_prediction = task, data, on_prediction
+        self._scores: dict[str, dict[int, CaseScores]] = {}
         self._patients: dict[int, str] = {}
         self.seconds = 0.0
 
@@ -115,59 +121,55 @@ class _Scorer:
         self._patients[index] = example.patient
         scores = self._task.scores(prediction.to(example.batch["image"].device), example)
         row = {"patient": example.patient, **scores}
-        self._found.setdefault(model, {})[index] = row
-        if self._see is not None:
-            self._see(model, index, prediction)
+        self._scores.setdefault(model, {})[index] = row
+        if self._on_prediction is not None:
+            self._on_prediction(model, index, prediction)
         self.seconds += time.perf_counter() - start
 
-    def rows(self) -> list[Scores]:
+    def rows(self) -> list[CaseScores]:
         """Return a row for each case, in order."""
-        scores = [
-            self._task.complete([found[index] for index in sorted(found)])
-            for found in self._found.values()
+        by_model = [
+            self._task.add_set_scores([scores[index] for index in sorted(scores)])
+            for scores in self._scores.values()
         ]
-        names: dict[str, str] = {}
+        pseudonyms: dict[str, str] = {}
         rows = []
-        for place, index in enumerate(sorted(self._patients)):
-            patient = names.setdefault(self._patients[index], f"outside-p{len(names) + 1:03d}")
+        for position, index in enumerate(sorted(self._patients)):
+            pseudonym = f"outside-p{len(pseudonyms) + 1:03d}"
+            patient = pseudonyms.setdefault(self._patients[index], pseudonym)
             about = {"case": f"outside-c{index + 1:03d}", "patient": patient}
-            rows.append(about | _mean([of_model[place] for of_model in scores]))
+            rows.append(about | _mean([scores[position] for scores in by_model]))
         return rows
 
 
-def _mean(found: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Return the mean of every metric; undefined where one of them is."""
+def _mean(by_model: Sequence[CaseScores]) -> dict[str, float | None]:
+    """Return the mean of every metric over the models; None if one of the scores is."""
     mean: dict[str, float | None] = {}
-    for name in found[0]:
+    for name in by_model[0]:
         if name != "patient":
-            values = [scores[name] for scores in found]
+            values = [scores[name] for scores in by_model]
             defined = [value for value in values if value is not None]
             mean[name] = sum(defined) / len(values) if len(defined) == len(values) else None
     return mean
 
 
-def describe(account: Account) -> dict[str, Any]:
-    """Return what an adaptation did, as JSON holds it."""
-    layers = account.coefficients
-    sources = list(account.sources)
-    coefficients: dict[str, Any] = {
-        "layers": list(layers),
-        "sources": sources,
-        "values": [[values[source] for source in sources] for values in layers.values()],
-    }
-    if account.spreads:
-        spreads = [account.spreads[layer] for layer in layers]
-        coefficients |= {
-            "deviations": [[spread.deviations[name] for name in sources] for spread in spreads],
-            "variation": [spread.variation for spread in spreads],
-            "variation_deviation": [spread.variation_deviation for spread in spreads],
-        }
-    return {
-        "sources": sources,
-        "steps": account.steps,
-        "losses": account.losses,
-        "chosen": account.chosen,
-        "over": account.over,
-        "coefficients": coefficients if layers else None,
-        "notes": account.notes,
-    }
+def adapted_network(network: nn.Module, model: Mapping[str, Tensor]) -> nn.Module:
+    """Return the network that a model belongs to, an adapted or a plain one.
+
+    A model of `Routing` needs a network that mixes weights, one of `Tent` has no running
+    statistics: both predict with the statistics of the batch, so predict as many images at once as
+    in the adaptation. All other models belong to the network as it is.
+
+    Args:
+        network: a new network, as from `Sources.network`; it is changed and returned.
+        model: `AdaptationResult.model`, or what `collegium.models.files.import_model` read of it.
+
+    Raises:
+        ConfigError: the model has routers, and belongs to another network.
+    """
+    if has_routers(model):
+        return routed_network(network, model)
+    tracked = [name for name, layer in batch_norms(network).items() if layer.track_running_stats]
+    if tracked and not any(f"{name}.running_mean" in model for name in tracked):
+        use_batch_statistics(network)
+    return network

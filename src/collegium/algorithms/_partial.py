@@ -1,18 +1,18 @@
-"""What methods have in common that keep one part of the model at the client."""
+"""The common base of methods that keep one part of the model at the client."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from collegium.algorithms.fedavg import FedAvg
 from collegium.core.algorithm import Client, Server, handler
 from collegium.core.message import Message
 from collegium.core.model_parts import ModelParts
+from collegium.core.settings import settings
 from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError
 
 
-@dataclass(frozen=True)
+@settings
 class PartialSharing(FedAvg):
     """FedAvg over all but a private part, which stays at the client between rounds.
 
@@ -26,7 +26,7 @@ class PartialSharing(FedAvg):
     private: ClassVar[str]
 
     def check_setup(self, clients: Sequence[str], parts: ModelParts) -> None:
-        """Refuse a network of which nothing would be shared."""
+        """Refuse a network of which nothing would be shared. See `Algorithm.check_setup`."""
         if parts.names <= getattr(parts, self.private):
             raise ConfigError(
                 f"{type(self).__name__} shares nothing of a network whose tensors are all "
@@ -34,24 +34,34 @@ class PartialSharing(FedAvg):
             )
 
     def round(self, server: Server) -> None:
-        """Average the shared part over the server's."""
+        """Average the shared part."""
         replies = server.ask(self.train, model=server.state["model"])
         server.state["model"] |= replies.mean("model", self.weight)
 
     @handler
     def train(self, client: Client, request: Message) -> Message:
-        """Train the shared part together with the client's own."""
+        """Train the shared part together with the client's own.
+
+        Args:
+            client: the site.
+            request: ``model``, the shared part.
+        """
         model = client.fit(self.personal_model(client, request))
         return self.split(client, model)
 
     def split(self, client: Client, model: Tensors) -> Message:
-        """Keep the private part and return the message with the rest."""
+        """Keep the private part and return the message with the rest.
+
+        Args:
+            client: the site.
+            model: the whole model.
+        """
         names: frozenset[str] = getattr(client.parts, self.private)
         client.state["private"] = model.select(names)
         return Message.of(model=model.without(names), num_examples=client.num_examples)
 
     def personal_model(self, client: Client, request: Message) -> Tensors:
-        """The shared part under the client's own."""
+        """Return the shared part with the client's own. See `Algorithm.personal_model`."""
         model: Tensors = request["model"]
         own: Tensors = client.state.get("private", Tensors())
         return model | own

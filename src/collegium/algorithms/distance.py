@@ -4,21 +4,21 @@ Alekseenko, Karargyris and Padoy, MIDL 2024, https://proceedings.mlr.press/v250/
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
 
-from collegium.algorithms._distanced import ByDistance
+from collegium.algorithms._distance_aware import DistanceAware
 from collegium.algorithms.fedavg import FedAvg
 from collegium.core.algorithm import Algorithm
+from collegium.core.settings import settings
 from collegium.errors import ConfigError
 
 
-@dataclass(frozen=True)
-class Distance(ByDistance, FedAvg):
-    """FedAvg that asks how far the sites' data are apart and trusts the most distant site less.
+@settings
+class Distance(DistanceAware, FedAvg):
+    """FedAvg that measures the distances of the sites' data and trusts the most distant site less.
 
-    Before training every site tells its cases' largest intensity per channel and volume per label
+    Before training every site sends its cases' largest intensity per channel and volume per label
     (or embeddings). D_ij is the distance of sites i and j: the mean of the Wasserstein distances of
     the channel and of the label that differ most, or the Euclidean distance of mean embeddings.
     i_max = argmax_i sum_j D_ij is the most distant site. Then either (mode "weights")
@@ -48,7 +48,7 @@ def on(method: type[Algorithm]) -> type[Algorithm]:
     Raises:
         ConfigError: the method needs all data in one place, or is distance-aware already.
     """
-    if method.simulation_only or issubclass(method, ByDistance):
+    if method.simulation_only or issubclass(method, DistanceAware):
         raise ConfigError(
             f"{method.__name__} cannot be made distance-aware; write +distance once, after an "
             f"algorithm that averages over sites"
@@ -59,4 +59,4 @@ def on(method: type[Algorithm]) -> type[Algorithm]:
         "__module__": method.__module__,
         "neutral": neutral,
     }
-    return dataclass(frozen=True)(type(f"Distance{method.__name__}", (ByDistance, method), about))
+    return settings(type(f"Distance{method.__name__}", (DistanceAware, method), about))

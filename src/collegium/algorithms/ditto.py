@@ -1,14 +1,13 @@
 """Ditto (Li et al., 2021, https://arxiv.org/abs/2012.04221)."""
 
-from dataclasses import dataclass
-
 from collegium.algorithms.fedavg import FedAvg
 from collegium.core.algorithm import Client, handler
 from collegium.core.message import Message
+from collegium.core.settings import NonNegative, settings
 from collegium.core.tensors import Tensors
 
 
-@dataclass(frozen=True)
+@settings
 class Ditto(FedAvg):
     """FedAvg beside personal models that are pulled towards the global one (Algorithm 1).
 
@@ -22,11 +21,16 @@ class Ditto(FedAvg):
         lam: strength of the pull; the paper tries 0.05, 0.1, 1 and 2.
     """
 
-    lam: float = 0.1
+    lam: NonNegative = 0.1
 
     @handler
     def train(self, client: Client, request: Message) -> Message:
-        """Train the personal model towards the received one, then do as FedAvg does."""
+        """Train the personal model towards the received one, and that as FedAvg does.
+
+        Args:
+            client: the site.
+            request: ``model``, w^t.
+        """
         received = request["model"]
         client.state["personal"] = client.fit(
             client.state.get("personal", received),
@@ -36,6 +40,9 @@ class Ditto(FedAvg):
         return super().train(client, request)
 
     def personal_model(self, client: Client, request: Message) -> Tensors:
-        """The client's v; before its first round the received model."""
+        """Return the client's v, or the received model before its first round.
+
+        See `Algorithm.personal_model`.
+        """
         model: Tensors = client.state.get("personal", request["model"])
         return model

@@ -1,15 +1,15 @@
 """FedAvg (McMahan et al., 2017, https://arxiv.org/abs/1602.05629)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from collegium.core.algorithm import Algorithm, Client, Server, handler
 from collegium.core.message import Message
-from collegium.core.payloads import Count, ModelPart, Part
+from collegium.core.payloads import Count, ModelPart, PartSchema
+from collegium.core.settings import settings
 
 
-@dataclass(frozen=True)
+@settings
 class FedAvg(Algorithm):
     """Train the global model at every client and average what they return (Algorithm 1).
 
@@ -22,14 +22,14 @@ class FedAvg(Algorithm):
             alike.
     """
 
-    sends: ClassVar[Mapping[str, Part]] = {"model": ModelPart(), "num_examples": Count()}
+    sends: ClassVar[Mapping[str, PartSchema]] = {"model": ModelPart(), "num_examples": Count()}
     neutral: ClassVar[Mapping[str, Any] | None] = {}
 
     weighting: Literal["examples", "uniform"] = "examples"
 
     @property
     def weight(self) -> str | None:
-        """The part that holds a client's weight in an average."""
+        """The part that holds a client's weight in a mean; None: all are equal."""
         return "num_examples" if self.weighting == "examples" else None
 
     def round(self, server: Server) -> None:
@@ -39,6 +39,11 @@ class FedAvg(Algorithm):
 
     @handler
     def train(self, client: Client, request: Message) -> Message:
-        """Train the received model on the site's data."""
+        """Train the received model on the site's data.
+
+        Args:
+            client: the site.
+            request: ``model``, the global model.
+        """
         model = client.fit(request["model"])
         return Message.of(model=model, num_examples=client.num_examples)

@@ -1,14 +1,14 @@
 """FedBN (Li et al., 2021, https://arxiv.org/abs/2102.07623)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 from collegium.algorithms._partial import PartialSharing
-from collegium.core.payloads import Count, ModelPart, Part
+from collegium.core.payloads import Count, ModelPart, PartSchema
+from collegium.core.settings import settings
 
 
-@dataclass(frozen=True)
+@settings
 class FedBN(PartialSharing):
     """FedAvg whose normalisation layers never leave the client (Algorithm 1).
 
@@ -18,7 +18,7 @@ class FedBN(PartialSharing):
     stays as initialised and is never evaluated.
     """
 
-    sends: ClassVar[Mapping[str, Part]] = {
+    sends: ClassVar[Mapping[str, PartSchema]] = {
         "model": ModelPart(without="norm"),
         "num_examples": Count(),
     }

@@ -1,14 +1,14 @@
 """FedPer (Arivazhagan et al., 2019, https://arxiv.org/abs/1912.00818)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 from collegium.algorithms._partial import PartialSharing
-from collegium.core.payloads import Count, ModelPart, Part
+from collegium.core.payloads import Count, ModelPart, PartSchema
+from collegium.core.settings import settings
 
 
-@dataclass(frozen=True)
+@settings
 class FedPer(PartialSharing):
     """FedAvg over the body.
 
@@ -18,7 +18,7 @@ class FedPer(PartialSharing):
     initial one.
     """
 
-    sends: ClassVar[Mapping[str, Part]] = {
+    sends: ClassVar[Mapping[str, PartSchema]] = {
         "model": ModelPart(without="head"),
         "num_examples": Count(),
     }

@@ -1,15 +1,15 @@
 """FedProx (Li et al., 2020, https://arxiv.org/abs/1812.06127)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from collegium.algorithms.fedavg import FedAvg
 from collegium.core.algorithm import Client, handler
 from collegium.core.message import Message
+from collegium.core.settings import NonNegative, settings
 
 
-@dataclass(frozen=True)
+@settings
 class FedProx(FedAvg):
     """FedAvg whose clients stay close to the received model: L + mu/2 ||w - w^t||^2 (Eq. 2).
 
@@ -23,11 +23,16 @@ class FedProx(FedAvg):
 
     neutral: ClassVar[Mapping[str, Any] | None] = {"mu": 0.0}
 
-    mu: float = 0.01
+    mu: NonNegative = 0.01
 
     @handler
     def train(self, client: Client, request: Message) -> Message:
-        """Train the received model, held back towards where it started."""
+        """Train the received model under the proximal term.
+
+        Args:
+            client: the site.
+            request: ``model``, w^t.
+        """
         received = request["model"]
         model = client.fit(
             received,

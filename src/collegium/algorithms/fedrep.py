@@ -1,21 +1,22 @@
 """FedRep (Collins et al., 2021, https://arxiv.org/abs/2102.07078)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from collegium.algorithms._partial import PartialSharing
 from collegium.core.algorithm import Client, Server, handler
 from collegium.core.message import Message
-from collegium.core.payloads import Count, ModelPart, Part
+from collegium.core.payloads import Count, ModelPart, PartSchema
+from collegium.core.settings import NonNegativeInt, settings
 from collegium.core.tensors import Tensors
+from collegium.errors import ConfigError
 
 
-@dataclass(frozen=True)
+@settings
 class FedRep(PartialSharing):
     """A shared body under private heads: first the head trains, then the body (Algorithm 1).
 
-    While one of them trains, the other stays put, its running statistics included (released code
+    While one of them trains, the other is frozen, its running statistics included (released code
     lets the frozen body's statistics move). Defaults follow the released code: four passes for the
     head, then one for the body. With ``training.local_steps`` the steps are divided in the same
     proportion, so that the budget equals that of other methods. After the last round every client
@@ -26,22 +27,31 @@ class FedRep(PartialSharing):
         body_epochs: passes that train the body.
     """
 
-    sends: ClassVar[Mapping[str, Part]] = {
+    sends: ClassVar[Mapping[str, PartSchema]] = {
         "model": ModelPart(without="head"),
         "num_examples": Count(),
     }
     private: ClassVar[str] = "head"
 
-    head_epochs: int = 4
-    body_epochs: int = 1
+    head_epochs: NonNegativeInt = 4
+    body_epochs: NonNegativeInt = 1
+
+    def __post_init__(self) -> None:
+        if not self.head_epochs + self.body_epochs:
+            raise ConfigError("head_epochs and body_epochs are both 0; set one to at least 1")
 
     def finish(self, server: Server) -> None:
-        """Let every client fit its head to the final body."""
+        """Fit every head once more, to the final body."""
         server.ask(self.refit_head, model=server.state["model"])
 
     @handler
     def train(self, client: Client, request: Message) -> Message:
-        """Train the head under the received body, then the body under the new head."""
+        """Train the head on the received body, then the body under the new head.
+
+        Args:
+            client: the site.
+            request: ``model``, the shared body.
+        """
         model = self._fit_head(client, self.personal_model(client, request))
         budget: dict[str, Any] = {"epochs": self.body_epochs}
         if client.local_steps is not None:
@@ -51,7 +61,12 @@ class FedRep(PartialSharing):
 
     @handler
     def refit_head(self, client: Client, request: Message) -> Message:
-        """Train the head once more."""
+        """Train the head once more.
+
+        Args:
+            client: the site.
+            request: ``model``, the final body.
+        """
         self.split(client, self._fit_head(client, self.personal_model(client, request)))
         return Message.of()
 
@@ -63,6 +78,6 @@ class FedRep(PartialSharing):
         return client.fit(model, trainable=head, stream="head", **budget)
 
     def _head_steps(self, steps: int) -> int:
-        """Return the head's share; at least one step is left to the body."""
+        """Return the head's share of local steps; at least one is left to the body."""
         share = round(steps * self.head_epochs / (self.head_epochs + self.body_epochs))
         return min(share, steps - 1)

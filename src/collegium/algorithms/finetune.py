@@ -1,14 +1,13 @@
 """FedAvg followed by local fine-tuning (e.g. Wang et al., 2019, https://arxiv.org/abs/1910.10252)."""
 
-from dataclasses import dataclass
-
 from collegium.algorithms.fedavg import FedAvg
 from collegium.core.algorithm import Client, Server, handler
 from collegium.core.message import Message
+from collegium.core.settings import PositiveInt, settings
 from collegium.core.tensors import Tensors
 
 
-@dataclass(frozen=True)
+@settings
 class FineTune(FedAvg):
     """FedAvg whose clients train the final model further on their own data, once, at the end.
 
@@ -20,21 +19,29 @@ class FineTune(FedAvg):
             steps.
     """
 
-    epochs: int = 1
+    epochs: PositiveInt = 1
 
     def finish(self, server: Server) -> None:
-        """Let every client fine-tune the final model."""
+        """Fine-tune the final model at every client."""
         server.ask(self.fine_tune, model=server.state["model"])
 
     @handler
     def fine_tune(self, client: Client, request: Message) -> Message:
-        """Train the final global model on the site's data and keep the result."""
+        """Train the final global model on the site's data and keep the result.
+
+        Args:
+            client: the site.
+            request: ``model``, the global model.
+        """
         steps = None if client.local_steps is None else self.epochs * client.local_steps
         epochs = self.epochs if steps is None else None
         client.state["personal"] = client.fit(request["model"], epochs=epochs, steps=steps)
         return Message.of()
 
     def personal_model(self, client: Client, request: Message) -> Tensors | None:
-        """The fine-tuned model, which exists after the last round only."""
+        """Return the fine-tuned model, which exists after the last round only.
+
+        See `Algorithm.personal_model`.
+        """
         model: Tensors | None = client.state.get("personal")
         return model

@@ -2,41 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import inf
-from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
+from annotated_types import Ge
 from torch import Tensor
 
+from collegium.algorithms._grace_losses import Alignment, halves, look_ahead
+from collegium.algorithms._grace_weights import (
+    consistency,
+    nonnegative,
+    reweighted,
+    similarities,
+)
 from collegium.algorithms.fedavg import FedAvg
-from collegium.core.algorithm import Client, Server, handler
+from collegium.core.algorithm import Client, Replies, Server, handler
 from collegium.core.dataset import Batch
 from collegium.core.message import Message
-from collegium.core.tensors import Mean, Tensors
-from collegium.errors import ConfigError
-from collegium.solvers.gram import cosines, gram, gram_by_name
-from collegium.training.alignment import (
-    DomainClassifier,
-    contrastive,
-    coral,
-    mmd,
-    pick_pixels,
-    pixels_at,
-    pool,
-)
-from collegium.training.objectives import LiveNetwork, Output
-
-Array = NDArray[Any]
-
-FLOOR = 1e-3
-"""Least consistency where some are negative."""
+from collegium.core.settings import NonNegative, Positive, settings
+from collegium.core.tensors import Tensors
+from collegium.training.alignment import contrastive, pool
+from collegium.training.objectives import LiveNetwork, Objective
 
 
-@dataclass(frozen=True)
+@settings
 class Grace(FedAvg):
     """Correct gradients twice: at clients by a look ahead, at the server by their consistency.
 
@@ -81,260 +71,115 @@ class Grace(FedAvg):
 
     client: Literal["meta", "plain"] = "meta"
     order: Literal[1, 2] = 1
-    inner_lr: float | None = None
+    inner_lr: NonNegative | None = None
     alignment: Literal["coral", "mmd", "adversarial", "none"] = "coral"
-    beta: float = 1.0
+    beta: NonNegative = 1.0
     features: Literal["pooled", "pixels"] = "pooled"
-    pixels: int = 512
-    adversary_lr: float = 7e-4
+    pixels: Annotated[int, Ge(2)] = 512
+    adversary_lr: Positive = 7e-4
     base: Literal["fedavg", "moon"] = "fedavg"
-    mu: float = 1.0
-    temperature: float = 0.5
+    mu: NonNegative = 1.0
+    temperature: Positive = 0.5
     server: Literal["consistency", "plain"] = "consistency"
     similarity: Literal["total", "split", "reweight"] = "total"
     include_self: bool = False
     negative: Literal["shift", "relu"] = "shift"
-    global_lr: float = 1.0
-
-    def __post_init__(self) -> None:
-        for name, hint in get_type_hints(type(self)).items():
-            if get_origin(hint) is Literal and getattr(self, name) not in get_args(hint):
-                options = ", ".join(map(str, get_args(hint)))
-                raise ConfigError(
-                    f"grace.{name} is {getattr(self, name)!r}: write one of {options}"
-                )
-        for name in ("beta", "mu", "inner_lr"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < inf:
-                raise ConfigError(f"grace.{name} is {value!r}: it should be at least 0")
-        for name in ("adversary_lr", "temperature", "global_lr"):
-            if not 0 < getattr(self, name) < inf:
-                raise ConfigError(f"grace.{name} is {getattr(self, name)!r}: it should be above 0")
-        if self.pixels < 2:
-            raise ConfigError(f"grace.pixels is {self.pixels!r}: it should be at least 2")
+    global_lr: Positive = 1.0
 
     def round(self, server: Server) -> None:
-        """Move the global model by the clients' updates, weighted by their consistency.
+        """Move theta_g by the clients' updates, weighted by their consistency.
 
-        theta_g + eta_g sum p' delta is computed as theta_g + eta_g (mean - theta_g), mean = sum p'
-        theta_m, which is the mean itself at eta_g = 1. Buffers are averaged with p'. The weights
-        p' of the round are kept in ``server.state["weights"]``.
+        theta_g + eta_g sum p' delta is computed as theta_g + eta_g (mean - theta_g), where mean is
+        sum p' theta_m: at eta_g = 1 the mean itself. Buffers are averaged with p'. The weights p'
+        of the round are kept in ``server.state["weights"]``.
         """
-        start = server.state["model"]
-        replies = server.ask(self.train, model=start)
-        if self.server == "plain":
-            mean = replies.mean("model", self.weight)
-        else:
-            mean = self._consistent_mean(server, replies.items())
-        moved = mean.select(server.parts.trainable)
+        theta_g, weight = server.state["model"], self.weight
+        replies = server.ask(self.train, model=theta_g)
+        if self.server == "consistency":
+            p = self.weights(replies, theta_g.select(server.parts.trainable))  # p'
+            server.state["weights"] = p
+            replies, weight = Replies(iter(replies), p), None
+        mean = replies.mean("model", weight)  # sum_m p'_m theta_m
+        theta = mean.select(server.parts.trainable)
         if self.global_lr != 1:
-            begin = start.select(moved)
-            moved = begin + self.global_lr * (moved - begin)
-        server.state["model"] = mean | moved
+            start = theta_g.select(theta)
+            theta = start + self.global_lr * (theta - start)  # theta_g + eta_g sum_m p'_m delta_m
+        server.state["model"] = mean | theta
 
-    def _consistent_mean(self, server: Server, replies: Sequence[tuple[str, Message]]) -> Tensors:
-        """Average the models with the weights p'."""
-        names = server.parts.trainable
-        shares = [float(m[self.weight]) if self.weight else 1.0 for _, m in replies]
-        updated = [message["model"].select(names) for _, message in replies]
-        weights = self.weights(updated, server.state["model"].select(names), shares)
-        running = Mean()
-        for (client, message), weight in zip(replies, weights, strict=True):
-            running.add(message["model"], weight, f"client {client!r}, part 'model'")
-        server.state["weights"] = dict(zip((c for c, _ in replies), weights, strict=True))
-        return running.result()
-
-    def weights(
-        self, models: Sequence[Tensors], start: Tensors, shares: Sequence[float]
-    ) -> list[float]:
-        """Return p' of every client.
+    def weights(self, replies: Replies, theta_g: Tensors) -> dict[str, float]:
+        """Return p'_m of every client (Eq. 3-5); one without training examples is not compared.
 
         Args:
-            models: the parameters that the clients returned.
-            start: those that they received.
-            shares: p up to a factor; a client whose share is 0 is not compared with the others.
+            replies: theta_m and the number of examples of each client; they are held.
+            theta_g: the parameters that the clients received.
         """
-        heard = [index for index, share in enumerate(shares) if share > 0]
-        if not heard:
-            return list(shares)
-        sigma = self.similarities([models[index] for index in heard], start)
-        c = raised(consistency(sigma, include_self=self.include_self), self.negative)
-        weights = dict(zip(heard, reweighted([shares[i] for i in heard], c), strict=True))
-        return [float(weights.get(index, 0.0)) for index in range(len(shares))]
-
-    def similarities(self, models: Sequence[Tensors], start: Tensors) -> Array:
-        """Return sigma, (M, M): how alike the models' differences from ``start`` are."""
-        if self.similarity == "total":
-            return cosines(gram(models, start))
-        by_tensor = [cosines(products) for products in gram_by_name(models, start).values()]
-        last = 1.0 if self.similarity == "split" else 0.0
-        sigma: Array = np.average(by_tensor, axis=0, weights=np.linspace(1, last, len(by_tensor)))
-        return sigma
+        messages = replies.collect().items()
+        p = {client: float(m[self.weight]) if self.weight else 1.0 for client, m in messages}
+        theta = [m["model"].select(theta_g) for client, m in messages if p[client] > 0]
+        if not theta:
+            return p
+        sigma = similarities(theta, theta_g, self.similarity)  # sigma_mn = cos(delta_m, delta_n)
+        c = consistency(sigma, include_self=self.include_self)  # c_m = mean_n sigma_mn
+        return reweighted(p, nonnegative(c, self.negative))  # p'_m ~ c_m p_m
 
     @handler
     def train(self, client: Client, request: Message) -> Message:
-        """Train the received model on the corrected objective, and keep it as the personal one."""
-        received = request["model"]
-        objective = _Objective(self, client, received) if self.corrects(client) else None
-        model = client.fit(received, objective=objective)
-        client.state["personal"] = model
-        if objective is not None and objective.adversary is not None:
-            client.state["adversary"] = objective.adversary.weights
-        return Message.of(model=model, num_examples=client.num_examples)
+        """Train theta_g on the corrected objective; theta_m is the personal model.
 
-    def corrects(self, client: Client) -> bool:
-        """Whether this client's objective differs from the task's loss in this round."""
-        return self.client == "meta" or self.aligns or self.contrasts(client)
+        Args:
+            client: the site.
+            request: ``model``, theta_g.
+        """
+        theta_g = request["model"]
+        align = Alignment(self, client) if self.alignment != "none" and self.beta > 0 else None
+        contrasted = self.base == "moon" and self.mu > 0
+        previous = client.state.get("personal") if contrasted else None
+        corrected = self.client == "meta" or align is not None or previous is not None
+        objective = self.objective(theta_g, previous, align) if corrected else None
+        theta_m = client.fit(theta_g, objective=objective)
+        client.state["personal"] = theta_m
+        if align is not None:
+            client.state |= align.state()
+        return Message.of(model=theta_m, num_examples=client.num_examples)
 
-    @property
-    def aligns(self) -> bool:
-        """Whether features are aligned."""
-        return self.alignment != "none" and self.beta > 0
+    def objective(
+        self, theta_g: Tensors, previous: Tensors | None, align: Alignment | None
+    ) -> Objective:
+        """Return what one local step minimises, as a function of theta and a batch (Eq. 1-2).
 
-    def contrasts(self, client: Client) -> bool:
-        """Whether MOON's loss takes part: it needs a local model of an earlier round."""
-        return self.base == "moon" and self.mu > 0 and "personal" in client.state
+        Args:
+            theta_g: the model received.
+            previous: the client's model of its last round, for MOON's loss; None: without it.
+            align: A; None: without it.
+        """
+
+        def losses(network: LiveNetwork, batch: Batch) -> tuple[Tensor, Tensor | None]:
+            if self.client == "plain":
+                output = network.forward(batch["image"])
+            else:
+                train, batch = halves(batch)  # tr, te
+                lr = network.lr if self.inner_lr is None else self.inner_lr
+                ahead = look_ahead(network, train, lr=lr, order=self.order)  # theta', Eq. 1
+                output = network.forward(batch["image"], ahead, learn_statistics=False)
+            loss = network.loss(output, batch)  # L(theta'; te)
+            if align is None and previous is None:
+                return loss, None
+            h, h_g = output.features, network.reference(batch["image"], theta_g).features
+            added = torch.zeros_like(loss)
+            if align is not None:
+                added = added + self.beta * align(h_g, h)  # beta A(h_g, h'), Eq. 2
+            if previous is not None:
+                h_p = network.reference(batch["image"], previous).features
+                term = contrastive(pool(h), pool(h_g), pool(h_p), temperature=self.temperature)
+                added = added + self.mu * term  # mu L_con
+            return loss, added
+
+        return losses
 
     def personal_model(self, client: Client, request: Message) -> Tensors:
-        """The client's model as trained; before its first round the received one."""
+        """Return theta_m, or theta_g before the client's first round.
+
+        See `Algorithm.personal_model`.
+        """
         model: Tensors = client.state.get("personal", request["model"])
         return model
-
-
-def consistency(sigma: Array, *, include_self: bool) -> Array:
-    """Return c, (M,): the mean of each row of sigma, (M, M), with or without its diagonal.
-
-    A client that is alone agrees with itself: its c is 1.
-    """
-    if len(sigma) == 1:
-        return np.ones(1)
-    counted = sigma if include_self else sigma - np.diag(np.diagonal(sigma))
-    c: Array = counted.sum(axis=1) / (len(sigma) if include_self else len(sigma) - 1)
-    return c
-
-
-def raised(c: Array, negative: str) -> Array:
-    """Return c without negative values; see `Grace.negative`.
-
-    The released code then divides by max c where that exceeds 1, which the normalisation of the
-    weights undoes.
-    """
-    if negative == "relu":
-        return np.maximum(c, FLOOR)
-    return c - c.min() + FLOOR if c.min() < 0 else c
-
-
-def reweighted(shares: Sequence[float], c: Array) -> Array:
-    """Return p' = c p / sum c p, (M,); p itself where every c is 0 and says nothing.
-
-    Args:
-        shares: p up to a factor, such as numbers of examples.
-        c: consistencies, none negative.
-    """
-    p = np.asarray(shares, dtype=float)
-    weights = c * p if (c * p).sum() > 0 else p
-    normalised: Array = weights / weights.sum()
-    return normalised
-
-
-def halves(batch: Batch) -> tuple[Batch, Batch]:
-    """Return the first and second half of a batch, by position; the second may have one more.
-
-    Fewer than four examples are not divided, since a half of one has neither batch statistics nor a
-    covariance: the whole batch serves as both halves.
-    """
-    count = len(batch["image"])
-    if count < 4:
-        return batch, batch
-    middle = count // 2
-    return (
-        {key: value[:middle] for key, value in batch.items()},
-        {key: value[middle:] for key, value in batch.items()},
-    )
-
-
-def look_ahead(network: LiveNetwork, batch: Batch, *, lr: float, order: int) -> Tensors:
-    """Return theta' = theta - lr grad L(theta): functions of theta, one plain gradient step ahead.
-
-    Running statistics learn here, at theta, and nowhere else: the virtual theta' is not a model
-    that anybody keeps.
-
-    Args:
-        network: at theta.
-        batch: the meta-training half.
-        lr: step.
-        order: 1: the step is a constant; 2: it depends on theta.
-    """
-    theta = network.parameters
-    loss = network.loss(network.forward(batch["image"]), batch)
-    gradients = torch.autograd.grad(
-        loss, list(theta.values()), create_graph=order == 2, allow_unused=True
-    )
-    return Tensors(
-        (name, parameter if step is None else parameter - lr * step)
-        for (name, parameter), step in zip(theta.items(), gradients, strict=True)
-    )
-
-
-class _Objective:
-    """What a client minimises in one round; holds the classifier that is to be misled."""
-
-    def __init__(self, method: Grace, client: Client, received: Tensors) -> None:
-        self.method, self.received = method, received
-        self.adversary: DomainClassifier | None = None
-        self._previous: Tensors | None = (
-            client.state["personal"] if method.contrasts(client) else None
-        )
-        self._weights: Tensors | None = client.state.get("adversary")
-        self._random = client.rng("alignment")
-
-    def __call__(self, network: LiveNetwork, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        if self.method.client == "plain":
-            return self._losses(network, network.forward(batch["image"]), batch)
-        first, second = halves(batch)
-        lr = network.lr if self.method.inner_lr is None else self.method.inner_lr
-        ahead = look_ahead(network, first, lr=lr, order=self.method.order)
-        output = network.forward(second["image"], ahead, learn_statistics=False)
-        return self._losses(network, output, second)
-
-    def _losses(
-        self, network: LiveNetwork, output: Output, batch: Batch
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the task's loss, and the weighted terms beside it."""
-        loss, terms = network.loss(output, batch), []
-        if self.method.aligns or self._previous is not None:
-            received = network.reference(batch["image"], self.received).features
-            if self.method.aligns:
-                terms.append(self.method.beta * self._alignment(received, output.features))
-            if self._previous is not None:
-                previous = network.reference(batch["image"], self._previous).features
-                terms.append(
-                    self.method.mu
-                    * contrastive(
-                        pool(output.features), pool(received), pool(previous),
-                        temperature=self.method.temperature,
-                    )
-                )  # fmt: skip
-        return loss, sum(terms, torch.zeros_like(loss)) if terms else None
-
-    def _alignment(self, received: Tensor, local: Tensor) -> Tensor:
-        if self.method.features == "pooled":
-            received, local = pool(received), pool(local)
-        else:
-            local, positions = pick_pixels(local, self.method.pixels, self._random)
-            received = pixels_at(received, positions)
-        if self.method.alignment == "coral":
-            return coral(received, local)
-        if self.method.alignment == "mmd":
-            return mmd(received, local)
-        return self._classifier(local).confusion(received, local)
-
-    def _classifier(self, local: Tensor) -> DomainClassifier:
-        if self.adversary is None:
-            weights = self._weights
-            if weights is None:
-                weights = DomainClassifier.initial(local.shape[1], self._random)
-            self.adversary = DomainClassifier(
-                weights.map(lambda tensor: tensor.to(local)), lr=self.method.adversary_lr
-            )
-        return self.adversary

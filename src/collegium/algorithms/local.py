@@ -1,15 +1,15 @@
-"""Single-site training: what every hospital reaches alone."""
+"""Single-site training, the baseline of a hospital alone."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from collegium.core.algorithm import Algorithm, Client, Server, handler
 from collegium.core.message import Message
+from collegium.core.settings import settings
 from collegium.core.tensors import Tensors
 
 
-@dataclass(frozen=True)
+@settings
 class Local(Algorithm):
     """Every client trains on its own data only, with the same budget as in a federation.
 
@@ -25,26 +25,36 @@ class Local(Algorithm):
         server.ask(self.start, model=server.initial_model)
 
     def round(self, server: Server) -> None:
-        """Let every client go on training."""
+        """Continue training at every client."""
         server.ask(self.train)
 
     @handler
     def start(self, client: Client, request: Message) -> Message:
-        """Keep the initial model."""
+        """Keep the initial model.
+
+        Args:
+            client: the site.
+            request: ``model``, the common initial model.
+        """
         client.state["model"] = request["model"]
         return Message.of()
 
     @handler
     def train(self, client: Client, request: Message) -> Message:
-        """Train the client's own model."""
+        """Train the client's own model.
+
+        Args:
+            client: the site.
+            request: nothing.
+        """
         client.state["model"] = client.fit(client.state["model"])
         return Message.of()
 
     def shared(self, server: Server) -> Mapping[str, Any]:
-        """Nothing."""
+        """Return nothing."""
         return {}
 
     def personal_model(self, client: Client, request: Message) -> Tensors:
-        """The client's own model."""
+        """Return the client's own model. See `Algorithm.personal_model`."""
         model: Tensors = client.state["model"]
         return model

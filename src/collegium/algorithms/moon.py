@@ -1,8 +1,6 @@
 """MOON (Li, He and Song, 2021, https://arxiv.org/abs/2103.16257)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from math import inf
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
@@ -11,13 +9,13 @@ from collegium.algorithms.fedavg import FedAvg
 from collegium.core.algorithm import Client, handler
 from collegium.core.dataset import Batch
 from collegium.core.message import Message
+from collegium.core.settings import NonNegative, Positive, settings
 from collegium.core.tensors import Tensors
-from collegium.errors import ConfigError
 from collegium.training.alignment import contrastive, pool
 from collegium.training.objectives import LiveNetwork, Objective
 
 
-@dataclass(frozen=True)
+@settings
 class Moon(FedAvg):
     """FedAvg whose clients' features stay like the received model's: L + mu L_con (Eq. 4).
 
@@ -41,21 +39,18 @@ class Moon(FedAvg):
 
     neutral: ClassVar[Mapping[str, Any] | None] = {"mu": 0.0}
 
-    mu: float = 1.0
-    temperature: float = 0.5
+    mu: NonNegative = 1.0
+    temperature: Positive = 0.5
     features: Literal["pooled", "flat"] = "pooled"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.mu < inf:
-            raise ConfigError(f"moon.mu is {self.mu!r}: it should be at least 0")
-        if not 0 < self.temperature < inf:
-            raise ConfigError(f"moon.temperature is {self.temperature!r}: it should be above 0")
-        if self.features not in ("pooled", "flat"):
-            raise ConfigError(f"moon.features is {self.features!r}: write pooled or flat")
 
     @handler
     def train(self, client: Client, request: Message) -> Message:
-        """Train the received model, its features held close to the received model's."""
+        """Train the received model on L + mu L_con.
+
+        Args:
+            client: the site.
+            request: ``model``, the global model.
+        """
         received, previous = request["model"], client.state.get("previous")
         objective = self.objective(received, previous) if self.mu > 0 and previous else None
         model = client.fit(received, objective=objective)
@@ -63,7 +58,12 @@ class Moon(FedAvg):
         return Message.of(model=model, num_examples=client.num_examples)
 
     def objective(self, received: Tensors, previous: Tensors) -> Objective:
-        """Return what local training minimises, given the two models it compares with."""
+        """Return the objective of local training.
+
+        Args:
+            received: the model received.
+            previous: the client's own model of its last round.
+        """
 
         def losses(network: LiveNetwork, batch: Batch) -> tuple[Tensor, Tensor]:
             output = network.forward(batch["image"])

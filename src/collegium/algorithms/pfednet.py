@@ -2,53 +2,35 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from collegium.algorithms._pfednet_sites import (
+    Component,
+    ask_to_train,
+    coupling_of,
+    deliver,
+    newest_personal,
+    personal_names,
+    similarity_graph,
+)
 from collegium.core.algorithm import Algorithm, Client, Replies, Server, handler
 from collegium.core.message import Message
 from collegium.core.model_parts import ModelParts
-from collegium.core.payloads import Count, Expected, ModelPart, Numbers, Part
+from collegium.core.payloads import Count, Numbers, PartSchema
+from collegium.core.settings import NonNegative, Positive, PositiveInt, settings
 from collegium.core.tensors import Tensors, mean
 from collegium.errors import ConfigError, ProtocolError
-from collegium.heterogeneity.survey import Array, Inquiry, Surveyed, asks, vectors
-from collegium.solvers.admm import Coupling, Norm
+from collegium.heterogeneity import graphs
+from collegium.heterogeneity.survey import SurveyMixin, SurveyQuestions, survey_parts
+from collegium.solvers.admm import Norm
 from collegium.solvers.consensus import consensus
-from collegium.tasks.metrics import box, sdwd
-
-logger = logging.getLogger(__name__)
-
-ROLES = {"decoder": "decoder", "head": "head", "all": "names"}
-"""The choices of `PFedNet.personal` as fields of `ModelParts`."""
+from collegium.tasks.metrics import box_plot_summary, sdwd
 
 
-@dataclass(frozen=True)
-class Chosen(ModelPart):
-    """Tensors of the part that the field `personal` of the algorithm chooses, or of the rest.
-
-    Attributes:
-        rest: whether it is the rest.
-    """
-
-    rest: bool = False
-
-    @property
-    def says(self) -> str:
-        """What it is, in a few words."""
-        return "the model without its personal part" if self.rest else "the model's personal part"
-
-    def check(self, value: Any, expected: Expected) -> None:
-        """Check names, shapes, dtypes and finiteness."""
-        role = ROLES[expected.fields["personal"]]
-        part = ModelPart(without=role) if self.rest else ModelPart(only=role)
-        part.check(value, expected)
-
-
-@dataclass(frozen=True)
-class PFedNet(Surveyed, Algorithm):
-    """A shared part x, and personal parts z_n tied along a graph of similar sites (Algorithm 5).
+@settings
+class PFedNet(SurveyMixin, Algorithm):
+    """A shared part x, and personal parts z_n coupled along a graph of similar sites (Algorithm 5).
 
     Site n predicts with y_n = x and z_n together. With p_n = 1/N the objective is
 
@@ -67,12 +49,12 @@ class PFedNet(Surveyed, Algorithm):
 
     Deviations. The Z-update is solved exactly, with the right proximal maps (see
     `collegium.solvers.consensus`). The graph is the union of the nearest-neighbour relations, each
-    edge once. Local steps are divided between the trainings of a round (``split_steps``), where the
-    paper trains anew in each. Running statistics of shared layers are averaged, those of personal
-    layers stay the site's own. A site that fails is left out of the round's graph.
+    edge once. Local steps are divided between the trainings of a round (``split_steps``), while the
+    paper trains in full in each. Running statistics of shared layers are averaged, those of
+    personal layers stay the site's own. A site that fails is left out of the round's graph.
 
     Attributes:
-        lam: strength of the pull; the paper has 0.01 for classification and 1.0 for segmentation.
+        lam: weight of the penalty; the paper has 0.01 for classification and 1.0 for segmentation.
             Its effect grows with the number of sites, since f is a mean over them.
         k: neighbours of each site in the graph; None: 3 as in the paper, or all others if fewer.
         p: norm of the differences: 1, 2 or "inf".
@@ -85,82 +67,58 @@ class PFedNet(Surveyed, Algorithm):
         eta: replaces pace_n in the Z-update; None: learning rate times steps.
         rho: of the augmented Lagrangian; it matters with ``iterations`` only. None: chosen.
         iterations: runs so many iterations of Algorithm 4 from Z_t; None: to the optimum.
-        sketch: what sites tell of their data: "mean_image", "second_moment" (both compared by sums
-            of absolute differences) or "label_histogram" (Euclidean distance).
+        sketch: the summary of their data that sites send: "mean_image", "second_moment" (both
+            compared by sums of absolute differences) or "label_histogram" (Euclidean distance).
         sketch_items: how many training images a sketch is made from.
         sketch_size: side of the grid of a sketch.
     """
 
-    sends: ClassVar[Mapping[str, Part]] = {
-        **asks("mean_image", "second_moment", "label_histogram"),
-        "shared": Chosen(rest=True),
-        "personal_update": Chosen(),
-        "pace": Numbers(says="learning rate times steps"),
+    sends: ClassVar[Mapping[str, PartSchema]] = {
+        **survey_parts("mean_image", "second_moment", "label_histogram"),
+        "shared": Component(shared=True),
+        "personal_update": Component(shared=False),
+        "pace": Numbers(description="learning rate times steps"),
         "num_examples": Count(),
     }
     has_global: ClassVar[bool] = False
 
-    lam: float = 0.01
-    k: int | None = None
+    lam: NonNegative = 0.01
+    k: PositiveInt | None = None
     p: Norm = 2
     personal: Literal["decoder", "head", "all"] = "decoder"
-    inner_shared: int = 1
-    inner_personal: int = 1
+    inner_shared: PositiveInt = 1
+    inner_personal: PositiveInt = 1
     weighting: Literal["uniform", "examples"] = "uniform"
     combined: bool = False
     split_steps: bool = True
-    eta: float | None = None
-    rho: float | None = None
-    iterations: int | None = None
+    eta: Positive | None = None
+    rho: Positive | None = None
+    iterations: PositiveInt | None = None
     sketch: Literal["mean_image", "second_moment", "label_histogram"] = "mean_image"
-    sketch_items: int = 16
-    sketch_size: int = 16
+    sketch_items: PositiveInt = 16
+    sketch_size: PositiveInt = 16
 
     def __post_init__(self) -> None:
-        for name in ("k", "inner_shared", "inner_personal", "iterations"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} is {value}; choose at least 1")
-        for name in ("eta", "rho"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise ConfigError(f"{name} is {value}; choose a number above 0")
-        if not 0 <= self.lam < float("inf"):
-            raise ConfigError(f"lam is {self.lam}; choose a number of at least 0")
         if self.combined and (self.inner_shared, self.inner_personal) != (1, 1):
             raise ConfigError(
                 "combined makes one training of the two of a round; leave inner_shared and "
                 "inner_personal at 1, or set combined to false"
             )
-        self.inquiry()
 
-    def inquiry(self) -> Inquiry:
-        """Ask for the sketch."""
-        return Inquiry((self.sketch,), items=self.sketch_items, size=self.sketch_size)
+    def questions(self) -> SurveyQuestions:
+        """Return the question: the sketch."""
+        return SurveyQuestions((self.sketch,), items=self.sketch_items, size=self.sketch_size)
 
     def unused_sends(self) -> Collection[str]:
-        """The other sketches; where everything is personal, the shared part too."""
+        """Return the other sketches; if everything is personal, the shared part too."""
         nothing = {"shared"} if self.personal == "all" else set()
         return {*super().unused_sends(), *nothing}
 
-    def personal_names(self, parts: ModelParts) -> frozenset[str]:
-        """Return the names of z.
-
-        Raises:
-            ConfigError: the network has no such part.
-        """
-        names: frozenset[str] = getattr(parts, ROLES[self.personal])
-        if not names & parts.trainable:
-            raise ConfigError(
-                f"pfednet: the network's {self.personal} has nothing to train, so that no part is "
-                f"personal; declare the role in the network, or set personal to all"
-            )
-        return names
-
     def check_setup(self, clients: Sequence[str], parts: ModelParts) -> None:
-        """Refuse too few sites for k, and a network without the personal part."""
-        from collegium.heterogeneity import graphs
+        """Refuse too few sites for k, and a network without the personal part.
 
+        See `Algorithm.check_setup`.
+        """
         if len(clients) < 2:
             raise ConfigError(
                 "pfednet joins similar sites, and there is one site only; add sites, or choose "
@@ -168,195 +126,168 @@ class PFedNet(Surveyed, Algorithm):
             )
         if self.k is not None:
             graphs.check_neighbours(self.k, len(clients))
-        self.personal_names(parts)
+        personal_names(parts, self.personal)
 
     def setup(self, server: Server) -> None:
-        """Build the graph; all sites start with the common model.
+        """Build the graph; all sites start from the common model.
 
         Raises:
             ProtocolError: a site sent no sketch.
         """
-        names, model = self.personal_names(server.parts), server.initial_model
+        names, model = personal_names(server.parts, self.personal), server.initial_model
         state = server.state
-        state["shared"] = model.without(names)
-        state["personal"] = {client: model.select(names) for client in server.clients}
+        state["shared"] = model.without(names)  # x
+        state["personal"] = {site: model.select(names) for site in server.clients}  # Z
         state["behind"] = list(server.clients)
-        state["graph"] = self._graph(server)
+        state["graph"] = similarity_graph(self.collect_statistics(server), self.sketch, self.k)  # Q
         state["sdwd"] = []
 
-    def _graph(self, server: Server) -> dict[str, Any]:
-        """Ask for sketches and join every site with the k most similar ones."""
-        from collegium.heterogeneity import graphs
-
-        replies = dict(server.ask(self.survey).items())
-        silent = [site for site in server.clients if site not in replies]
-        if silent:
-            raise ProtocolError(
-                f"site {silent[0]!r} sent no {self.sketch}, so that its place in the graph is "
-                f"unknown; start again when it answers, or leave it out"
-            )
-        matrix = self._distances(vectors(replies.items(), self.sketch))
-        k = min(3, len(matrix) - 1) if self.k is None else self.k
-        edges = graphs.edges(graphs.neighbours(matrix, k))
-        pairs = [[server.clients[i], server.clients[j]] for i, j in edges]
-        logger.info("similar sites: %s", ", ".join(" - ".join(pair) for pair in pairs))
-        return {"clients": server.clients, "distances": matrix.tolist(), "edges": pairs}
-
-    def _distances(self, sketches: Mapping[str, Array]) -> Array:
-        from collegium.heterogeneity import distances
-
-        if self.sketch == "label_histogram":
-            return distances.euclidean_distances(sketches)
-        return distances.l1_distances(sketches)
-
     def round(self, server: Server) -> None:
-        """Train and average x (phase X), then train Z and tie it (phase Z)."""
+        """Run phase X, which trains and averages x, and phase Z, which trains and couples Z."""
         if self.combined:
-            replies = self._ask(server, self.train_both)
-            self._average(server, replies)
-            self._tie(server, replies)
+            replies = ask_to_train(server, self.train_both)
+            self.update_shared(server, replies)
+            self.update_personal(server, replies)
             return
-        for _ in range(self.inner_shared):
-            if self.personal != "all":
-                self._average(server, self._ask(server, self.train_shared))
-        for _ in range(self.inner_personal):
-            self._tie(server, self._ask(server, self.train_personal))
+        for _ in range(self._shared_trainings):  # phase X
+            self.update_shared(server, ask_to_train(server, self.train_shared))
+        for _ in range(self.inner_personal):  # phase Z
+            self.update_personal(server, ask_to_train(server, self.train_personal))
 
-    def _ask(self, server: Server, method: Any) -> Replies:
-        """Ask all sites; one that has not got its newest z_n gets it with the request."""
-        state = server.state
-        late = {
-            client: {"personal": state["personal"][client]} if client in state["behind"] else {}
-            for client in server.clients
-        }
-        each = late if state["behind"] else None
-        replies = server.ask(method, each=each, shared=state["shared"]).hold()
-        state["behind"] = sorted(set(state["behind"]) - set(replies.clients))
-        return replies
+    def update_shared(self, server: Server, replies: Replies) -> None:
+        """Average the shared parts: x <- sum_n p_n x_n.
 
-    def _average(self, server: Server, replies: Replies) -> None:
+        Args:
+            server: its state receives x.
+            replies: x_n of each site.
+        """
         if self.personal != "all":
-            weight = "num_examples" if self.weighting == "examples" else None
-            server.state["shared"] = replies.mean("shared", weight)
+            server.state["shared"] = replies.mean("shared", self.weight)
 
-    def _tie(self, server: Server, replies: Replies) -> None:
-        """Solve for Z among the sites that answered, and hand each site its own part."""
-        personal, sites = server.state["personal"], list(replies.clients)
+    def update_personal(self, server: Server, replies: Replies) -> None:
+        """Solve for Z among the sites that answered (Algorithm 4), and send each site its z_n.
+
+        Args:
+            server: its state receives Z.
+            replies: the update of z_n and the pace of each site.
+
+        Raises:
+            ProtocolError: no site answered.
+        """
+        state, sites = server.state, replies.clients
         if not sites:
             raise ProtocolError("nothing to tie: no client sent a reply that can be used")
-        trainable = self.personal_names(server.parts) & server.parts.trainable
-        points = [personal[site] + reply["personal_update"] for site, reply in replies.items()]
-        tied = consensus(
-            [point.select(trainable) for point in points],
-            self._coupling(server.state["graph"]["edges"], sites, replies),
+        trainable = personal_names(server.parts, self.personal) & server.parts.trainable
+        z = state["personal"]
+        b = {n: z[n] + reply["personal_update"] for n, reply in replies.items()}  # z_n + update_n
+        # Z <- argmin sum_n ||z_n - b_n||^2 / (2 eta_n) + lam sum_{(i, j)} ||z_i - z_j||_p
+        coupled = consensus(
+            [b[n].select(trainable) for n in sites],
+            coupling_of(self, state["graph"]["edges"], replies),
             p=self.p,
             iterations=self.iterations,
-            start=[personal[site].select(trainable) for site in sites] if self.iterations else None,
+            start=[z[n].select(trainable) for n in sites] if self.iterations else None,
         )
-        new = {site: b | z for site, b, z in zip(sites, points, tied, strict=True)}
-        server.state["personal"] = personal | new
-        parts = [server.state["personal"][site].select(trainable) for site in server.clients]
-        server.state["sdwd"] = [*server.state["sdwd"], {"round": server.round, **box(sdwd(parts))}]
-        self._deliver(server, {*sites, *server.state["behind"]})
+        state["personal"] = z | {n: b[n] | z_n for n, z_n in zip(sites, coupled, strict=True)}
+        parts = [state["personal"][n].select(trainable) for n in server.clients]
+        summary = {"round": server.round, **box_plot_summary(sdwd(parts))}
+        state["sdwd"] = [*state["sdwd"], summary]
+        deliver(server, self.receive, {*sites, *state["behind"]})
 
-    def _coupling(
-        self, pairs: Sequence[Sequence[str]], sites: Sequence[str], replies: Replies
-    ) -> Coupling:
-        """Return the graph of the sites that answered, with their steps eta_n."""
-        from collegium.heterogeneity import graphs
-
-        place = {site: index for index, site in enumerate(sites)}
-        edges = [(place[a], place[b]) for a, b in pairs if a in place and b in place]
-        messages = replies.values()
-        counts = [m["num_examples"] if self.weighting == "examples" else 1 for m in messages]
-        etas = [
-            (self.eta or message["pace"]["eta"]) * sum(counts) / count
-            for message, count in zip(messages, counts, strict=True)
-        ]
-        return Coupling.of(graphs.incidence(len(sites), edges), etas, self.lam, self.rho)
-
-    def _deliver(self, server: Server, sites: Collection[str]) -> None:
-        """Send each site its z_n and note who did not get it."""
-        parts = {site: {"personal": server.state["personal"][site]} for site in sites}
-        replies = server.ask(self.receive, each=parts).hold()
-        server.state["behind"] = sorted(set(sites) - set(replies.clients))
+    @property
+    def weight(self) -> str | None:
+        """The part that holds p_n up to a factor; None: all are equal."""
+        return "num_examples" if self.weighting == "examples" else None
 
     def shared(self, server: Server) -> Mapping[str, Any]:
-        """The shared part; every site holds its personal part already."""
+        """Return x; every site holds its z_n already."""
         return {"shared": server.state["shared"]}
-
-    def deploy(self, server: Server) -> dict[str, Tensors]:
-        """The shared part with the mean of all personal parts: what lam without bound leads to."""
-        parts = [server.state["personal"][site] for site in server.clients]
-        return {"mean": server.state["shared"] | mean(parts)}
 
     @handler
     def train_shared(self, client: Client, request: Message) -> Message:
-        """Train the whole model and send its shared part."""
-        start = self._model(client, request)
-        model = client.fit(start, steps=self._steps(client, personal=False))
-        shared = model.without(self.personal_names(client.parts))
-        return Message.of(shared=shared, num_examples=client.num_examples)
+        """Train y_n and send x_n, its shared part.
+
+        Args:
+            client: the site.
+            request: ``shared``, x; ``personal``, z_n, if the site does not hold its newest.
+        """
+        _, trained, _ = self._fit(client, request, personal=False)
+        x = trained.without(personal_names(client.parts, self.personal))
+        return Message.of(shared=x, num_examples=client.num_examples)
 
     @handler
     def train_personal(self, client: Client, request: Message) -> Message:
-        """Train the whole model and send the update of its personal part."""
-        start = self._model(client, request)
-        steps = self._steps(client, personal=True)
-        model = client.fit(start, steps=steps)
-        return self._update(client, start, model, client.num_steps if steps is None else steps)
+        """Train y_n and send the update of z_n, its personal part, with the pace.
+
+        Args:
+            client: the site.
+            request: see `train_shared`.
+        """
+        return self._update(client, *self._fit(client, request, personal=True))
 
     @handler
     def train_both(self, client: Client, request: Message) -> Message:
-        """Train the whole model and send both."""
-        start = self._model(client, request)
-        model = client.fit(start)
-        update = self._update(client, start, model, client.num_steps)
+        """Train y_n once and send all of that.
+
+        Args:
+            client: the site.
+            request: see `train_shared`.
+        """
+        y, trained, steps = self._fit(client, request, personal=True)
+        update = self._update(client, y, trained, steps)
         if self.personal == "all":
             return update
-        return Message.of(**update, shared=model.without(self.personal_names(client.parts)))
+        x = trained.without(personal_names(client.parts, self.personal))
+        return Message.of(**update, shared=x)
 
     @handler
     def receive(self, client: Client, request: Message) -> Message:
-        """Keep the personal part that the server has tied to those of similar sites."""
+        """Keep z_n as the server has coupled it to those of similar sites.
+
+        Args:
+            client: the site.
+            request: ``personal``, z_n.
+        """
         client.state["personal"] = request["personal"]
         return Message.of()
 
     def _model(self, client: Client, request: Message) -> Tensors:
-        """Return y_n, whose personal part is the newest that the client was given."""
-        if "personal" in request:
-            client.state["personal"] = request["personal"]
-        if "personal" not in client.state:
-            raise ProtocolError(
-                f"site {client.id!r} has lost its personal part, which the server does not send "
-                f"again; bring back the site's state, or start the run again"
-            )
-        model: Tensors = request["shared"] | client.state["personal"]
-        return model
+        y: Tensors = request["shared"] | newest_personal(client, request)  # y_n = M x + N z_n
+        return y
 
-    def _update(self, client: Client, start: Tensors, model: Tensors, steps: int) -> Message:
-        names = self.personal_names(client.parts)
+    def _fit(
+        self, client: Client, request: Message, *, personal: bool
+    ) -> tuple[Tensors, Tensors, int]:
+        """Return y_n before and after one training of a phase, and its number of local steps."""
+        y, steps = self._model(client, request), None
+        trainings = self._shared_trainings + self.inner_personal
+        if self.split_steps and not self.combined and trainings > 1:
+            each = client.num_steps // trainings
+            rest = (client.num_steps - self._shared_trainings * each) // self.inner_personal
+            steps = max(rest if personal else each, 1)
+        trained = client.fit(y, steps=steps)
+        return y, trained, client.num_steps if steps is None else steps
+
+    def _update(self, client: Client, y: Tensors, trained: Tensors, steps: int) -> Message:
+        names = personal_names(client.parts, self.personal)
         return Message.of(
-            personal_update=model.select(names) - start.select(names),
+            personal_update=trained.select(names) - y.select(names),
             pace={"eta": client.lr * steps},
             num_examples=client.num_examples,
         )
 
-    def _steps(self, client: Client, *, personal: bool) -> int | None:
-        """Return the steps of one training: its share of the round's, at least one.
-
-        None: as many as the recipe says.
-        """
-        total = client.num_steps
-        shared = 0 if self.personal == "all" else self.inner_shared
-        if not self.split_steps or shared + self.inner_personal == 1:
-            return None
-        each = total // (shared + self.inner_personal)
-        rest = (total - shared * each) // self.inner_personal
-        return max(rest if personal else each, 1)
+    @property
+    def _shared_trainings(self) -> int:
+        return 0 if self.personal == "all" else self.inner_shared
 
     def personal_model(self, client: Client, request: Message) -> Tensors | None:
-        """The shared part and the client's own; None before it has one."""
-        if "personal" not in client.state:
-            return None
-        return self._model(client, request)
+        """Return y_n, or None before the site has a personal part.
+
+        See `Algorithm.personal_model`.
+        """
+        return self._model(client, request) if "personal" in client.state else None
+
+    def deploy(self, server: Server) -> dict[str, Tensors]:
+        """Return x with the mean of all z_n, the limit of Z as lam grows."""
+        parts = [server.state["personal"][site] for site in server.clients]
+        return {"mean": server.state["shared"] | mean(parts)}

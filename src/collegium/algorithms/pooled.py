@@ -1,15 +1,15 @@
 """Centralised training on the data of all sites: the upper bound that privacy forbids."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 from collegium.core.algorithm import Algorithm, Client, Server, handler
 from collegium.core.message import Message
-from collegium.core.payloads import ModelPart, Part
+from collegium.core.payloads import ModelPart, PartSchema
+from collegium.core.settings import settings
 
 
-@dataclass(frozen=True)
+@settings
 class Pooled(Algorithm):
     """Train one model on all sites' data together; possible in a simulation only.
 
@@ -19,11 +19,11 @@ class Pooled(Algorithm):
     ``local_steps`` the steps are multiplied by the number of clients.
     """
 
-    sends: ClassVar[Mapping[str, Part]] = {"model": ModelPart()}
+    sends: ClassVar[Mapping[str, PartSchema]] = {"model": ModelPart()}
     simulation_only: ClassVar[bool] = True
 
     def round(self, server: Server) -> None:
-        """Train at the first client."""
+        """Train at the first client, which holds the pooled data."""
         replies = server.ask(
             self.train,
             to=server.clients[:1],
@@ -34,6 +34,11 @@ class Pooled(Algorithm):
 
     @handler
     def train(self, client: Client, request: Message) -> Message:
-        """Train on the pooled examples."""
+        """Train on the pooled examples.
+
+        Args:
+            client: the site.
+            request: ``model`` and ``sites``, the number of clients.
+        """
         steps = None if client.local_steps is None else client.local_steps * request["sites"]
         return Message.of(model=client.fit(request["model"], data=client.pool, steps=steps))

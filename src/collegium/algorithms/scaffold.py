@@ -1,15 +1,15 @@
 """SCAFFOLD (Karimireddy et al., 2020, https://arxiv.org/abs/1910.06378), option II."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 from collegium.core.algorithm import Algorithm, Client, Server, handler
 from collegium.core.message import Message
-from collegium.core.payloads import ModelPart, Part
+from collegium.core.payloads import ModelPart, PartSchema
+from collegium.core.settings import Positive, settings
 
 
-@dataclass(frozen=True)
+@settings
 class Scaffold(Algorithm):
     """Correct local steps by the difference of server and client variates (Algorithm 1).
 
@@ -22,13 +22,13 @@ class Scaffold(Algorithm):
         global_lr: the server's step, eta_g.
     """
 
-    sends: ClassVar[Mapping[str, Part]] = {
+    sends: ClassVar[Mapping[str, PartSchema]] = {
         "model_update": ModelPart(),
         "control_update": ModelPart(only="trainable"),
     }
     optimizers: ClassVar[frozenset[str] | None] = frozenset({"sgd"})
 
-    global_lr: float = 1.0
+    global_lr: Positive = 1.0
 
     def setup(self, server: Server) -> None:
         """Start with the common model and a zero server variate."""
@@ -38,14 +38,19 @@ class Scaffold(Algorithm):
     def round(self, server: Server) -> None:
         """Move the model and the server variate by the clients' mean updates."""
         state = server.state
-        replies = server.ask(self.train, model=state["model"], control=state["control"]).hold()
+        replies = server.ask(self.train, model=state["model"], control=state["control"]).collect()
         state["model"] += self.global_lr * replies.mean("model_update", weight=None)
         share = len(replies.clients) / len(server.clients)
         state["control"] += share * replies.mean("control_update", weight=None)
 
     @handler
     def train(self, client: Client, request: Message) -> Message:
-        """Train with corrected gradients and renew the client's variate."""
+        """Train with corrected gradients and update the client's variate.
+
+        Args:
+            client: the site.
+            request: ``model``, x, and ``control``, c.
+        """
         start, control = request["model"], request["control"]
         own = client.state.get("control", 0.0 * control)
         shift = control - own

@@ -1,14 +1,14 @@
 """SiloBN (Andreux et al., 2020, https://arxiv.org/abs/2008.07424)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 from collegium.algorithms._partial import PartialSharing
-from collegium.core.payloads import Count, ModelPart, Part
+from collegium.core.payloads import Count, ModelPart, PartSchema
+from collegium.core.settings import settings
 
 
-@dataclass(frozen=True)
+@settings
 class SiloBN(PartialSharing):
     """FedAvg whose running statistics of normalisation layers stay local.
 
@@ -16,10 +16,10 @@ class SiloBN(PartialSharing):
 
     This is what libraries that average parameters only call FedAvg. A personal model is the
     aggregated weights under the statistics of the client's last local training; they are not
-    calibrated anew for the aggregated weights.
+    recalibrated for the aggregated weights.
     """
 
-    sends: ClassVar[Mapping[str, Part]] = {
+    sends: ClassVar[Mapping[str, PartSchema]] = {
         "model": ModelPart(without="norm_statistics"),
         "num_examples": Count(),
     }

@@ -1,28 +1,36 @@
-"""What all commands share: the application, its options, errors as sentences, tables."""
+"""The application, and what commands share: options, errors as sentences, tables."""
 
 import errno
 import functools
 import logging
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, ParamSpec
+from typing import TYPE_CHECKING, Annotated, NoReturn, ParamSpec
 
 import typer
 
 from collegium import __version__
 from collegium.errors import CollegiumError, StorageError
 
+if TYPE_CHECKING:
+    from collegium.experiment.config.experiment import ExperimentConfig
+
 P = ParamSpec("P")
 logger = logging.getLogger("collegium")
 
 INTERRUPTED = 130
-WIDEST = 10_000
-FULL = {errno.ENOSPC, errno.EDQUOT}
-FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
+"""The exit code of a command that was interrupted."""
+
+UNLIMITED = 10_000
+"""The width of tables in characters if standard output is no terminal."""
+
+DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
+NO_PERMISSION = {errno.EACCES, errno.EPERM, errno.EROFS}
 EPILOG = (
-    "Exit codes: 0 done; 1 a bug in collegium, or an algorithm that breaks a rule; 2 the command "
-    "line or the configuration; 3 data; 4 a client; 5 the disk or a checkpoint; 130 interrupted."
+    "Exit codes: 0 success; 1 a bug in collegium, or an algorithm that breaks a rule; 2 the "
+    "command line or the configuration; 3 data; 4 a client; 5 the disk or a checkpoint; 130 "
+    "interrupted."
 )
 
 app = typer.Typer(
@@ -33,22 +41,40 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-config_app = typer.Typer(help="Look at configurations.", no_args_is_help=True)
-app.add_typer(config_app, name="config")
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="The experiment's YAML file.")]
-Output = Annotated[Path, typer.Argument(metavar="OUTPUT", help="The folder of a run.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="OUTPUT", help="The folder of a run.")]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[KEY=VALUE]...", help="Values to replace, e.g. training.lr=0.01 algorithm=fedbn."
+        metavar="[KEY=VALUE]...", help="Values to override, e.g. training.lr=0.01 algorithm=fedbn."
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
 
+ModelPath = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="A finished run, or a .safetensors file.")
+]
+CasesPath = Annotated[
+    Path, typer.Argument(metavar="CASES", help="A folder of images, a manifest (CSV), or a table.")
+]
+Site = Annotated[
+    str | None,
+    typer.Option(help="The site of a run whose personal model is used; by default the global one."),
+]
+TrainedWith = Annotated[
+    Path | None,
+    typer.Option(help="For models without a run: the experiment that they were trained with."),
+]
+Algorithm = Annotated[str | None, typer.Option(help="The algorithm of a run.")]
+Seed = Annotated[int | None, typer.Option(help="The seed of a run.")]
+Fold = Annotated[str | None, typer.Option(help="The fold of a run: the site that was left out.")]
+Variation = Annotated[str | None, typer.Option(help="The variation of a run.")]
+Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+
 
 def guarded(command: Callable[P, None]) -> Callable[P, None]:
-    """Turn exceptions into one paragraph and an exit code."""
+    """Wrap a command so that exceptions end it with one paragraph and an exit code."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -60,29 +86,34 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
             fail("stopped", INTERRUPTED)
         except typer.Exit:
             raise
-        except BrokenPipeError:  # the reader of our output has seen enough
+        except BrokenPipeError:  # the reader of our output has closed it
             raise
-        except Exception as error:  # the last stop for whatever else there is
-            explain(error)
+        except Exception as error:
+            fail_unexpectedly(error)
 
     return run
 
 
 def fail(text: str, code: int) -> NoReturn:
-    """End with a sentence on standard error, and with the traceback under `--debug`."""
+    """Exit with a sentence on standard error, and with the traceback under `--debug`.
+
+    Args:
+        text: the sentence.
+        code: the exit code.
+    """
     if logger.isEnabledFor(logging.DEBUG):
         typer.echo(traceback.format_exc(), err=True)
     typer.echo(f"error: {text}", err=True)
     raise typer.Exit(code)
 
 
-def explain(error: Exception) -> NoReturn:
-    """End with what the disk refused or, for a bug, with the traceback that a report needs."""
+def fail_unexpectedly(error: Exception) -> NoReturn:
+    """Exit with a sentence about the disk or, for a bug, with the traceback for a report."""
     number = error.errno if isinstance(error, OSError) else None
     path = getattr(error, "filename", None) or "the output folder"
-    if number in FULL:
+    if number in DISK_FULL:
         fail(f"the disk that holds {path} is full; free some space", StorageError.exit_code)
-    if number in FORBIDDEN:
+    if number in NO_PERMISSION:
         fail(f"{path} may not be read or written; change its permissions", StorageError.exit_code)
     typer.echo("".join(traceback.format_exception(error)), err=True)
     typer.echo("This is a bug in collegium; please report it with these lines.", err=True)
@@ -90,7 +121,7 @@ def explain(error: Exception) -> NoReturn:
 
 
 def show_version(wanted: bool) -> None:
-    """Write the version and end."""
+    """Print the version and exit."""
     if wanted:
         typer.echo(f"collegium {__version__}")
         raise typer.Exit
@@ -109,28 +140,40 @@ def start(
         ),
     ] = False,
 ) -> None:
-    """Set up logging for every command."""
+    """Set up logging for every command.
+
+    Args:
+        debug: whether all log messages and tracebacks are shown.
+        version: whether only the version is printed.
+    """
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     logger.setLevel(logging.DEBUG if debug else logging.WARNING)
 
 
-def cell(value: Any) -> str:
-    """Write a value as the content of a table's cell."""
-    return ", ".join(value) if isinstance(value, list) else str(value)
+def trained_with(config: Path | None) -> "ExperimentConfig | None":
+    """Read the experiment that model files were trained with; its data need not exist here."""
+    from collegium.experiment.config.experiment import load_config
+
+    return load_config(config, ["federation.root=."]) if config else None
 
 
-def table(rows: list[list[str]], columns: list[str]) -> None:
-    """Write a table to standard output, as wide as it needs where there is no terminal."""
+def print_table(rows: Iterable[Iterable[str]], columns: Iterable[str]) -> None:
+    """Print a table, without wrapping if standard output is no terminal.
+
+    Args:
+        rows: the cells of each row.
+        columns: the headings.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     console = Console()
     if not console.is_terminal:
-        console.width = WIDEST
-    grid = Table(box=None, pad_edge=False)
+        console.width = UNLIMITED
+    table = Table(box=None, pad_edge=False)
     for column in columns:
-        grid.add_column(column, overflow="fold")
+        table.add_column(column, overflow="fold")
     for row in rows:
-        grid.add_row(*map(Text, row))
-    console.print(grid)
+        table.add_row(*map(Text, row))
+    console.print(table)

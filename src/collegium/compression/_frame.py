@@ -1,7 +1,7 @@
-"""What all codecs share: the order of the numbers, and the frame around the bytes for them.
+"""The parts that all codecs share: the order of the numbers, and the frame around their bytes.
 
-A frame is a byte that says how the numbers are written, a CRC-32 over the writing and over the
-names and shapes of the tensors, and the writing itself.
+A frame is a byte for the kind of encoding, a CRC-32 over the content and over the names and shapes
+of the tensors, and the content.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from torch import Tensor
 from collegium.core.tensors import Tensors, identity
 from collegium.errors import ProtocolError
 
-LARGEST = (1 << 31) - 1
+MAX_NUMBERS = (1 << 31) - 1
 """Numbers that one message may hold; positions are 32-bit integers."""
 
-HEAD = 5
+HEADER_BYTES = 5
 
 
-class Kind(IntEnum):
-    """How a frame's numbers are written."""
+class FrameKind(IntEnum):
+    """The encoding of a frame's numbers."""
 
     IDENTITY = 1
     HALF = 2
@@ -39,68 +39,78 @@ class Kind(IntEnum):
     CODED_STEPS = 9
 
 
-class Layout:
-    """The order of the numbers of some tensors: by name, row by row; tied tensors stand once.
+class FlatLayout:
+    """The order of the numbers of some tensors: by name, row by row; tied tensors are counted once.
+
+    Args:
+        tensors: floating-point tensors.
 
     Attributes:
-        names: for every distinct tensor, the first of its names.
+        names: the first name of every distinct tensor.
         shapes: their shapes.
-        starts: where each begins, and in the end how many numbers there are.
-        total: how many numbers there are.
+        starts: the position at which each begins, followed by ``total``.
+        total: the number of numbers.
         digest: CRC-32 of names and shapes.
+
+    Raises:
+        ProtocolError: a tensor is not of floating point, or there are too many numbers.
     """
 
     def __init__(self, tensors: Tensors) -> None:
         self._like = tensors
-        self._holders: dict[str, str] = {}
-        seen: dict[Hashable, str] = {}
+        self._first_names: dict[str, str] = {}
+        first_of: dict[Hashable, str] = {}
         for name in sorted(tensors):
             if not tensors[name].is_floating_point():
                 raise ProtocolError(
                     f"{name} holds {tensors[name].dtype}, and a codec takes floating-point tensors "
                     f"only; send counters and flags as they are"
                 )
-            self._holders[name] = seen.setdefault(identity(tensors[name]), name)
-        self.names = list(seen.values())
+            self._first_names[name] = first_of.setdefault(identity(tensors[name]), name)
+        self.names = list(first_of.values())
         self.shapes = [tuple(tensors[name].shape) for name in self.names]
         sizes = [tensors[name].numel() for name in self.names]
         self.starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
         self.total = int(self.starts[-1])
-        if self.total > LARGEST:
+        if self.total > MAX_NUMBERS:
             raise ProtocolError(
-                f"{self.total:,} numbers are too many for one codec; at most {LARGEST:,}"
+                f"{self.total:,} numbers are too many for one codec; at most {MAX_NUMBERS:,}"
             )
-        description = [self._holders, self.shapes]
+        description = [self._first_names, self.shapes]
         self.digest = zlib.crc32(repr(description).encode())
 
     def vectors(self, tensors: Tensors) -> list[NDArray[np.float32]]:
-        """Return the numbers of each distinct tensor, without a copy where it can be."""
+        """Return the numbers of each distinct tensor, without a copy if possible."""
         return [
             tensors[name].detach().to("cpu", torch.float32).reshape(-1).numpy()
             for name in self.names
         ]
 
     def flatten(self, tensors: Tensors) -> NDArray[np.float32]:
-        """Return all numbers in one new vector."""
+        """Return all numbers in one new vector, (total,)."""
         flat = np.empty(self.total, np.float32)
         np.concatenate([flat[:0], *self.vectors(tensors)], out=flat)
         return flat
 
     def restore(self, flat: NDArray[np.float32]) -> Tensors:
-        """Return tensors with the names, shapes, dtypes and ties of ``like``, over ``flat``."""
+        """Return tensors with the names, shapes, dtypes and ties of this layout over ``flat``."""
         pieces = torch.split(torch.from_numpy(flat), np.diff(self.starts).tolist())
-        found = {
+        restored = {
             name: piece.view(shape).to(self._like[name].dtype)
             for name, shape, piece in zip(self.names, self.shapes, pieces, strict=True)
         }
-        return self.tie(found)
+        return self.tie(restored)
 
-    def tie(self, found: Mapping[str, Tensor]) -> Tensors:
-        """Return tensors that are known under their first names under all their names."""
-        return Tensors((name, found[self._holders[name]]) for name in self._like)
+    def tie(self, distinct: Mapping[str, Tensor]) -> Tensors:
+        """Return tensors that are known by their first names under all their names."""
+        return Tensors((name, distinct[self._first_names[name]]) for name in self._like)
 
-    def refuse_infinite(self, vectors: list[NDArray[np.float32]]) -> None:
-        """Raise a `ProtocolError` if a number is NaN or infinite."""
+    def require_finite(self, vectors: list[NDArray[np.float32]]) -> None:
+        """Check that no number is NaN or infinite.
+
+        Raises:
+            ProtocolError: one is; the sentence names the tensor.
+        """
         for name, vector in zip(self.names, vectors, strict=True):
             if not np.isfinite(vector).all():
                 raise ProtocolError(
@@ -109,39 +119,52 @@ class Layout:
                 )
 
 
-def seal(kind: Kind, layout: Layout, *pieces: bytes | memoryview[int]) -> bytes:
-    """Return the frame around ``pieces``."""
+def write_frame(kind: FrameKind, layout: FlatLayout, *pieces: bytes | memoryview[int]) -> bytes:
+    """Return the frame around some content.
+
+    Args:
+        kind: the encoding of the content.
+        layout: of the tensors.
+        *pieces: the content, in pieces.
+    """
     return b"".join([bytes([kind]), _checksum(kind, layout, *pieces), *pieces])
 
 
-def unseal(kinds: Collection[Kind], layout: Layout, data: bytes) -> tuple[Kind, Reader]:
-    """Return how a frame is written, and its writing.
+def read_frame(
+    kinds: Collection[FrameKind], layout: FlatLayout, data: bytes
+) -> tuple[FrameKind, FrameReader]:
+    """Return the encoding of a frame, and a reader of its content.
+
+    Args:
+        kinds: the encodings that are expected.
+        layout: of the tensors.
+        data: the frame, not trusted.
 
     Raises:
         ProtocolError: the frame is damaged, of another codec or of other tensors.
     """
-    if len(data) < HEAD:
+    if len(data) < HEADER_BYTES:
         raise ProtocolError(f"{len(data)} bytes are too few for encoded tensors")
     if data[0] not in kinds:
-        wanted = " or ".join(kind.name.lower() for kind in kinds)
+        expected = " or ".join(kind.name.lower() for kind in kinds)
         raise ProtocolError(
-            f"the bytes are of kind {data[0]}, not {wanted}; use the same codec on both sides"
+            f"the bytes are of kind {data[0]}, not {expected}; use the same codec on both sides"
         )
-    kind, rest = Kind(data[0]), memoryview(data)[HEAD:]
-    if data[1:HEAD] != _checksum(kind, layout, rest):
+    kind, content = FrameKind(data[0]), memoryview(data)[HEADER_BYTES:]
+    if data[1:HEADER_BYTES] != _checksum(kind, layout, content):
         raise ProtocolError("encoded tensors are damaged, or were made for another model")
-    return kind, Reader(rest)
+    return kind, FrameReader(content)
 
 
-def _checksum(kind: Kind, layout: Layout, *pieces: bytes | memoryview[int]) -> bytes:
+def _checksum(kind: FrameKind, layout: FlatLayout, *pieces: bytes | memoryview[int]) -> bytes:
     value = zlib.crc32(bytes([kind]), layout.digest)
     for piece in pieces:
         value = zlib.crc32(piece, value)
     return value.to_bytes(4, "little")
 
 
-class Reader:
-    """What is left to read of a frame."""
+class FrameReader:
+    """The unread rest of a frame."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
@@ -153,13 +176,18 @@ class Reader:
         """Return the next ``size`` bytes."""
         if size > len(self._data):
             raise ProtocolError(
-                f"encoded tensors end too soon: {size} bytes are wanted, {len(self._data)} left"
+                f"encoded tensors end too soon: {size} bytes are expected, {len(self._data)} left"
             )
         taken, self._data = self._data[:size], self._data[size:]
         return taken
 
     def array(self, dtype: str, count: int) -> NDArray[Any]:
-        """Return the next ``count`` numbers of a dtype."""
+        """Return the next numbers.
+
+        Args:
+            dtype: their type, as numpy writes it.
+            count: how many.
+        """
         return np.frombuffer(self.take(count * np.dtype(dtype).itemsize), dtype)
 
     def varint(self) -> int:
@@ -177,16 +205,25 @@ class Reader:
         data = bytes(self.take(len(self) if size is None else size))
         return np.frombuffer(data + bytes(-len(data) % 4), "<u4").astype(np.uint32)
 
+    def require_end(self) -> None:
+        """Check that everything has been read.
+
+        Raises:
+            ProtocolError: bytes are left over.
+        """
+        if len(self):
+            raise ProtocolError(f"encoded tensors are damaged: {len(self)} bytes are left over")
+
 
 def varint(value: int) -> bytes:
     """Return a whole number from 0 to 2^35 - 1 in as many bytes as it needs, seven bits in each."""
-    groups = [value & 127]
+    digits = [value & 127]
     while value := value >> 7:
-        groups.append(value & 127)
-    return bytes([group | 128 for group in groups[:-1]] + groups[-1:])
+        digits.append(value & 127)
+    return bytes([digit | 128 for digit in digits[:-1]] + digits[-1:])
 
 
-def words(values: NDArray[np.uint32]) -> bytes:
+def words_to_bytes(words: NDArray[np.uint32]) -> bytes:
     """Return 32-bit words as bytes, without the zero bytes at the end of the last."""
-    data = values.astype("<u4").tobytes()
+    data = words.astype("<u4").tobytes()
     return data[:-3] + data[-3:].rstrip(b"\0")

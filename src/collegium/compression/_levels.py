@@ -11,7 +11,11 @@ from collegium.core.kernels import compiled
 
 Array = NDArray[Any]
 
-MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+SPLITMIX = (
+    np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB),
+)  # fmt: skip
+"""The increment and the two multipliers of SplitMix64."""
+
 UNIT = 2.0**-53
 
 
@@ -23,22 +27,27 @@ def quantise(
     start: int,
     symbols: NDArray[np.int32],
 ) -> None:
-    """Round |x| / scale * levels up or down at random, so that it is right in the mean.
+    """Round |x| / scale * levels up or down at random, so that the expected value is right.
 
     Args:
-        vector: the numbers x; no magnitude is above ``scale`` but by rounding.
-        scale: what the highest level stands for, above 0.
-        levels: how many levels there are on either side of zero.
-        seed: decides the random numbers, 63 bits.
+        vector: (n,), the numbers x; no magnitude exceeds ``scale``, except by rounding.
+        scale: the value of the highest level, above 0.
+        levels: number of levels on either side of zero.
+        seed: of the random numbers, 63 bits.
         start: position of the first number; each position has a random number of its own.
-        symbols: receives the signed level plus ``levels``, from 0 to twice ``levels``.
+        symbols: (n,), receives the signed level plus ``levels``, from 0 to twice ``levels``.
     """
     factor = levels / float(scale)
     _quantise(vector, factor, levels, np.uint64(seed), np.uint64(start), symbols)
 
 
 def tally(symbols: NDArray[np.int32], size: int) -> NDArray[np.int64]:
-    """Return how often each number below ``size`` occurs."""
+    """Return how often each number occurs, (size,).
+
+    Args:
+        symbols: (n,), from 0 to ``size - 1``.
+        size: number of different symbols.
+    """
     counts = np.zeros(size, np.int64)
     _tally(symbols, counts)
     return counts
@@ -49,9 +58,9 @@ def _quantise(
     vector: Array, factor: float, levels: int, seed: np.uint64, start: np.uint64, symbols: Array
 ) -> None:
     for i in range(len(vector)):
-        z = seed + (start + np.uint64(i + 1)) * MIX[0]  # SplitMix64: a counter, well mixed
-        z = (z ^ (z >> np.uint64(30))) * MIX[1]
-        z = (z ^ (z >> np.uint64(27))) * MIX[2]
+        z = seed + (start + np.uint64(i + 1)) * SPLITMIX[0]
+        z = (z ^ (z >> np.uint64(30))) * SPLITMIX[1]
+        z = (z ^ (z >> np.uint64(27))) * SPLITMIX[2]
         z ^= z >> np.uint64(31)
         level = np.int32(abs(vector[i]) * factor + (z >> np.uint64(11)) * UNIT)
         level = min(level, np.int32(levels))

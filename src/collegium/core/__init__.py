@@ -1,1 +1,1 @@
-"""What an algorithm is written in: tensors, messages, model parts, data sets, random generators."""
+"""The vocabulary of algorithms: tensors, messages, model parts, data sets, random generators."""

@@ -1,9 +1,9 @@
-"""What an algorithm is: hyper-parameters, a server half and a client half in one frozen dataclass.
+"""An algorithm: hyper-parameters, a server half and a client half in one frozen dataclass.
 
 The server half is ordinary code that asks: ``replies = server.ask(self.train, model=...)``, as
 often as it likes. It may read and write ``server.state``, ask, and nothing else, so that a round
-can be run again from the stored state. The client half are the methods marked `handler`: pure
-functions of the request, of ``client.state`` and of random generators named by their purpose.
+can be run again from the stored state. The client half consists of the methods marked `handler`:
+pure functions of the request, of ``client.state`` and of random generators named by their purpose.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from collegium.core.dataset import Dataset, SampleTransform, unchanged
 from collegium.core.message import Message
-from collegium.core.model_parts import ModelParts
-from collegium.core.payloads import ModelPart, Numbers, Part, Scores
+from collegium.core.model_parts import ModelParts, fix_roles
+from collegium.core.payloads import ModelPart, Numbers, PartSchema, Scores
 from collegium.core.tensors import Mean, Tensors
 from collegium.errors import ProtocolError
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:  # the local loop stands above the core
     from collegium.training.objectives import Objective
 
 State = dict[str, Any]
-"""Tensors, plain values, and lists or dictionaries of these.
+"""Tensors, plain values, and lists or dictionaries of these: all that `pack` can write.
 
-What `collegium.core.message.pack` can write.
+See `collegium.core.message.pack`.
 """
 
 Handler = TypeVar("Handler", bound=Callable[..., Message])
@@ -44,13 +44,13 @@ def handler(method: Handler) -> Handler:
 class Replies:
     """The replies to one `Server.ask`, in sorted order of the clients.
 
-    They arrive as they are looked at: `mean` holds one sum and a handful of models, whatever the
-    number of clients, and lets the replies go. An algorithm that needs them all at once says so by
-    `values`, `items` or `hold`, which keep them.
+    They arrive while they are read: `mean` needs the memory of one sum and a handful of models,
+    whatever the number of clients, and drops each reply after use. An algorithm that needs all
+    replies at once calls `values`, `items` or `collect`, which keep them.
 
     Args:
-        source: pairs of client and reply, as they come.
-        factors: by client, what its weight in a `mean` is multiplied by; 1 where it has none.
+        source: pairs of client and reply, as they arrive.
+        factors: by client, a factor on its weight in a `mean`; 1 for a client that is missing.
     """
 
     def __init__(
@@ -58,20 +58,20 @@ class Replies:
     ) -> None:
         self._source = source
         self._factors = factors or {}
-        self._held: dict[str, Message] | None = None
+        self._collected: dict[str, Message] | None = None
         self._spent = False
         self.clients: list[str] = []
-        """The clients that have answered so far."""
+        """The clients whose reply was read so far."""
         self.averaged = False
-        """Whether `mean` was taken."""
+        """Whether `mean` was called."""
 
     def __iter__(self) -> Iterator[tuple[str, Message]]:
-        if self._held is not None:
-            yield from self._held.items()
+        if self._collected is not None:
+            yield from self._collected.items()
             return
         if self._spent:
             raise ProtocolError(
-                "these replies were let go as they came; call .hold() before their first "
+                "these replies were dropped as they arrived; call .collect() before their first "
                 "use to use them twice"
             )
         self._spent = True
@@ -79,24 +79,24 @@ class Replies:
             self.clients.append(client)
             yield client, message
 
-    def hold(self) -> Replies:
-        """Wait for all replies, keep them, and return them."""
-        if self._held is None:
-            self._held = dict(self)
+    def collect(self) -> Replies:
+        """Wait for all replies, keep them, and return this object."""
+        if self._collected is None:
+            self._collected = dict(self)
         return self
 
-    def finish(self) -> None:
-        """Let every request be answered even where the algorithm does not look at the replies."""
+    def drain(self) -> None:
+        """Wait for all replies even if the algorithm has not read them."""
         if not self._spent:
-            self.hold()
+            self.collect()
 
     def items(self) -> list[tuple[str, Message]]:
         """Return all pairs of client and reply."""
-        return list(self.hold())
+        return list(self.collect())
 
     def values(self) -> list[Message]:
         """Return all replies."""
-        return [message for _, message in self.hold()]
+        return [message for _, message in self.collect()]
 
     def mean(self, key: str, weight: str | None = "num_examples") -> Tensors:
         """Return the mean of one part over the clients, summed in sorted order in float64.
@@ -106,7 +106,8 @@ class Replies:
             weight: the part that holds each client's weight; None: all weigh the same.
 
         Raises:
-            ProtocolError: no reply came, the names differ between clients, or all weights are zero.
+            ProtocolError: no reply arrived, the names differ between clients, or all weights are
+                zero.
         """
         self.averaged = True
         running = Mean()
@@ -121,7 +122,7 @@ class Replies:
 
 
 class Server(Protocol):
-    """What the server half sees."""
+    """The server as the server half of an algorithm sees it."""
 
     state: State
     round: int
@@ -147,14 +148,14 @@ class Server(Protocol):
 
         Args:
             method: a method of this algorithm marked `handler`.
-            to: the clients asked; all by default, or those of ``each``.
+            to: the clients asked; by default all, or those of ``each``.
             each: further parts for single clients.
-            **items: the parts that all of them receive.
+            **items: the parts that all clients asked receive.
         """
 
 
 class Client(Protocol):
-    """What the client half sees."""
+    """The client as the client half of an algorithm sees it."""
 
     id: str
     state: State
@@ -175,10 +176,7 @@ class Client(Protocol):
 
     @property
     def local_steps(self) -> int | None:
-        """Optimiser steps per round where the recipe counts in steps.
-
-        None where it counts in epochs.
-        """
+        """Optimiser steps per round; None if the recipe counts in epochs."""
 
     @property
     def examples(self) -> Dataset:
@@ -186,10 +184,7 @@ class Client(Protocol):
 
     @property
     def pool(self) -> Dataset:
-        """The training data of all sites together.
-
-        Exists in a simulation only, at the first client.
-        """
+        """The training data of all sites together; exists in a simulation only."""
 
     def may_send(self, part: str) -> bool:
         """Return whether the site's policy lets this part of a message out."""
@@ -210,7 +205,7 @@ class Client(Protocol):
         data: Dataset | None = None,
         stream: str = "fit",
     ) -> Tensors:
-        """Train ``model`` on the site's data; see `collegium.training.loop.LocalTraining.fit`."""
+        """Train ``model`` on the site's data. See `collegium.training.loop.LocalTraining.fit`."""
 
     def loss(self, model: Tensors) -> float:
         """Return the mean loss of ``model`` on the site's training data, in evaluation mode."""
@@ -225,52 +220,62 @@ class Client(Protocol):
     ) -> list[Tensors]:
         """Return the diagonal Fisher information of ``model`` on the site's training data.
 
-        One for each of ``views``; see `collegium.training.fisher.diagonal_fisher`.
+        See `collegium.training.fisher.diagonal_fisher`.
         """
 
     def score(self, model: Tensors, split: str, *, headline: bool = False) -> list[dict[str, Any]]:
-        """Score ``model`` on every case of a split, under pseudonyms.
+        """Return the scores of ``model`` on every case of a split, under pseudonyms.
 
-        ``headline``: only the metric that selects models.
+        Args:
+            model: a whole model.
+            split: "train", "val" or "test".
+            headline: only the metric that selects models.
         """
 
     def keep_best(self, model: Tensors, scores: Sequence[Mapping[str, Any]]) -> None:
-        """Keep ``model`` at the site if no personal model had better validation scores so far."""
+        """Keep ``model`` at the site if no personal model had better validation scores so far.
+
+        Args:
+            model: a whole personal model.
+            scores: its scores on the validation cases, from `score`.
+        """
 
     def best(self) -> Tensors | None:
         """Return the best personal model kept so far."""
 
 
-class Extended:
-    """Makes networks that hold what an algorithm adds to them.
+@dataclass(frozen=True)
+class NetworkBuilder:
+    """Builds the network that an algorithm trains; every path that needs one calls it.
 
-    Args:
-        network: makes the network.
+    Attributes:
+        network: builds the network as configured.
         algorithm: extends it; see `Algorithm.extend`.
     """
 
-    def __init__(self, network: Callable[[], nn.Module], algorithm: Algorithm) -> None:
-        self._network, self._algorithm = network, algorithm
+    network: Callable[[], nn.Module]
+    algorithm: Algorithm
 
     def __call__(self) -> nn.Module:
-        """Make a new network."""
-        module = self._network()
-        self._algorithm.extend(module)
+        """Return a new network, whose roles are those that it has before it is extended."""
+        module = self.network()
+        fix_roles(module)
+        self.algorithm.extend(module)
         return module
 
 
 class _Declaration:
-    """`Algorithm.all_sends()`: what a class and its bases declare, the class having the last word.
+    """`Algorithm.all_sends()`: the parts that a class and its bases declare; the class overrides.
 
-    It leaves out the personal model where the class has none and, asked of an instance, what the
-    instance's hyper-parameters never send.
+    It leaves out the personal model if the class has none and, called on an instance, the parts
+    that the instance's hyper-parameters never send.
     """
 
     def __get__(
         self, algorithm: Algorithm | None, kind: type[Algorithm]
-    ) -> Callable[[], dict[str, Part]]:
-        def all_sends() -> dict[str, Part]:
-            declared: dict[str, Part] = {}
+    ) -> Callable[[], dict[str, PartSchema]]:
+        def all_sends() -> dict[str, PartSchema]:
+            declared: dict[str, PartSchema] = {}
             for base in reversed(kind.__mro__):
                 declared |= vars(base).get("sends", {})
             unused = {*algorithm.unused_sends()} if algorithm is not None else set()
@@ -283,22 +288,24 @@ class _Declaration:
 
 @dataclass(frozen=True)
 class Algorithm(ABC):
-    """Subclass as a frozen dataclass whose fields are the hyper-parameters.
+    """The base of all algorithms; under `@settings` a subclass's fields are the hyper-parameters.
 
     Attributes:
-        sends: what leaves a client, part by part; a subclass adds to or replaces what its bases
-            declare.
-        all_sends: gives what a class and its bases declare; of an instance, without what its
-            hyper-parameters never send.
-        has_global: whether there is one global model that predicts for everybody.
+        sends: schemas of the parts that leave a client; a subclass adds to or replaces those of its
+            bases.
+        all_sends: returns the schemas of a class and its bases; of an instance, without the parts
+            that its hyper-parameters never send.
+        has_global: whether there is one global model that predicts for all sites.
         simulation_only: whether the method needs the sites' data in one place.
-        optimizers: the optimisers with which the method is right; None: any. SGD with momentum is
+        optimizers: the optimisers for which the method is correct; None: any. SGD with momentum is
             "sgd with momentum".
         neutral: hyper-parameters at which the global model equals FedAvg's bit by bit, or None.
+        extension_predicts: whether what `extend` adds takes part in predictions; otherwise an
+            exported model leaves it out.
     """
 
-    sends: ClassVar[Mapping[str, Part]] = {
-        "progress": Numbers(says="mean training loss, steps and seconds"),
+    sends: ClassVar[Mapping[str, PartSchema]] = {
+        "progress": Numbers(description="mean training loss, steps and seconds"),
         "scores": Scores(),
         "personal": ModelPart(opt_in=True),
     }
@@ -306,11 +313,12 @@ class Algorithm(ABC):
     simulation_only: ClassVar[bool] = False
     optimizers: ClassVar[frozenset[str] | None] = None
     neutral: ClassVar[Mapping[str, Any] | None] = None
+    extension_predicts: ClassVar[bool] = True
 
     all_sends: ClassVar[_Declaration] = _Declaration()
 
     def unused_sends(self) -> Collection[str]:
-        """Return the names among `sends` that these hyper-parameters never send; mostly none."""
+        """Return the names among `sends` that these hyper-parameters never send."""
         return ()
 
     def hyperparameters(self) -> dict[str, Any]:
@@ -318,16 +326,24 @@ class Algorithm(ABC):
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def extend(self, module: nn.Module) -> None:  # noqa: B027  (most methods add nothing)
-        """Add, in place, what the method trains beside the network's own layers.
+        """Add layers to a network, in place, beside its own.
 
         Called on every new network, with torch's generator as the network's own initial weights
-        left it, so that these are the same with and without.
+        left it, so that these are the same with and without the addition. The roles of the network
+        (`ModelParts`) are fixed before; the added layers have the role ``added``.
         """
 
     def check_setup(self, clients: Sequence[str], parts: ModelParts) -> None:  # noqa: B027
-        """Raise a `ConfigError` if these clients are too few, or a part of the network is missing.
+        """Check that the clients suffice and that the network has the parts that are needed.
 
         Called before anything is trained, for every job of an experiment.
+
+        Args:
+            clients: the clients' names.
+            parts: the roles of the network's tensors.
+
+        Raises:
+            ConfigError: they do not.
         """
 
     def setup(self, server: Server) -> None:
@@ -342,30 +358,42 @@ class Algorithm(ABC):
         """Run once, after the last round."""
 
     def shared(self, server: Server) -> Mapping[str, Any]:
-        """Return what clients receive to form their personal model and to be evaluated."""
+        """Return the parts that all clients receive to form and evaluate their personal model."""
         return {"model": server.state["model"]}
 
     def shared_with(self, server: Server, client: str) -> Mapping[str, Any]:
-        """Return what this client alone receives beside what `shared` gives to all."""
+        """Return the parts that one client alone receives beside those of `shared`.
+
+        Args:
+            server: the server.
+            client: the client's name.
+        """
         return {}
 
     def personal_model(self, client: Client, request: Message) -> Tensors | None:
-        """Return the model with which ``client`` predicts; None: it has none of its own.
+        """Return the model with which ``client`` predicts; None if it has none of its own.
 
-        The request holds what `shared` and `shared_with` gave.
+        Args:
+            client: the client.
+            request: the parts that `shared` and `shared_with` return.
         """
         return None
 
     def deploy(self, server: Server) -> dict[str, Tensors]:
         """Return the server's own models for a client outside the federation, by name.
 
-        The personal models of sites that hand them out come beside them; see `share_personal`.
+        The personal models that sites share are added to them; see `share_personal`.
         """
         return {"global": server.state["model"]} if self.has_global else {}
 
     @handler
     def share_personal(self, client: Client, request: Message) -> Message:
-        """Send the best personal model to sites outside, if the policy lets "personal" out."""
+        """Send the best personal model to sites outside, if the policy lets "personal" out.
+
+        Args:
+            client: the client.
+            request: empty.
+        """
         personal = client.best() if "personal" in self.all_sends() else None
         if personal is None or not client.may_send("personal"):
             return Message.of()
@@ -373,7 +401,12 @@ class Algorithm(ABC):
 
     @handler
     def evaluate(self, client: Client, request: Message) -> Message:
-        """Score the current models on the validation cases and keep the best personal one."""
+        """Score the current models on the validation cases and keep the best personal one.
+
+        Args:
+            client: the client.
+            request: the parts that `shared` and `shared_with` return.
+        """
         scores = {}
         if self.has_global:
             scores["global"] = client.score(request["model"], "val", headline=True)
@@ -385,7 +418,12 @@ class Algorithm(ABC):
 
     @handler
     def test(self, client: Client, request: Message) -> Message:
-        """Score the server's best global and the site's best personal model on the test cases."""
+        """Score the best global and the site's best personal model on the test cases.
+
+        Args:
+            client: the client.
+            request: the best global model as ``model``, if the algorithm has one.
+        """
         scores = {}
         if self.has_global:
             scores["global"] = client.score(request["model"], "test")

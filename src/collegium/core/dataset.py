@@ -1,7 +1,7 @@
-"""What a site's data looks like to the rest of the library: samples to train on, cases to score.
+"""The interface of a site's data: samples to train on, cases to score.
 
-Image, tabular and toy data all take the same two shapes: `batch` gives training samples, cropped
-and augmented from the generators handed in, and `example` gives one whole case as it is.
+Image, tabular and toy data all have the same two methods: `batch` returns training samples, cropped
+and augmented with the generators passed in, and `example` returns one whole case as it is.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,10 +25,10 @@ class Example:
     Attributes:
         case: The site's own case id; it never leaves the site.
         patient: The site's own patient id; it never leaves the site.
-        batch: A batch of one, or of all slices where a volume is worked on slice by slice.
+        batch: A batch of one, or of all slices of a volume that is processed slice by slice.
         spacing: Millimetres per spatial axis, for the slices of a volume with the distance between
-            slices first; None where it is unknown.
-        neighbours: How many slices on either side are channels of the image too, before and behind
+            slices first; None if it is unknown.
+        neighbours: How many slices on either side are channels of the image too, before and after
             its own.
     """
 
@@ -50,15 +50,20 @@ class Dataset(Protocol):
     """One split of one site."""
 
     def __len__(self) -> int:
-        """Give the number of cases."""
+        """Return the number of cases."""
         ...
 
     def batch(self, indices: Sequence[int], rngs: Sequence[torch.Generator]) -> Batch:
-        """Draw a training sample from each of the cases; sample i draws from `rngs[i]`."""
+        """Return a batch with one training sample from each case.
+
+        Args:
+            indices: The cases.
+            rngs: The generators from which the samples draw, one for each case.
+        """
         ...
 
     def example(self, index: int) -> Example:
-        """Give one whole case."""
+        """Return one whole case."""
         ...
 
 
@@ -89,12 +94,12 @@ class TensorDataset:
         return len(next(iter(self.inputs.values()))) if self.inputs else 0
 
     def batch(self, indices: Sequence[int], rngs: Sequence[torch.Generator]) -> Batch:
-        """Pick the cases; the generators are not used."""
+        """Return the cases as they are; the generators are not used. See `Dataset.batch`."""
         rows = torch.as_tensor(indices, dtype=torch.int64)
         return {key: value[rows] for key, value in self.inputs.items()}
 
     def example(self, index: int) -> Example:
-        """Give one case as a batch of one."""
+        """Return one case as a batch of one."""
         case = str(index) if self.cases is None else self.cases[index]
         patient = case if self.patients is None else self.patients[index]
         rows = {key: value[index : index + 1] for key, value in self.inputs.items()}
@@ -102,7 +107,11 @@ class TensorDataset:
 
 
 class ConcatDataset:
-    """Several datasets one after the other, as pooled training sees them."""
+    """Several datasets one after the other, for pooled training.
+
+    Args:
+        datasets: The datasets; their cases are numbered in this order.
+    """
 
     def __init__(self, datasets: Sequence[Dataset]) -> None:
         self.datasets = tuple(datasets)
@@ -112,7 +121,7 @@ class ConcatDataset:
         return self._ends[-1] if self._ends else 0
 
     def batch(self, indices: Sequence[int], rngs: Sequence[torch.Generator]) -> Batch:
-        """Draw each sample from the dataset that holds it, in the order asked for."""
+        """Return samples in the order of the indices. See `Dataset.batch`."""
         samples = []
         for index, rng in zip(indices, rngs, strict=True):
             dataset, local = self._find(index)
@@ -120,7 +129,7 @@ class ConcatDataset:
         return join(samples)
 
     def example(self, index: int) -> Example:
-        """Give one whole case of the dataset that holds it."""
+        """Return one whole case from the dataset that holds it."""
         dataset, local = self._find(index)
         return dataset.example(local)
 
@@ -134,10 +143,10 @@ class ConcatDataset:
 
 
 def join(samples: Sequence[Batch]) -> Batch:
-    """Join batches along their first axis; a batch without a mask counts everywhere.
+    """Return batches joined along their first axis; a batch without a mask counts everywhere.
 
     Raises:
-        DataError: If the shapes differ, which cannot be put into one batch.
+        DataError: If the shapes differ, so that they do not fit into one batch.
     """
     if any("mask" in sample for sample in samples):
         samples = [sample if "mask" in sample else _with_full_mask(sample) for sample in samples]
@@ -160,12 +169,17 @@ def _check_shapes(samples: Sequence[Batch]) -> None:
 
 
 SampleTransform = Callable[[Batch, torch.Generator], Batch]
-"""Gives the versions of one sample that are looked at, along the batch axis.
+"""Returns one or several versions of one sample, along the batch axis.
 
-What it draws it draws from the generator, which belongs to the sample.
+It draws from the generator, which belongs to the sample.
 """
 
 
 def unchanged(sample: Batch, rng: torch.Generator) -> Batch:
-    """The view that leaves a sample alone."""
+    """Return a sample as it is.
+
+    Args:
+        sample: A batch of one.
+        rng: Not used.
+    """
     return sample

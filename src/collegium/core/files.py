@@ -1,4 +1,4 @@
-"""Writes files whole or not at all, and keeps a second process out of a folder."""
+"""Atomic writes, and locks that keep a second process out of a folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from collegium.errors import StorageError
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write ``data`` so that ``path`` holds its old content or all of the new one, come what may.
+    """Write a file so that it always holds all of the old content or all of the new one.
+
+    Args:
+        path: the file; its folder is created.
+        data: the new content.
 
     Raises:
         StorageError: the disk is full or not writable.
@@ -25,22 +29,34 @@ def write_atomically(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        _sync_folder(path.parent)
     except OSError as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise storage_error(error, path) from error
 
 
+def _sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable; Windows can neither open folders nor needs it."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def storage_error(error: OSError, path: Path) -> StorageError:
-    """Return the sentence for what the operating system said about ``path``."""
+    """Return the error that explains a failure of the operating system in one sentence.
+
+    Args:
+        error: the failure.
+        path: the file that was to be written.
+    """
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageError(
-            f"the disk that holds {path.parent} is full; free some space and go on with "
+            f"the disk that holds {path.parent} is full; free some space and continue with "
             f"'collegium resume'"
         )
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
@@ -53,30 +69,37 @@ def storage_error(error: OSError, path: Path) -> StorageError:
             f"{path}: a file stands in the place of a folder; choose another output folder"
         )
     return StorageError(
-        f"{path}: {error.strerror or error}; check the disk and go on with 'collegium resume'"
+        f"{path}: {error.strerror or error}; check the disk and continue with 'collegium resume'"
     )
 
 
 @contextmanager
-def lock(folder: Path) -> Iterator[None]:
-    """Keep a second process out of an output folder.
+def lock(folder: Path, *, wait: bool = False) -> Iterator[None]:
+    """Keep other processes out of a folder inside the block; the lock ends with its process.
+
+    Args:
+        folder: the folder, which is created.
+        wait: whether to wait for another process that holds the lock; a thread may then take the
+            same lock again inside the block.
 
     Raises:
-        StorageError: another one is there, or the folder cannot be written.
+        StorageError: another process holds the lock and ``wait`` is false, or the folder cannot be
+            written.
     """
-    import fcntl  # not on every system
+    from filelock import FileLock, Timeout  # takes longer to import than the rest of this module
 
+    path = folder / ".lock"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".lock").open("w")
+        held = FileLock(path, timeout=-1 if wait else 0, is_singleton=wait)
+        held.acquire()
+    except Timeout as error:
+        raise StorageError(
+            f"another process is running in {folder}; wait for it or choose another output folder"
+        ) from error
     except OSError as error:
-        raise storage_error(error, folder / ".lock") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise StorageError(
-                f"another process is running in {folder}; wait for it or choose another "
-                f"output folder"
-            ) from error
+        raise storage_error(error, path) from error
+    try:
         yield
+    finally:
+        held.release()

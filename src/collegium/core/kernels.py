@@ -1,6 +1,6 @@
-"""Compiled loops for what torch would need several passes over memory for.
+"""Compiled loops for operations that take torch several passes over memory.
 
-Imported only where vectors are long: compiling takes about a second, once per machine, since the
+Imported only if vectors are long: compiling takes about a second, once per machine, since the
 result is cached.
 """
 
@@ -15,39 +15,37 @@ from typing import Any, TypeVar, cast
 import numba
 import numpy as np
 import torch
-from filelock import FileLock
 from numba.core.caching import FunctionCache
 from numpy.typing import NDArray
+
+from collegium.core.files import lock
 
 Array = NDArray[Any]
 Loop = TypeVar("Loop", bound=Callable[..., Any])
 
 
 def compiled(loop: Loop) -> Loop:
-    """Compile a loop when it is first called; kept for later where there is a place to keep it."""
+    """Return a loop that is compiled when first called, and cached if a folder is writable."""
     dispatcher: Any = numba.njit(nogil=True)(loop)
     with suppress(RuntimeError):  # no folder is writable
-        dispatcher._cache = _SharedCache(loop)  # type: ignore[no-untyped-call] # as cache=True does
+        dispatcher._cache = _LockedCache(loop)  # type: ignore[no-untyped-call] # as cache=True does
     return cast(Loop, dispatcher)
 
 
-class _SharedCache(FunctionCache):
-    """numba's compiled code on disk, for one process at a time.
+class _LockedCache(FunctionCache):
+    """numba's cache of compiled code on disk, used by one process at a time.
 
     Without the lock, two processes that compile a loop for different types at once may both take
     the same free file name, and each of them then loads the code of the other's types.
     """
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        with self._alone():
+        with lock(Path(self.cache_path), wait=True):
             return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        with self._alone():
+        with lock(Path(self.cache_path), wait=True):
             super().save_overload(sig, data)  # type: ignore[no-untyped-call]
-
-    def _alone(self) -> FileLock:
-        return FileLock(Path(self.cache_path) / ".compiled.lock", is_singleton=True)
 
 
 @compiled
@@ -73,8 +71,8 @@ def _divide(total: Array, by: float, result: Array) -> None:
 
 
 @dataclass(frozen=True)
-class Sum:
-    """One float64 vector and the float32 ones, up to four, that are to be added to it.
+class WeightedSum:
+    """One float64 vector and up to four float32 vectors to add to it.
 
     Attributes:
         total: the sum, contiguous, on the CPU; changed in place.
@@ -87,8 +85,13 @@ class Sum:
     fresh: bool
 
 
-def add_weighted(sums: Sequence[Sum], weights: Sequence[float]) -> None:
-    """Add the weighted operands of every sum, in their order, each rounded as numpy would."""
+def add_weighted(sums: Sequence[WeightedSum], weights: Sequence[float]) -> None:
+    """Add the weighted operands of every sum, in their order, each rounded as numpy would.
+
+    Args:
+        sums: the sums, each with as many operands as there are weights.
+        weights: the weight of each operand.
+    """
     factors = np.array(weights)
     arrays = [(s.total.numpy(), [t.numpy() for t in s.operands], s.fresh) for s in sums]
 
@@ -101,24 +104,29 @@ def add_weighted(sums: Sequence[Sum], weights: Sequence[float]) -> None:
         for position, vector in enumerate(vectors):
             _add_one(total[part], vector[part], factors[position], fresh and position == 0)
 
-    _share_out([len(total) for total, _, _ in arrays], work)
+    _in_threads([len(total) for total, _, _ in arrays], work)
 
 
 def divide(totals: Sequence[torch.Tensor], by: float) -> list[torch.Tensor]:
-    """Return float64 vectors divided by a number, as float32 ones."""
+    """Return float64 vectors divided by a number, as float32 vectors.
+
+    Args:
+        totals: the vectors, contiguous, on the CPU.
+        by: the divisor.
+    """
     results = [torch.empty(len(total)) for total in totals]
     pairs = [(total.numpy(), result.numpy()) for total, result in zip(totals, results, strict=True)]
-    _share_out(
+    _in_threads(
         [len(total) for total in totals],
         lambda index, part: _divide(pairs[index][0][part], by, pairs[index][1][part]),
     )
     return results
 
 
-def _share_out(lengths: Sequence[int], work: Callable[[int, slice], None]) -> None:
-    """Do ``work`` on all elements of some vectors, as many at once as torch may use threads.
+def _in_threads(lengths: Sequence[int], work: Callable[[int, slice], None]) -> None:
+    """Do ``work`` on all elements of some vectors, in as many threads as torch may use.
 
-    Every thread gets a stretch of the vectors laid end to end; no element depends on another.
+    Every thread gets a stretch of the concatenated vectors; no element depends on another.
     """
     threads = torch.get_num_threads()
     share = -(-sum(lengths) // threads)

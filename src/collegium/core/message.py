@@ -1,4 +1,4 @@
-"""What crosses the border of a site, written as safetensors and JSON, never pickle.
+"""Messages between sites and server, written as safetensors and JSON, never pickle.
 
 `pack` writes any nesting of dictionaries, lists, plain values and `Tensors` as one safetensors file
 whose metadata holds the nesting as JSON. Equal values give equal bytes. Names that share one tensor
@@ -37,44 +37,44 @@ def pack(value: Any) -> bytes:
     Raises:
         ProtocolError: something else is in it.
     """
-    writer = _Writer()
-    nesting = json.dumps(writer.nest(value), separators=(",", ":"))
-    return safetensors.torch.save(writer.blobs, metadata={"nesting": nesting})
+    collector = _TensorCollector()
+    nesting = json.dumps(collector.replace(value), separators=(",", ":"))
+    return safetensors.torch.save(collector.tensors, metadata={"nesting": nesting})
 
 
-class _Writer:
-    """Collects the tensors of a value and gives its nesting, in which each has a place."""
+class _TensorCollector:
+    """Collects the tensors of a value, and replaces them by their indices."""
 
     def __init__(self) -> None:
-        self.blobs: dict[str, Tensor] = {}
-        self._places: dict[Hashable, int] = {}
+        self.tensors: dict[str, Tensor] = {}
+        self._indices: dict[Hashable, int] = {}
         self._memories: set[int] = set()
-        self._alive: list[Tensor] = []  # a place is known by its tensor's address
+        self._alive: list[Tensor] = []  # an index is found by the address of its tensor
 
-    def nest(self, item: Any) -> Any:
-        """Return ``item`` with its tensors replaced by their places."""
+    def replace(self, item: Any) -> Any:
+        """Return ``item`` with its tensors replaced by their indices."""
         if isinstance(item, Tensors):
-            return {MARK: [[name, self._place(tensor)] for name, tensor in item.items()]}
+            return {MARK: [[name, self._index(tensor)] for name, tensor in item.items()]}
         if item is None or isinstance(item, bool | int | float | str):
             return item
         if isinstance(item, list | tuple):
-            return [self.nest(entry) for entry in item]
+            return [self.replace(entry) for entry in item]
         if isinstance(item, Mapping) and all(isinstance(key, str) and key != MARK for key in item):
-            return {key: self.nest(entry) for key, entry in item.items()}
+            return {key: self.replace(entry) for key, entry in item.items()}
         raise ProtocolError(
             f"a message cannot hold a {type(item).__name__}; put tensors into Tensors and the rest "
             f"into plain values"
         )
 
-    def _place(self, tensor: Tensor) -> int:
+    def _index(self, tensor: Tensor) -> int:
         key = identity(tensor)
-        if key not in self._places:
-            self._places[key] = len(self._places)
+        if key not in self._indices:
+            self._indices[key] = len(self._indices)
             self._alive.append(tensor)
-            self.blobs[str(self._places[key])] = self._alone(tensor)
-        return self._places[key]
+            self.tensors[str(self._indices[key])] = self._unshared(tensor)
+        return self._indices[key]
 
-    def _alone(self, tensor: Tensor) -> Tensor:
+    def _unshared(self, tensor: Tensor) -> Tensor:
         """Return the tensor on the CPU, contiguous, in memory that holds nothing else."""
         own = tensor.detach().to("cpu").contiguous()
         memory = own.untyped_storage()
@@ -86,10 +86,14 @@ class _Writer:
 
 
 def unpack(data: bytes, device: str | torch.device = "cpu") -> Any:
-    """Return what `pack` wrote, its tensors on ``device``.
+    """Return the value that `pack` wrote.
+
+    Args:
+        data: the bytes.
+        device: where the tensors go.
 
     Raises:
-        ProtocolError: the bytes are damaged or not ours.
+        ProtocolError: the bytes are damaged or not written by `pack`.
     """
     try:
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
@@ -103,7 +107,7 @@ def unpack(data: bytes, device: str | torch.device = "cpu") -> Any:
 
 
 def _restore(item: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Put the tensors back to their places in a nesting."""
+    """Return a nesting with its indices replaced by tensors."""
     if isinstance(item, list):
         return [_restore(entry, tensors) for entry in item]
     if not isinstance(item, dict):
@@ -115,9 +119,11 @@ def _restore(item: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 @dataclass(frozen=True)
 class Message(Mapping[str, Any]):
-    """Named parts on their way between server and client.
+    """Named parts sent between server and client.
 
-    A part is `Tensors`, a plain value, or a list or dictionary of these.
+    Attributes:
+        parts: by name `Tensors`, a plain value, or a list or dictionary of these.
+        sender: the sender, named in errors.
     """
 
     parts: Mapping[str, Any] = field(default_factory=dict)
@@ -145,7 +151,12 @@ class Message(Mapping[str, Any]):
 
 
 def tensors_in(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield the path and the tensor of every distinct tensor anywhere in ``value``."""
+    """Yield path and tensor of every distinct tensor anywhere in a value.
+
+    Args:
+        value: see `pack`.
+        path: path of the value itself.
+    """
     if isinstance(value, Tensors):
         for name, tensor in value.distinct().items():
             yield f"{path}.{name}" if path else name, tensor

@@ -1,7 +1,9 @@
-"""Which tensors of a network are normalisation, head, body, encoder and decoder.
+"""The roles of a network's tensors: normalisation, head, body, encoder, decoder, added.
 
 Parts are found by the *type* of a module and by the *role* a network declares, never by a piece of
-a name: a convolution called `norm1` is no normalisation, and a batch norm called `conv` is.
+a name: a convolution called `norm1` is no normalisation, and a batch norm called `conv` is. What an
+algorithm adds to a network (`collegium.core.algorithm.Algorithm.extend`) never changes the roles of
+the network as it was built: `fix_roles` records them first.
 """
 
 import sys
@@ -17,6 +19,9 @@ from collegium.errors import ConfigError
 
 ROLES = ("head", "encoder", "decoder")
 """What a network may declare in its attribute `roles`."""
+
+_FIXED = "_collegium_roles"
+"""The attribute of a network in which `fix_roles` records its roles."""
 
 _NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.LocalResponseNorm)
 
@@ -35,8 +40,11 @@ class ModelParts:
             the integer `num_batches_tracked`).
         head: The layer that gives the output; empty if the network has no linear layer or
             convolution and declares none.
-        encoder: The path down, the bottleneck included. `names - decoder` where not declared.
+        encoder: The path down, including the bottleneck; everything as built but the decoder if it
+            is not declared.
         decoder: The path up and the head; the head alone for a network without a path up.
+        added: What an algorithm added to the network as built; in none of the head, the encoder and
+            the decoder.
     """
 
     names: frozenset[str]
@@ -46,6 +54,7 @@ class ModelParts:
     head: frozenset[str]
     encoder: frozenset[str]
     decoder: frozenset[str]
+    added: frozenset[str] = frozenset()
 
     @property
     def body(self) -> frozenset[str]:
@@ -86,7 +95,9 @@ def find_parts(module: nn.Module) -> ModelParts:
         starts = tuple(f"{submodule}." if submodule else "" for submodule in submodules)
         return part(name for name in names if name.startswith(starts))
 
-    roles = _roles(module)
+    fixed = _fixed(module)
+    roles = _roles(module) if fixed is None else fixed.roles
+    added = frozenset[str]() if fixed is None else names - part(fixed.names)
     head = below(roles["head"])
     decoder = below(roles.get("decoder", ())) | head
     norms = {
@@ -107,10 +118,34 @@ def find_parts(module: nn.Module) -> ModelParts:
             for name, layer in norms.items()
             for buffer, _ in layer.named_buffers()
         ),
-        head=head,
-        encoder=below(roles["encoder"]) if "encoder" in roles else names - decoder,
-        decoder=decoder,
+        head=head - added,
+        encoder=(below(roles["encoder"]) if "encoder" in roles else names - decoder) - added,
+        decoder=decoder - added,
+        added=added,
     )
+
+
+@dataclass(frozen=True)
+class _Fixed:
+    """The tensors and roles of a network as it was built."""
+
+    names: frozenset[str]
+    roles: Mapping[str, Sequence[str]]
+
+
+def fix_roles(module: nn.Module) -> None:
+    """Record the roles of a network as it is now, in place; tensors that come later are `added`.
+
+    Raises:
+        ConfigError: `module.roles` names an unknown role or a submodule that does not exist.
+    """
+    if _fixed(module) is None:
+        object.__setattr__(module, _FIXED, _Fixed(frozenset(module.state_dict()), _roles(module)))
+
+
+def _fixed(module: nn.Module) -> _Fixed | None:
+    fixed: _Fixed | None = vars(module).get(_FIXED)
+    return fixed
 
 
 def head_layer(module: nn.Module) -> nn.Module:
@@ -119,7 +154,8 @@ def head_layer(module: nn.Module) -> nn.Module:
     Raises:
         ConfigError: the network has no head.
     """
-    names = _roles(module)["head"]
+    fixed = _fixed(module)
+    names = (_roles(module) if fixed is None else fixed.roles)["head"]
     if not names:
         raise ConfigError(
             f"{type(module).__name__} has no linear layer or convolution and declares no head: "

@@ -1,4 +1,4 @@
-"""Libraries that only some users need."""
+"""Optional dependencies, imported when they are used."""
 
 import importlib
 from types import ModuleType
@@ -6,13 +6,13 @@ from types import ModuleType
 from collegium.errors import ConfigError
 
 
-def need(module: str, extra: str, purpose: str) -> ModuleType:
+def import_optional(module: str, extra: str, purpose: str) -> ModuleType:
     """Import a library of one of Collegium's extras.
 
     Args:
         module: The library's name in Python.
         extra: The extra that installs it.
-        purpose: What it is needed for, to begin the sentence with.
+        purpose: What the library is for; the error begins with it.
 
     Raises:
         ConfigError: It is not installed.

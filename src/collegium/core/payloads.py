@@ -1,8 +1,8 @@
-"""What may leave a site and what a server accepts: an algorithm declares it part by part.
+"""Schemas of the parts that clients send: an algorithm declares one for each part.
 
-``sends`` of an algorithm maps the name of each part that its clients send to one of the kinds
+``sends`` of an algorithm maps the name of each part that its clients send to one of the schemas
 below. The site checks its own replies against its policy before they leave; the server checks every
-reply against the kind before it is used.
+part of a reply against its schema before it is used.
 """
 
 from __future__ import annotations
@@ -21,26 +21,34 @@ from collegium.errors import ProtocolError
 
 @dataclass(frozen=True)
 class Expected:
-    """What a reply is held against: the model's tensors, their roles, the algorithm's fields."""
+    """The context of a check: the model's tensors, their roles, the algorithm's fields."""
 
     model: Tensors
     parts: ModelParts
     fields: Mapping[str, Any]
 
 
-class Part(Protocol):
-    """A kind of content that a client may send."""
+class PartSchema(Protocol):
+    """The schema of a part that clients may send."""
 
     @property
     def opt_in(self) -> bool:
-        """Whether a site sends it only where its policy names it."""
+        """Whether a site sends the part only if its policy names it."""
 
     @property
-    def says(self) -> str:
-        """What it is, in a few words, for `collegium list` and the report."""
+    def description(self) -> str:
+        """A few words on the part, for `collegium list` and the report."""
 
     def check(self, value: Any, expected: Expected) -> None:
-        """Raise a `ProtocolError` that says what is wrong with ``value``."""
+        """Check that a value meets the schema.
+
+        Args:
+            value: the part as received.
+            expected: the model, its roles and the algorithm's fields.
+
+        Raises:
+            ProtocolError: the value does not meet the schema.
+        """
 
 
 @dataclass(frozen=True)
@@ -50,8 +58,8 @@ class ModelPart:
     Attributes:
         only: a role (a field of `ModelParts`) to which the tensors are limited; None: the whole
             model.
-        without: a role that is left out.
-        opt_in: whether a site's policy must name it.
+        without: a role whose tensors are left out.
+        opt_in: see `PartSchema.opt_in`.
     """
 
     only: str | None = None
@@ -59,18 +67,18 @@ class ModelPart:
     opt_in: bool = False
 
     @property
-    def says(self) -> str:
-        """What it is, in a few words."""
+    def description(self) -> str:
+        """See `PartSchema.description`."""
         which = f"the model's {self.only} tensors" if self.only else "the model"
         return f"{which} without {self.without}" if self.without else which
 
     def names(self, parts: ModelParts) -> frozenset[str]:
-        """Return the names of the tensors that belong to it."""
+        """Return the names of its tensors in a model with these roles."""
         names: frozenset[str] = getattr(parts, self.only or "names")
         return names - getattr(parts, self.without) if self.without else names
 
     def check(self, value: Any, expected: Expected) -> None:
-        """Check names, shapes, dtypes and finiteness."""
+        """Check names, shapes, dtypes and finiteness. See `PartSchema.check`."""
         if not isinstance(value, Tensors):
             raise ProtocolError(f"expected tensors, found {type(value).__name__}")
         reference = expected.model.select(self.names(expected.parts))
@@ -91,24 +99,24 @@ class Count:
     """A whole number that is not negative, such as the number of training examples."""
 
     opt_in: bool = False
-    says: str = "a count"
+    description: str = "a count"
 
     def check(self, value: Any, expected: Expected) -> None:
-        """Check type and sign."""
+        """Check type and sign. See `PartSchema.check`."""
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise ProtocolError(f"expected a count, found {value!r}")
 
 
 @dataclass(frozen=True)
 class Index:
-    """A choice: a whole number from 0 up to, not including, the algorithm's field ``below``."""
+    """A whole number from 0 up to, not including, the algorithm's field ``below``."""
 
     below: str
     opt_in: bool = False
-    says: str = "a choice"
+    description: str = "a choice"
 
     def check(self, value: Any, expected: Expected) -> None:
-        """Check type and range."""
+        """Check type and range. See `PartSchema.check`."""
         limit = expected.fields[self.below]
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < limit:
             raise ProtocolError(
@@ -121,17 +129,17 @@ class Numbers:
     """Named finite numbers, such as the mean training loss.
 
     Attributes:
-        opt_in: whether a site's policy must name it.
-        says: what it is.
+        opt_in: see `PartSchema.opt_in`.
+        description: see `PartSchema.description`.
         record: whether the results hold them, round by round, as ``part/name``.
     """
 
     opt_in: bool = False
-    says: str = "numbers"
+    description: str = "numbers"
     record: bool = False
 
     def check(self, value: Any, expected: Expected) -> None:
-        """Check that all are finite numbers."""
+        """Check that all are finite numbers. See `PartSchema.check`."""
         if not isinstance(value, Mapping):
             raise ProtocolError(f"expected named numbers, found {type(value).__name__}")
         for name, number in value.items():
@@ -141,17 +149,17 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Numbers about the cases of a site, in columns, such as the volume of each label.
+    """Columns of numbers about the cases of a site, such as the volume of each label.
 
     ``{"unit": "mL", "cases": 12, "columns": {"1": [...]}}``. A column holds one number per case, or
     a summary of them: named lists of numbers, such as edges and counts.
     """
 
     opt_in: bool = False
-    says: str = "numbers about the cases"
+    description: str = "numbers about the cases"
 
     def check(self, value: Any, expected: Expected) -> None:
-        """Check the shape of the table, and that its numbers are finite."""
+        """Check the form of the table and that its numbers are finite. See `PartSchema.check`."""
         if not isinstance(value, Mapping) or value.keys() != {"unit", "cases", "columns"}:
             raise ProtocolError("expected a unit, a number of cases and columns")
         unit, cases, columns = value["unit"], value["cases"], value["columns"]
@@ -165,18 +173,18 @@ class Statistics:
             if not all(isinstance(numbers, list) for numbers in lists):
                 raise ProtocolError(f"column {name} is neither a list of numbers nor a summary")
             if not all(_is_finite(number) for numbers in lists for number in numbers):
-                raise ProtocolError(f"column {name} holds something else than finite numbers")
+                raise ProtocolError(f"column {name} holds values that are no finite numbers")
 
 
 @dataclass(frozen=True)
 class Features:
-    """One floating-point tensor of any shape, finite: an average of images, say, or embeddings."""
+    """One finite floating-point tensor of any shape, such as a mean image or embeddings."""
 
     opt_in: bool = False
-    says: str = "features of the images"
+    description: str = "features of the images"
 
     def check(self, value: Any, expected: Expected) -> None:
-        """Check that it is one finite floating-point tensor."""
+        """Check that it is one finite floating-point tensor. See `PartSchema.check`."""
         if not isinstance(value, Tensors) or len(value) != 1:
             raise ProtocolError(f"expected one tensor, found {value!r}")
         for name, tensor in value.items():
@@ -188,17 +196,17 @@ class Features:
 
 @dataclass(frozen=True)
 class Spectra:
-    """Amplitudes of the lowest frequencies of images, and the size of these.
+    """Amplitudes of the lowest frequencies of images, and the size of the images.
 
     ``windows`` (images, channels, 2b + 1, ...), floating-point, finite and not negative; ``size``
-    int64, the pixels along each of the axes transformed.
+    int64, the pixels along each transformed axis.
     """
 
     opt_in: bool = False
-    says: str = "amplitudes of the lowest frequencies of training images"
+    description: str = "amplitudes of the lowest frequencies of training images"
 
     def check(self, value: Any, expected: Expected) -> None:
-        """Check names, shapes and values."""
+        """Check names, shapes and values. See `PartSchema.check`."""
         if not isinstance(value, Tensors) or value.keys() != {"windows", "size"}:
             raise ProtocolError("expected tensors named windows and size")
         windows, size = value["windows"], value["size"]
@@ -223,10 +231,10 @@ class Bits:
     """
 
     opt_in: bool = False
-    says: str = "one bit for each parameter"
+    description: str = "one bit for each parameter"
 
     def check(self, value: Any, expected: Expected) -> None:
-        """Check name, type, length and the bits that fill the last byte."""
+        """Check name, dtype, length and the padding of the last byte. See `PartSchema.check`."""
         if not isinstance(value, Tensors) or value.keys() != {"bits"}:
             raise ProtocolError("expected a tensor named bits")
         bits, count = value["bits"], expected.model.select(expected.parts.trainable).numel()
@@ -240,43 +248,15 @@ class Bits:
             raise ProtocolError(f"bits marks more than the {count} parameters there are")
 
 
-def may_leave(
-    name: str,
-    *,
-    opt_in: bool,
-    allow: Collection[str] | None,
-    forbid: Collection[str],
-    share: Collection[str] = (),
-) -> bool:
-    """Return whether a policy lets the part ``name`` out."""
-    if name in forbid:
-        return False
-    return name in share or (name in allow if allow is not None else not opt_in)
-
-
-def recorded(sends: Mapping[str, Part], reply: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of a checked reply that the results hold, as ``part/name``."""
-    return {
-        f"{part}/{name}": float(number)
-        for part, value in reply.items()
-        if isinstance(kind := sends[part], Numbers) and kind.record
-        for name, number in value.items()
-    }
-
-
-def _is_finite(number: Any) -> bool:
-    return isinstance(number, int | float) and math.isfinite(number)
-
-
 @dataclass(frozen=True)
 class Scores:
     """Scores of cases under pseudonyms, e.g. ``{"global": [{"case": "c001", "dice": 0.8}]}``."""
 
     opt_in: bool = False
-    says: str = "scores of cases, under pseudonyms"
+    description: str = "scores of cases, under pseudonyms"
 
     def check(self, value: Any, expected: Expected) -> None:
-        """Check the shape of the table; an undefined score is None."""
+        """Check the form of the table; an undefined score is None. See `PartSchema.check`."""
         if not isinstance(value, Mapping) or not all(
             isinstance(rows, list) for rows in value.values()
         ):
@@ -290,3 +270,44 @@ class Scores:
                     v is None or (isinstance(v, int | float) and math.isfinite(v)) for v in numbers
                 ):
                     raise ProtocolError("a score is neither a finite number nor undefined")
+
+
+def may_leave(
+    name: str,
+    *,
+    opt_in: bool,
+    allow: Collection[str] | None,
+    forbid: Collection[str],
+    share: Collection[str] = (),
+) -> bool:
+    """Return whether a site's policy lets a part out.
+
+    Args:
+        name: name of the part.
+        opt_in: whether the part leaves only if the policy names it.
+        allow: names of the parts that may leave; None: all that do not need to be named.
+        forbid: names of the parts that may not leave.
+        share: names of further parts that may leave, in addition to ``allow``.
+    """
+    if name in forbid:
+        return False
+    return name in share or (name in allow if allow is not None else not opt_in)
+
+
+def recorded_numbers(sends: Mapping[str, PartSchema], reply: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a checked reply that the results hold, as ``part/name``.
+
+    Args:
+        sends: schemas of the parts.
+        reply: the parts by name.
+    """
+    return {
+        f"{part}/{name}": float(number)
+        for part, value in reply.items()
+        if isinstance(schema := sends[part], Numbers) and schema.record
+        for name, number in value.items()
+    }
+
+
+def _is_finite(number: Any) -> bool:
+    return isinstance(number, int | float) and math.isfinite(number)

@@ -21,11 +21,11 @@ from collegium.errors import ProtocolError
 
 logger = logging.getLogger(__name__)
 
-LARGE = 1 << 21
-"""Numbers in a model from which on it is worth loading the compiled loops for its mean."""
+LARGE_MODEL = 1 << 21
+"""Least numbers in a model for which loading the compiled loops pays off in its mean."""
 
-LONG = 1 << 14
-"""Numbers in a tensor from which on a compiled loop is quicker than several passes of torch."""
+LONG_TENSOR = 1 << 14
+"""Least numbers in a tensor for which a compiled loop is faster than several passes of torch."""
 
 
 def identity(tensor: Tensor) -> Hashable:
@@ -63,7 +63,7 @@ class Tensors(Mapping[str, Tensor]):
         return f"Tensors({len(self)} names, {self.numel():,} numbers)"
 
     def distinct(self) -> Tensors:
-        """Return the tensors without those that another name already holds (tied weights once)."""
+        """Return the tensors with tied weights only once, under their first name."""
         seen: dict[Hashable, str] = {}
         for name, tensor in self._items.items():
             seen.setdefault(identity(tensor), name)
@@ -74,7 +74,15 @@ class Tensors(Mapping[str, Tensor]):
         return sum(tensor.numel() for tensor in self.distinct().values())
 
     def map(self, fn: Callable[..., Tensor], *others: Tensors) -> Tensors:
-        """Apply ``fn`` tensor by tensor; all operands must have the same names."""
+        """Return the results of a function applied tensor by tensor.
+
+        Args:
+            fn: takes the tensor, and that of each of the others.
+            *others: further operands with the same names.
+
+        Raises:
+            ProtocolError: names differ.
+        """
         for other in others:
             require_same_names(self, other)
         done: dict[Hashable, Tensor] = {}
@@ -132,7 +140,16 @@ class Tensors(Mapping[str, Tensor]):
 def require_same_names(
     expected: Mapping[str, object], found: Mapping[str, Tensor], where: str = ""
 ) -> None:
-    """Raise a `ProtocolError` that lists missing and unexpected names unless the names agree."""
+    """Check that two groups of tensors have the same names.
+
+    Args:
+        expected: the names that there should be.
+        found: the tensors to check.
+        where: what the error begins with.
+
+    Raises:
+        ProtocolError: they differ; it lists missing and unexpected names.
+    """
     if expected.keys() == found.keys():
         return
     missing, extra = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
@@ -153,36 +170,36 @@ def require_same_names(
 
 
 class Mean:
-    """A weighted mean taken as its operands arrive, in float64 and in their order.
+    """A weighted mean accumulated in float64, in the order in which its operands arrive.
 
-    Holds one float64 sum and at most `GROUP` operands, whatever their number: vectors are added
+    Holds one float64 sum and at most `GROUP` operands, whatever their number: operands are added
     group by group, so that the sum passes through memory once per group instead of once per
-    operand. Integer tensors keep the maximum, dtypes survive, half precision cannot overflow.
+    operand. Integer tensors keep the maximum, dtypes are kept, half precision cannot overflow.
     """
 
     GROUP = 4
 
     def __init__(self) -> None:
         self.total = 0.0
-        self._waiting: list[tuple[Tensors, float]] = []
-        self._layout: dict[str, _Place] = {}
+        self._group: list[tuple[Tensors, float]] = []
+        self._layout: dict[str, _TensorLayout] = {}
         self._sums: dict[str, Tensor] = {}
         self._large = False
 
     def add(self, tensors: Tensors, weight: float = 1.0, source: str = "") -> None:
-        """Take in one operand.
+        """Add one operand.
 
         Args:
             tensors: must have the names and shapes of the first operand.
-            weight: not negative; an operand of weight 0 has no say.
-            source: who sent it, named in errors.
+            weight: not negative; an operand of weight 0 does not count.
+            source: the sender, named in errors.
 
         Raises:
             ProtocolError: names or shapes differ from the first operand's.
         """
         if not self._layout:
             self._layout = _layout(tensors)
-            self._large = tensors.numel() >= LARGE
+            self._large = tensors.numel() >= LARGE_MODEL
         require_same_names(self._layout, tensors, source)
         for name, tensor in tensors.items():
             if tensor.shape != self._layout[name].shape:
@@ -192,22 +209,22 @@ class Mean:
                 )
         self.total += weight
         if weight > 0:
-            self._waiting.append((tensors, weight))
+            self._group.append((tensors, weight))
         else:
-            logger.warning("%s has weight 0 and no say in the mean", source or "an operand")
-        if len(self._waiting) == self.GROUP:
-            self._flush()
+            logger.warning("%s has weight 0 and does not count in the mean", source or "an operand")
+        if len(self._group) == self.GROUP:
+            self._add_group()
 
-    def _flush(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        weights = [weight for _, weight in waiting]
+    def _add_group(self) -> None:
+        group, self._group = self._group, []
+        weights = [weight for _, weight in group]
         long = []
-        for name, place in self._layout.items() if waiting else ():
-            if place.holder != name:
+        for name, layout in self._layout.items() if group else ():
+            if layout.first_name != name:
                 continue
-            vectors = [tensors[name].detach().reshape(-1) for tensors, _ in waiting]
+            vectors = [tensors[name].detach().reshape(-1) for tensors, _ in group]
             fresh = name not in self._sums
-            if not place.dtype.is_floating_point:
+            if not layout.dtype.is_floating_point:
                 highest = torch.stack(vectors).amax(0)
                 self._sums[name] = highest if fresh else torch.maximum(self._sums[name], highest)
                 continue
@@ -220,13 +237,13 @@ class Mean:
         if long:
             from collegium.core import kernels
 
-            kernels.add_weighted([kernels.Sum(*entry) for entry in long], weights)
+            kernels.add_weighted([kernels.WeightedSum(*entry) for entry in long], weights)
 
     def _is_long(self, name: str) -> bool:
-        """Whether the compiled loops, which round as torch does, are quicker for a tensor."""
+        """Whether the compiled loops, which round as torch does, are faster for a tensor."""
         total, dtype = self._sums[name], self._layout[name].dtype
         fits = dtype == torch.float32 and total.device.type == "cpu"
-        return fits and self._large and len(total) >= LONG
+        return fits and self._large and len(total) >= LONG_TENSOR
 
     def result(self) -> Tensors:
         """Return the mean.
@@ -240,7 +257,7 @@ class Mean:
             raise ProtocolError(
                 "nothing to average: every client reported 0 examples; the model stays as it was"
             )
-        self._flush()
+        self._add_group()
         means = {}
         long = [name for name in self._sums if self._is_long(name)]
         if long:
@@ -252,22 +269,24 @@ class Mean:
             total, dtype = self._sums[name], self._layout[name].dtype
             means[name] = (total / self.total).to(dtype) if dtype.is_floating_point else total
         shaped = {name: total.reshape(self._layout[name].shape) for name, total in means.items()}
-        return Tensors((name, shaped[place.holder]) for name, place in self._layout.items())
+        return Tensors((name, shaped[layout.first_name]) for name, layout in self._layout.items())
 
 
 @dataclass(frozen=True)
-class _Place:
-    """What `Mean` remembers of a tensor: its form, and the first name that holds its memory."""
+class _TensorLayout:
+    """Shape and dtype of a tensor, and the first name under which it appears."""
 
     shape: torch.Size
     dtype: torch.dtype
-    holder: str
+    first_name: str
 
 
-def _layout(tensors: Tensors) -> dict[str, _Place]:
-    holders: dict[Hashable, str] = {}
+def _layout(tensors: Tensors) -> dict[str, _TensorLayout]:
+    first_names: dict[Hashable, str] = {}
     return {
-        name: _Place(tensor.shape, tensor.dtype, holders.setdefault(identity(tensor), name))
+        name: _TensorLayout(
+            tensor.shape, tensor.dtype, first_names.setdefault(identity(tensor), name)
+        )
         for name, tensor in tensors.items()
     }
 
@@ -283,7 +302,12 @@ def _add_weighted(
 
 
 def mean(items: Sequence[Tensors], weights: Sequence[float] | None = None) -> Tensors:
-    """Return the weighted mean, summed in the order given and in float64."""
+    """Return the weighted mean, summed in float64 in the order given.
+
+    Args:
+        items: the operands.
+        weights: one for each operand; None: all count the same.
+    """
     running = Mean()
     for tensors, weight in zip(items, weights or [1.0] * len(items), strict=True):
         running.add(tensors, weight)

@@ -1,10 +1,54 @@
-"""Words that several messages share."""
+"""Words, sizes and durations in messages and reports."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def did_you_mean(word: str, options: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` with the option that is closest to a word, or nothing."""
+    """Return `; did you mean 'x'?` with the option closest to a word, or an empty string.
+
+    Args:
+        word: the word as the user wrote it.
+        options: the words that are known.
+    """
     close = difflib.get_close_matches(word, list(options), 1)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def unknown_word(what: str, word: str, options: Sequence[str], owner: str = "") -> str:
+    """Return that a word is unknown, with the closest known one or, if none is close, all of them.
+
+    Args:
+        what: what the word should name, such as "field".
+        word: the word as the user wrote it.
+        options: the words that are known.
+        owner: what has these options; may be empty.
+    """
+    of = f" for {owner}" if owner else ""
+    near = did_you_mean(word, options) or f"; there is {', '.join(options) or 'none'}"
+    return f"unknown {what}{of}{near}"
+
+
+def short(value: object) -> str:
+    """Return a value as it stands in a message, cut to 60 characters."""
+    if value is None:
+        return "nothing"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def format_bytes(count: float | None) -> str:
+    """Return a number of bytes with a decimal unit: "512 B" or "2.1 MB"; None is a dash."""
+    if count is None:
+        return "\u2013"
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count:.0f} B"
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration in a unit that suits it: "48 s", "12 min" or "3.4 h"."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,4 +1,4 @@
-"""Python files that users name in their configurations."""
+"""Import of Python files that users name in their configurations."""
 
 import hashlib
 import importlib.util
@@ -10,7 +10,7 @@ from collegium.errors import ConfigError
 
 
 def import_file(path: Path) -> ModuleType:
-    """Import a file once for each content, under a name of its own.
+    """Import a file, once for each content.
 
     Raises:
         ConfigError: it cannot be read, is no Python file, or its code raises.
@@ -34,10 +34,15 @@ def import_file(path: Path) -> ModuleType:
         exec(compile(content, str(path), "exec"), vars(module))
     except Exception as error:  # whatever a user's file raises
         del sys.modules[name]
-        raise not_loading(str(path), error) from error
+        raise loading_error(str(path), error) from error
     return module
 
 
-def not_loading(what: str, error: Exception) -> ConfigError:
-    """Return the error that says why somebody's code does not load."""
-    return ConfigError(f"{what} does not load: {type(error).__name__}: {error}; correct its code")
+def loading_error(code: str, error: Exception) -> ConfigError:
+    """Return the error of a user's code that does not load.
+
+    Args:
+        code: the file or module, as the error names it.
+        error: what its import raised.
+    """
+    return ConfigError(f"{code} does not load: {type(error).__name__}: {error}; correct its code")

@@ -1,4 +1,4 @@
-"""What training samples go through beside flips and quarter turns: angles, zoom and holes."""
+"""Augmentation of training samples beyond flips and quarter turns: rotation, zoom and cutout."""
 
 import math
 from typing import Any
@@ -7,20 +7,20 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from collegium.data.decoded import Array
-from collegium.data.recipe import Arrays
+from collegium.data.decoded_image import Array
+from collegium.data.preprocessing import CaseArrays
 
 
-def turned(arrays: Arrays, degrees: float, zoom: float = 1.0) -> Arrays:
-    """Turn a case about its middle and enlarge it, in its first two spatial axes.
+def rotate_and_zoom(arrays: CaseArrays, degrees: float, zoom: float = 1.0) -> CaseArrays:
+    """Rotate a case about its centre and enlarge it, in its first two spatial axes.
 
-    The image is interpolated bilinearly, label and mask take the nearest pixel. What comes in from
-    outside is the mirror image at the border, of all three alike.
+    The image is interpolated bilinearly, label and mask by nearest neighbour. Beyond the border all
+    three are continued by reflection.
 
     Args:
         arrays: The case; its sizes stay.
-        degrees: From the first axis towards the second, as `numpy.rot90` turns.
-        zoom: How many times as large things become.
+        degrees: The angle from the first axis towards the second, as in `numpy.rot90`.
+        zoom: The factor of enlargement.
     """
     rows, columns, *_ = arrays.shape
     sine, cosine = (f(math.radians(degrees)) / zoom for f in (math.sin, math.cos))
@@ -31,7 +31,7 @@ def turned(arrays: Arrays, degrees: float, zoom: float = 1.0) -> Arrays:
     grid = torch.stack([across, along], -1)[None].float()
     axes = len(arrays.shape)
 
-    def look_up(values: Array, mode: str) -> Array:
+    def resample(values: Array, mode: str) -> Array:
         planes = np.moveaxis(values, (-axes, 1 - axes), (-2, -1))
         flat = np.array(planes, np.float32, order="C").reshape(1, -1, rows, columns)
         found = functional.grid_sample(
@@ -40,24 +40,24 @@ def turned(arrays: Arrays, degrees: float, zoom: float = 1.0) -> Arrays:
         back = found.numpy().reshape(planes.shape).astype(values.dtype)
         return np.moveaxis(back, (-2, -1), (-axes, 1 - axes))
 
-    label = None if arrays.label is None else look_up(arrays.label, "nearest")
-    mask = None if arrays.mask is None else look_up(arrays.mask, "nearest")
-    return Arrays(look_up(arrays.image, "bilinear"), label, mask)
+    label = None if arrays.label is None else resample(arrays.label, "nearest")
+    mask = None if arrays.mask is None else resample(arrays.mask, "nearest")
+    return CaseArrays(resample(arrays.image, "bilinear"), label, mask)
 
 
-def holed(image: torch.Tensor, most: int, side: int, rng: torch.Generator) -> torch.Tensor:
-    """Set squares (of volumes cubes) of an image to 0; they may overlap.
+def cut_out(image: torch.Tensor, max_holes: int, side: int, rng: torch.Generator) -> torch.Tensor:
+    """Set random squares (in volumes, cubes) of an image to 0, as Cutout does; they may overlap.
 
     Args:
         image: (1, channels, *spatial); it is changed in place.
-        most: There are 1 to so many, every number as likely as the other.
-        side: Their side in pixels; each lies inside the image.
-        rng: Decides how many there are, and where.
+        max_holes: The number of holes is drawn uniformly from 1 to this.
+        side: Their side in pixels; each hole lies inside the image.
+        rng: Draws their number and positions.
 
     Returns:
         The image.
     """
-    count = int(torch.randint(1, most + 1, (), generator=rng))
+    count = int(torch.randint(1, max_holes + 1, (), generator=rng))
     corners = [
         torch.randint(max(size - side, 0) + 1, (count,), generator=rng).tolist()
         for size in image.shape[2:]

@@ -1,8 +1,8 @@
 """Prepared cases: decoded, resized and normalised once, then memory-mapped.
 
-An entry is a folder named by what went into it: the bytes of the case's files, the recipe and the
-format's version. It is written beside its place and then renamed, so that another process sees a
-whole entry or none. Nothing is ever written beside the data.
+An entry is a folder named by what went into it: the bytes of the case's files, the preprocessing
+and the version of the format. It is written under a temporary name and then renamed, so that
+another process sees a complete entry or none. Nothing is ever written beside the data.
 """
 
 import errno
@@ -20,8 +20,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from collegium.data.decoded import Array
-from collegium.data.recipe import Arrays, make
+from collegium.data.decoded_image import Array
+from collegium.data.digests import file_digest
+from collegium.data.preprocessing import CaseArrays, preprocess
 from collegium.data.settings import ImageConfig, TaskConfig
 from collegium.data.site import Case
 from collegium.errors import DataError, StorageError
@@ -30,23 +31,23 @@ FORMAT = 4
 """Version of the entries; a change of what is stored, or of how it is computed, raises it."""
 
 _DETACHED = {".mhd": (".raw", ".zraw"), ".nhdr": (".raw", ".raw.gz")}
-"""Where the voxels are of which a header file speaks."""
+"""Suffixes of the files of voxels that belong to a header file."""
 
 
 @dataclass(frozen=True)
 class PreparedCase:
-    """A case in the cache; it holds paths and numbers only, so it is cheap to send to a process.
+    """A case in the cache: paths and numbers only, so that it is cheap to send to another process.
 
     Attributes:
         site: The site's name.
         case: The site's own case id.
         patient: The site's own patient id.
         folder: The entry.
-        shape: Channels, then the spatial axes.
-        spacing: Millimetres per spatial axis after resizing; None where unknown.
-        notes: What was noticed and mended while reading.
-        target: The class of a case that is classified.
-        across: Of a volume, which axis of its RAS+ axes is the last one here.
+        shape: (channels, *spatial).
+        spacing: Millimetres per spatial axis after resizing; None if unknown.
+        notes: What was noticed and corrected while reading.
+        target: The class, if the case is classified.
+        slice_axis: For a volume, which of its RAS+ axes was moved to the end.
     """
 
     site: str
@@ -57,34 +58,40 @@ class PreparedCase:
     spacing: tuple[float, ...] | None
     notes: tuple[str, ...] = ()
     target: int | None = None
-    across: int = 2
+    slice_axis: int = 2
 
     def __str__(self) -> str:
         return f"site {self.site}, case {self.case}"
 
-    def arrays(self) -> Arrays:
+    def arrays(self) -> CaseArrays:
         """Map the arrays into memory, read-only."""
         return _open(self.folder)
 
 
 def prepare(case: Case, image: ImageConfig, task: TaskConfig, cache: Path) -> PreparedCase:
-    """Give a case out of the cache; decode, resize, normalise and store it first where needed.
+    """Return a case from the cache, which is prepared and stored first if it is not there.
 
-    Several processes may prepare the same case at once: whoever is first wins. A damaged entry is
-    made anew.
+    Preparing means decoding, resizing and normalising. Several processes may prepare the same case
+    at once; the first to finish provides the entry. A damaged entry is written again.
+
+    Args:
+        case: The case's files.
+        image: How the image becomes an array.
+        task: The meaning of the labels.
+        cache: The folder of the cache; created if absent.
 
     Raises:
-        DataError: If the case's files are unusable.
-        StorageError: If the cache cannot be written.
+        DataError: The case's files are unusable.
+        StorageError: The cache cannot be written.
     """
     classified = case.target is not None and task.name == "classification"
     target = task.class_of(str(case.target), str(case)) if classified else None
-    entry = cache / entry_name(case, image, task)
+    entry = cache / entry_name(case, image, task, cache)
     meta = _read_meta(entry)
     if meta is None:
-        made = make(case, image, task)
-        about = {"spacing": made.spacing, "notes": made.notes, "across": made.across}
-        meta = _publish(entry, made.arrays, about)
+        made = preprocess(case, image, task)
+        described = {"spacing": made.spacing, "notes": made.notes, "across": made.slice_axis}
+        meta = _publish(entry, made.arrays, described)
     spacing = meta["spacing"]
     return PreparedCase(
         site=case.site,
@@ -95,12 +102,24 @@ def prepare(case: Case, image: ImageConfig, task: TaskConfig, cache: Path) -> Pr
         spacing=None if spacing is None else tuple(spacing),
         notes=tuple(meta["notes"]),
         target=target,
-        across=meta["across"],
+        slice_axis=meta["across"],
     )
 
 
-def entry_name(case: Case, image: ImageConfig, task: TaskConfig) -> str:
-    """Give the name of a case's entry: a hash of its files' bytes, the recipe and the format."""
+def entry_name(
+    case: Case, image: ImageConfig, task: TaskConfig, record_in: Path | None = None
+) -> str:
+    """Return the name of a case's entry: a hash of its files' bytes, the settings and the format.
+
+    Args:
+        case: The case's files.
+        image: How the image becomes an array.
+        task: The meaning of the labels.
+        record_in: The folder in which the files' digests are recorded, see `file_digest`.
+
+    Raises:
+        DataError: A file cannot be read.
+    """
     labels: dict[str, object] = {"classes": task.classes, "label_map": task.label_map}
     if task.regions:
         labels["regions"] = list(task.regions.items())
@@ -121,7 +140,7 @@ def entry_name(case: Case, image: ImageConfig, task: TaskConfig) -> str:
         for path in paths:
             for file in _contents(path):
                 digest.update(f"{role}\0{''.join(file.suffixes)}\0".encode())
-                digest.update(_digest(case, file))
+                digest.update(_digest(case, file, record_in))
     return digest.hexdigest()
 
 
@@ -129,17 +148,16 @@ def entry_name(case: Case, image: ImageConfig, task: TaskConfig) -> str:
 
 
 def _contents(path: Path) -> list[Path]:
-    """The file, or all files of the folder of a DICOM series, and what a header file points to."""
+    """Return the file and its detached voxels, or all files of a DICOM series' folder."""
     if path.is_dir():
         return sorted(file for file in path.rglob("*") if file.is_file())
     detached = [path.with_suffix(end) for end in _DETACHED.get(path.suffix.lower(), ())]
     return [path, *(file for file in detached if file.is_file())]
 
 
-def _digest(case: Case, path: Path) -> bytes:
+def _digest(case: Case, path: Path, record_in: Path | None) -> bytes:
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=20)).digest()
+        return file_digest(path, record_in)
     except OSError as error:
         raise DataError(
             f"{case}: {path} cannot be read ({error.strerror}): restore it or its permissions"
@@ -147,7 +165,7 @@ def _digest(case: Case, path: Path) -> bytes:
 
 
 def _read_meta(entry: Path) -> dict[str, Any] | None:
-    """Read what an entry says of itself; None where it is missing or damaged."""
+    """Read the metadata of an entry; None if the entry is missing or damaged."""
     try:
         meta: dict[str, Any] = json.loads((entry / "case.json").read_text("utf-8"))
         sizes: Mapping[str, int] = meta["sizes"]
@@ -157,8 +175,8 @@ def _read_meta(entry: Path) -> dict[str, Any] | None:
     return meta if good else None
 
 
-def _publish(entry: Path, arrays: Arrays, meta: Mapping[str, object]) -> dict[str, Any]:
-    """Write an entry beside its place and rename it; give what the entry says of itself."""
+def _publish(entry: Path, arrays: CaseArrays, meta: Mapping[str, object]) -> dict[str, Any]:
+    """Write an entry under a temporary name, rename it, and return its metadata."""
     temporary = entry.with_name(f".{entry.name}.{secrets.token_hex(8)}")
     try:
         temporary.mkdir(parents=True)
@@ -179,8 +197,8 @@ def _publish(entry: Path, arrays: Arrays, meta: Mapping[str, object]) -> dict[st
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _stored(arrays: Arrays) -> Iterator[tuple[str, Array]]:
-    """Give names and arrays as stored; a volume's last axis is slowest, so a slice is one piece."""
+def _stored(arrays: CaseArrays) -> Iterator[tuple[str, Array]]:
+    """Yield names and arrays as stored; in a volume the last axis varies slowest."""
     order = np.asfortranarray if len(arrays.shape) == 3 else np.ascontiguousarray
     yield "image.npy", order(arrays.image.astype(np.float32, copy=False))
     if arrays.label is not None:
@@ -190,7 +208,7 @@ def _stored(arrays: Arrays) -> Iterator[tuple[str, Array]]:
 
 
 def _move(temporary: Path, entry: Path) -> dict[str, Any]:
-    """Rename into place; another process's whole entry is used, a damaged one is put aside."""
+    """Rename into place; another process's complete entry is used, a damaged one is moved away."""
     for _ in range(5):
         try:
             temporary.rename(entry)
@@ -213,41 +231,42 @@ def _move(temporary: Path, entry: Path) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class _Layout:
-    """Where the values of an array are in its file."""
+class _ArrayLayout:
+    """The position and layout of an array's values in its file."""
 
     offset: int
     shape: tuple[int, ...]
-    kind: np.dtype[Any]
+    dtype: np.dtype[Any]
     order: Literal["C", "F"]
 
     @classmethod
-    def of(cls, path: Path) -> "_Layout":
+    def of(cls, path: Path) -> "_ArrayLayout":
+        """Read the header of a file."""
         values = np.load(path, mmap_mode="r", allow_pickle=False)
         order: Literal["C", "F"] = "C" if values.flags.c_contiguous else "F"
         return cls(values.offset, values.shape, values.dtype, order)
 
 
 @lru_cache(maxsize=1 << 14)  # reading a header takes longer than mapping a file
-def _layouts(folder: Path) -> dict[str, _Layout]:
-    """Read where the values of an entry's arrays are, by the names of their files."""
+def _layouts(folder: Path) -> dict[str, _ArrayLayout]:
+    """Read the layouts of an entry's arrays, by file name."""
     stored = json.loads((folder / "case.json").read_text("utf-8"))["sizes"]
-    return {name: _Layout.of(folder / name) for name in stored}
+    return {name: _ArrayLayout.of(folder / name) for name in stored}
 
 
 @lru_cache(maxsize=256)  # bounds the open files: each mapped array holds one
-def _open(folder: Path) -> Arrays:
+def _open(folder: Path) -> CaseArrays:
     try:
         mapped = {name: _map(folder / name, layout) for name, layout in _layouts(folder).items()}
-        return Arrays(mapped["image.npy"], mapped.get("label.npy"), mapped.get("mask.npy"))
+        return CaseArrays(mapped["image.npy"], mapped.get("label.npy"), mapped.get("mask.npy"))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StorageError(
-            f"the prepared case {folder} cannot be read: start again, and it is prepared anew"
+            f"the prepared case {folder} cannot be read: start again, and it is prepared again"
         ) from error
 
 
-def _map(path: Path, layout: _Layout) -> Array:
-    """Map a file as a plain array: slicing one is faster than slicing a memmap."""
+def _map(path: Path, layout: _ArrayLayout) -> Array:
+    """Map a file as a plain array, which is faster to slice than a memmap."""
     with path.open("rb") as file:
         content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return np.ndarray(layout.shape, layout.kind, content, layout.offset, order=layout.order)
+    return np.ndarray(layout.shape, layout.dtype, content, layout.offset, order=layout.order)

@@ -9,14 +9,14 @@ from pathlib import Path
 from collegium.errors import DataError
 
 SUFFIXES = (".csv", ".tsv", ".txt", ".parquet")
-"""The kinds of tables that are read."""
+"""Suffixes of the tables that can be read."""
 
 
 def read_columns(path: Path) -> tuple[dict[str, list[str]], str]:
     """Read every column of a table as text, and the separator of its cells ("" for Parquet).
 
     Ids stay as they are written, so that 0007 keeps its zeros. A byte order mark, a first line
-    ``sep=;`` and cells in quotes are understood; empty lines are left out.
+    ``sep=;`` and quoted cells are understood; empty lines are skipped.
 
     Raises:
         DataError: The file cannot be read or is empty, or its rows do not fit its columns.
@@ -33,9 +33,7 @@ def read_columns(path: Path) -> tuple[dict[str, list[str]], str]:
         raise DataError(f"{name} is not UTF-8 text; save it as 'CSV UTF-8'") from error
     except (OSError, ValueError, csv.Error) as error:
         reason = str(error).strip().partition("\n")[0]
-        raise DataError(
-            f"{name} is no table that can be read ({reason}); export it again"
-        ) from error
+        raise DataError(f"{name} is not a readable table ({reason}); export it again") from error
     header, rows = _without_nameless(header, rows)
     if not header:
         raise DataError(f"{name} is empty; write a line of columns, and one for each case")
@@ -45,21 +43,21 @@ def read_columns(path: Path) -> tuple[dict[str, list[str]], str]:
     for number, row in enumerate(rows, 1):
         if len(row) != len(header):
             raise DataError(
-                f"{name}, row {number}: {len(row)} cells stand below {len(header)} columns; put "
-                f"quotes around cells that hold a {separator!r}, or export the table again"
+                f"{name}, row {number}: {len(row)} cells for {len(header)} columns; put quotes "
+                f"around cells that hold a {separator!r}, or export the table again"
             )
     cells = zip(*rows, strict=True) if rows else ([] for _ in header)
     return {column: [*values] for column, values in zip(header, cells, strict=True)}, separator
 
 
 def _read_text(path: Path) -> tuple[list[str], list[list[str]], str]:
-    """Give the names of the columns, the rows and the separator of a CSV file."""
+    """Return the column names, the rows and the separator of a CSV file."""
     text = path.read_text("utf-8-sig")
-    said = re.match(r"sep=(.)\n", text)
-    if said:
-        text = text[said.end() :]
+    stated = re.match(r"sep=(.)\n", text)
+    if stated:
+        text = text[stated.end() :]
     head = re.sub(r'"[^"]*"', "", text.lstrip().partition("\n")[0])
-    separator = said[1] if said else max(",;\t", key=head.count)
+    separator = stated[1] if stated else max(",;\t", key=head.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     rows = [[cell.strip() for cell in row] for row in reader]
     header, *rows = [row for row in rows if any(row)] or [[]]
@@ -67,7 +65,7 @@ def _read_text(path: Path) -> tuple[list[str], list[list[str]], str]:
 
 
 def _read_parquet(path: Path) -> tuple[list[str], list[list[str]]]:
-    """Give the names of the columns and the rows of a Parquet file."""
+    """Return the column names and the rows of a Parquet file."""
     import pandas
 
     frame = pandas.read_parquet(path)
@@ -83,7 +81,7 @@ def _read_parquet(path: Path) -> tuple[list[str], list[list[str]]]:
 
 
 def _text(cell: object) -> str:
-    """Write a cell as text, whole numbers without a point."""
+    """Return a cell as text, whole numbers without a decimal point."""
     if isinstance(cell, float) and cell.is_integer():
         return str(int(cell))
     return str(cell).strip()
@@ -92,6 +90,6 @@ def _text(cell: object) -> str:
 def _without_nameless(
     header: Sequence[str], rows: Sequence[list[str]]
 ) -> tuple[list[str], list[list[str]]]:
-    """Leave out columns behind the last named one, where separators end every line."""
+    """Drop the columns after the last named one, as some exports end every line with separators."""
     count = max((place for place, name in enumerate(header, 1) if name), default=0)
     return [*header[:count]], [row if any(row[count:]) else row[:count] for row in rows]

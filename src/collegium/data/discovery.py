@@ -1,4 +1,4 @@
-"""Finds the cases of a site: by a manifest, or in a folder of images and a folder of masks."""
+"""Finds the cases of a site: from a manifest, or in a folder of images and a folder of masks."""
 
 import csv
 import io
@@ -20,29 +20,30 @@ SPLIT_NAMES = {
     "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val",
     "test": "test", "testing": "test",
 }  # fmt: skip
-"""How people call the three splits, in lower case."""
+"""The usual names of the three splits, in lower case."""
 
 Row = Mapping[str, str]
-"""A row of a manifest or a table by its columns."""
+"""A row of a manifest or a table, by column."""
 
-BAR = "|"
-"""Stands between the files of one image in a manifest."""
+FILE_SEPARATOR = "|"
+"""Separates the files of one image in a manifest."""
 
 _ALIASES = {"patient_id": "patient", "case_id": "case", "mask": "label"}
 
 
 def from_manifest(site: str, root: Path, manifest: Path) -> tuple[list[Case], list[str]]:
-    """Give the usable cases of a manifest and one sentence for each problem.
+    """Return the usable cases of a manifest and one sentence for each problem.
 
     Args:
-        site: The site's name; where the manifest has a column site, only its rows count.
-        root: The folder that the manifest's paths are relative to; else its own folder.
-        manifest: The CSV file, with the columns image and label (or, where cases are classified,
-            class), and of choice case, patient, fov, split, series, channels and site. An image
-            may be several files with a bar between them, each with some of its channels.
+        site: The site's name; if the manifest has a column site, only its rows count.
+        root: The folder that the manifest's paths are relative to, if not the manifest's own
+            folder.
+        manifest: The CSV file, with the columns image and label (or class, for classification), and
+            optionally case, patient, fov, split, series, channels and site. An image may be several
+            files separated by `FILE_SEPARATOR`, each with some of its channels.
 
     Raises:
-        DataError: If the manifest as a whole is unusable.
+        DataError: The manifest as a whole is unusable.
     """
     rows = {
         f"site {site}, line {line} of {manifest}": row
@@ -50,25 +51,25 @@ def from_manifest(site: str, root: Path, manifest: Path) -> tuple[list[Case], li
         if row.get("site", site) == site
     }
     bases = (root, manifest.parent)
-    return collect(rows, lambda row, where: _case_of_row(site, row, bases, where))
+    return collect_cases(rows, lambda row, where: _case_of_row(site, row, bases, where))
 
 
-def collect(
-    rows: Mapping[str, Row], make: Callable[[Row, str], Case]
+def collect_cases(
+    rows: Mapping[str, Row], make_case: Callable[[Row, str], Case]
 ) -> tuple[list[Case], list[str]]:
-    """Make a case of each row; give the cases and one sentence for each that cannot be made.
+    """Build a case from each row; return the cases and one sentence for each row that has none.
 
     Args:
-        rows: The rows by where they stand.
-        make: Makes the case of a row, given also where that stands.
+        rows: The rows by their location, such as "site A, line 3 of m.csv".
+        make_case: Builds the case of a row, given the row and its location.
     """
     cases: dict[str, Case] = {}
     problems = []
     for where, row in rows.items():
         try:
-            case = make(row, where)
+            case = make_case(row, where)
             if case.case in cases:
-                raise DataError(f"{where}: case {case.case} is there twice: give each its own id")
+                raise DataError(f"{where}: case {case.case} occurs twice: give each its own id")
             cases[case.case] = case
         except DataError as error:
             problems.append(str(error))
@@ -76,21 +77,21 @@ def collect(
 
 
 def read_manifest(
-    site: str, manifest: Path, *, joined: bool = False, labelled: bool = True
+    site: str, manifest: Path, *, ids_only: bool = False, labelled: bool = True
 ) -> Iterator[tuple[int, dict[str, str]]]:
     """Read a manifest's rows as text, with the line number of each.
 
-    Column names are lower-cased and aliases resolved; ids stay text, so that 0007 keeps its zeros;
-    a byte order mark and semicolons, as spreadsheets write them, are understood.
+    Column names are lower-cased and aliases resolved. Ids stay text, so that 0007 keeps its zeros.
+    A byte order mark and semicolons, as spreadsheets write them, are understood.
 
     Args:
         site: The site's name.
         manifest: The CSV file.
-        joined: Whether it names ids only, and a folder holds the images.
-        labelled: Whether it has to have a column of labels or classes.
+        ids_only: Whether the manifest holds ids only, and a folder the images.
+        labelled: Whether a column of labels or classes is required.
 
     Raises:
-        DataError: If the file cannot be read, is empty or lacks a column.
+        DataError: The file cannot be read, is empty or lacks a column.
     """
     text = _read_text(site, manifest)
     header = text.partition("\n")[0]
@@ -101,24 +102,24 @@ def read_manifest(
     where = f"site {site}: the manifest {manifest}"
     if not text.strip():
         raise DataError(f"{where} is empty: write a line of columns, and one for each image")
-    _check_columns(columns, where, joined=joined, labelled=labelled)
+    _check_columns(columns, where, ids_only=ids_only, labelled=labelled)
     for cells in reader:
         if any(cell.strip() for cell in cells):
             values = [cell.strip() for cell in cells]
             if any(values[len(columns) :]):
                 raise DataError(
-                    f"site {site}, line {reader.line_num} of {manifest}: {len(values)} cells stand "
-                    f"below {len(columns)} columns: put quotes around cells with a {delimiter!r}"
+                    f"site {site}, line {reader.line_num} of {manifest}: {len(values)} cells for "
+                    f"{len(columns)} columns: put quotes around cells with a {delimiter!r}"
                 )
             yield reader.line_num, dict(zip(columns, values, strict=False))
 
 
-def _check_columns(columns: Sequence[str], where: str, *, joined: bool, labelled: bool) -> None:
-    """Refuse a manifest that lacks a column or, beside a folder, names images itself."""
-    if joined and "image" in columns:
+def _check_columns(columns: Sequence[str], where: str, *, ids_only: bool, labelled: bool) -> None:
+    """Refuse a manifest that lacks a column, or that names images itself beside a folder."""
+    if ids_only and "image" in columns:
         raise DataError(f"{where} names images itself: leave out the site's folder, or the column")
     needed = ["image"] if "class" in columns or not labelled else ["image", "label"]
-    if joined:
+    if ids_only:
         needed = [] if "case" in columns else ["patient"]
     missing = [name for name in needed if name not in columns]
     if missing:
@@ -152,7 +153,7 @@ def _case_of_row(site: str, row: Row, bases: Sequence[Path], where: str) -> Case
     case = case_of_row(row)
     if not case:
         raise DataError(f"{where} names no case and no image: fill in the line or remove it")
-    split = split_of(row, f"{where}, case {case}")
+    split = split_of_row(row, f"{where}, case {case}")
     channels = channels_of_row(row, f"{where}, case {case}")
     files = {
         column: _find_file(row.get(column, ""), bases, column, f"site {site}, case {case}")
@@ -177,39 +178,47 @@ def _case_of_row(site: str, row: Row, bases: Sequence[Path], where: str) -> Case
 
 
 def case_of_row(row: Row) -> str:
-    """Give the id of a row's case: as written, or by the name of its first image; else empty."""
+    """Return the id of a row's case: as written, or its first image's name; "" without either."""
     names = files_of_row(row)
     name = _name(names[0])
     return row.get("case") or (name.removesuffix("_0000") if len(names) > 1 else name)
 
 
 def files_of_row(row: Row) -> list[str]:
-    """Give what a row names as the files of its image; an empty name where it names none."""
-    return [name.strip() for name in row.get("image", "").split(BAR)]
+    """Return the files of a row's image as written; a single empty name if it has none."""
+    return [name.strip() for name in row.get("image", "").split(FILE_SEPARATOR)]
 
 
 def channels_of_row(row: Row, where: str) -> tuple[int, ...] | None:
-    """Give the channels that a row says the image has.
+    """Return the channels that the image of a row holds; None if the row does not state them.
+
+    Args:
+        row: The row.
+        where: Its location, for errors.
 
     Raises:
-        DataError: They are not different whole numbers.
+        DataError: They are not distinct whole numbers.
     """
     written = row.get("channels", "").split()
     if not written:
         return None
     if not all(number.isdecimal() for number in written) or len(set(written)) < len(written):
         raise DataError(
-            f"{where}: the channels {row['channels']!r} are not different whole numbers with "
-            f"spaces between them, counted from 0"
+            f"{where}: the channels {row['channels']!r} are not distinct whole numbers: write them "
+            f"with spaces between them, counted from 0"
         )
     return tuple(map(int, written))
 
 
-def split_of(row: Row, where: str) -> str | None:
-    """Give the split that a row names.
+def split_of_row(row: Row, where: str) -> str | None:
+    """Return the split that a row names; None if it names none.
+
+    Args:
+        row: The row.
+        where: Its location, for errors.
 
     Raises:
-        DataError: If there is no such split.
+        DataError: There is no such split.
     """
     split = row.get("split", "").lower()
     if split and split not in SPLIT_NAMES:
@@ -218,7 +227,7 @@ def split_of(row: Row, where: str) -> str | None:
 
 
 def _name(image: str) -> str:
-    """Give the name up to its first dot; a folder that is named by a DICOM UID keeps it whole."""
+    """Return the name up to its first dot; a folder named by a DICOM UID keeps its full name."""
     name = Path(image).name
     return name if re.fullmatch(r"\d+(\.\d+){3,}", name) else name.split(".")[0]
 
@@ -242,14 +251,19 @@ _LABELS = (
     "labels", "label", "labelstr", "manual", "1st_manual", "segmentations", "segmentation",
     "annotations", "masks", "mask",
 )  # fmt: skip
-_FOVS = ("fov", "fovs", "fov_masks")
+FOV_FOLDERS = ("fov", "fovs", "fov_masks")
+"""The usual names of folders of fields of view, in lower case."""
 
 
 def from_folder(site: str, folder: Path) -> tuple[list[Case], list[str]]:
-    """Give the usable cases of a folder and one sentence for each problem.
+    """Return the usable cases of a folder and one sentence for each problem.
 
-    Images stand in the subfolder images, masks in labels, masks, manual or segmentations, fields of
-    view in fov; which mask belongs to which image is decided by their names.
+    Images are in the subfolder images, masks in labels, masks, manual or segmentations, fields of
+    view in fov; masks are paired with images by their names.
+
+    Args:
+        site: The site's name.
+        folder: The folder that holds these subfolders.
     """
     if not folder.is_dir():
         return [], [
@@ -292,7 +306,7 @@ def _case_of_pair(site: str, pair: PairedCase, images: tuple[Path, ...]) -> Case
 
 
 def files_in(folder: Path | None) -> list[Path]:
-    """List a folder without the voxels that lie beside a header, as those of a .mhd."""
+    """List a folder without the detached voxels of header files such as .mhd."""
     there = sorted(folder.iterdir()) if folder is not None else []
     return [path for path in there if not path.name.lower().endswith((".raw", ".zraw", ".raw.gz"))]
 
@@ -300,7 +314,12 @@ def files_in(folder: Path | None) -> list[Path]:
 def group_channels(
     site: str, images: Sequence[Path], labels: Sequence[Path]
 ) -> tuple[list[tuple[Path, ...]], set[str], list[str]]:
-    """Group b01_0000, b01_0001 to one image of two channels, where there is a label b01.
+    """Group b01_0000, b01_0001 into one image of two channels if there is a label b01.
+
+    Args:
+        site: The site's name.
+        images: The images' files.
+        labels: The labels' files; only their names count.
 
     Returns:
         The files of each image, the cases that lack a channel, and a sentence for each of these.
@@ -331,13 +350,13 @@ def complete_channels(
     *,
     place: Callable[[str, str], Path],
 ) -> tuple[dict[str, tuple[Path, ...]], list[str]]:
-    """Keep the cases that have every channel.
+    """Select the cases that have every channel.
 
     Args:
         site: The site's name.
         groups: The files by case and channel.
         wanted: The channels, in their order.
-        place: Where the file of a case and a channel should be.
+        place: Returns the path that the file of a case and a channel should have.
 
     Returns:
         The files of each complete case, and a sentence for each channel that a case lacks.
@@ -358,10 +377,11 @@ def complete_channels(
 
 
 def subfolders(folder: Path) -> tuple[Path | None, Path | None, Path | None]:
-    """Find the folders of images, labels, fields of view; `masks` beside labels are the latter."""
+    """Find the folders of images, labels and fields of view; `masks` beside labels are the last."""
     there = {path.name.lower(): path for path in sorted(folder.iterdir()) if path.is_dir()}
     images, labels, fovs = (
-        [there[name] for name in names if name in there] for names in (_IMAGES, _LABELS, _FOVS)
+        [there[name] for name in names if name in there]
+        for names in (_IMAGES, _LABELS, FOV_FOLDERS)
     )
     if not fovs and labels and labels[0].name.lower() not in ("masks", "mask"):
         fovs = [path for path in labels[1:] if path.name.lower() in ("masks", "mask")]

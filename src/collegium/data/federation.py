@@ -1,23 +1,29 @@
-"""The description of a federation, and the way from a site's files to a `Site`."""
+"""The description of a federation, and how a site's files become a `Site`."""
 
 import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
+from collegium.core.settings import NonNegativeInt, settings
 from collegium.data.cache import PreparedCase, prepare
 from collegium.data.discovery import from_manifest
-from collegium.data.importers import About, about, find, find_told
-from collegium.data.naming import Names, name_problems
+from collegium.data.importers import (
+    DatasetDescription,
+    describe_dataset,
+    find_in_folder,
+    find_with_manifest,
+)
+from collegium.data.name_consistency import SiteNames, name_problems
 from collegium.data.sampling import ImageDataset, SamplingConfig
 from collegium.data.settings import ImageConfig, TaskConfig
 from collegium.data.site import Case, EgressPolicy, Site
-from collegium.data.splits import SPLITS, SplitConfig, splits_of
+from collegium.data.splits import SPLITS, SplitConfig, load_or_draw_splits
+from collegium.data.table_site import open_table_site, table_cases
 from collegium.data.tables import Table, TableConfig, read_table
-from collegium.data.tabular import cases_of, open_table
 from collegium.errors import ConfigError, DataError
 
 __all__ = [
@@ -30,36 +36,35 @@ __all__ = [
     "TaskConfig",
     "check_names",
     "find_cases",
+    "label_and_channel_names",
     "list_cases",
-    "names_of",
     "open_federation",
     "open_site",
+    "read_site_table",
     "sites_of",
-    "table_of",
-    "task_at",
+    "task_of_site",
 ]
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@settings
 class SiteConfig:
-    """Where a site's files are, and what may leave the site.
+    """The location of a site's files, and what may leave the site.
 
     Attributes:
         folder: A folder with subfolders of images and labels, relative to the federation's root.
         manifest: A CSV file with one line per case, relative to the federation's root. Beside a
-            folder it names no images, but tells by their ids which patient, split and class they
-            have.
-        table: A CSV or Parquet file with one row per case, where the federation learns from tables.
-        layout: How the folder is laid out, see `collegium.data.importers`; "auto" finds out.
+            folder it names no images, but adds patient, split and class to them by their ids.
+        table: A CSV or Parquet file with one row per case, if the federation learns from tables.
+        layout: The layout of the folder, see `collegium.data.importers`; "auto" detects it.
         options: Settings of the layout, such as {modality: T1w} for BIDS.
         label_map: Stored value to class at this site, instead of task.label_map.
-        channels: Which of the network's input channels the site has, counted from 0, where it
-            lacks some; the others are 0. Its images hold these, in this order, or all, of which
-            only these count. None: all, or what a manifest says of each case.
+        channels: The network's input channels that the site has, counted from 0, if it lacks some;
+            the others are 0. Its images hold these, in this order, or all channels, of which only
+            these are used. None: all, or what a manifest states for each case.
         allow: Names of the parts that may leave; None allows all that an algorithm declares.
-        share: Names of opt-in parts that may leave beside those, such as `personal`: the site's
+        share: Names of opt-in parts that may leave in addition, such as `personal`: the site's
             personal model, for sites outside the federation.
         forbid: Names of the parts that may not leave.
     """
@@ -70,7 +75,7 @@ class SiteConfig:
     layout: str = "auto"
     options: dict[str, str | int] = field(default_factory=dict)
     label_map: dict[int, int] | None = None
-    channels: tuple[int, ...] | None = None
+    channels: tuple[NonNegativeInt, ...] | None = None
     allow: tuple[str, ...] | None = None
     share: tuple[str, ...] = ()
     forbid: tuple[str, ...] = ()
@@ -87,7 +92,7 @@ class SiteConfig:
             raise ConfigError("layout and options say how a folder is laid out: name a folder")
 
 
-@dataclass(frozen=True)
+@settings
 class FederationConfig:
     """A federation: its sites, its task, and how files become training samples.
 
@@ -96,11 +101,11 @@ class FederationConfig:
         sites: Every site by its name.
         root: The folder that all paths are relative to; environment variables and ~ are expanded.
         outside: Names of the sites that take no part in training.
-        task: What the labels mean.
+        task: The meaning of the labels.
         image: How a file becomes an array.
         sampling: How a training sample is drawn from a case.
-        splits: Which shares of the patients are held out.
-        table: What the columns of tables are, where the sites have tables and no images.
+        splits: The shares of the patients that are held out.
+        table: The columns of the tables, if the sites have tables instead of images.
     """
 
     name: str
@@ -135,7 +140,7 @@ class FederationConfig:
 
 
 def sites_of(config: FederationConfig) -> list[str]:
-    """Give the names of the inside sites, sorted."""
+    """Return the names of the inside sites, sorted."""
     return sorted(set(config.sites) - set(config.outside))
 
 
@@ -148,25 +153,30 @@ def open_site(
         config: The federation.
         name: The site, inside or outside.
         cache: The folder for prepared cases; nothing is ever written beside the data.
-        seed: Decides the splits where the manifest does not.
-        splits_file: Where the splits are stored and read back; None to draw them every time.
+        seed: Draws the splits that the manifest does not name.
+        splits_file: The file in which the splits are stored and from which they are read back; None
+            to draw them every time.
 
     Raises:
-        DataError: If files, manifest or splits are unusable, or the site's labels have names that
-            the task gives to other classes.
-        StorageError: If the cache or the splits cannot be written.
+        DataError: Files, manifest or splits are unusable, or labels of the site have names that the
+            task gives to other classes.
+        StorageError: The cache or the splits cannot be written.
     """
     check_names(config, [name])
     return _open(config, name, cache, seed, splits_file)
 
 
 def check_names(config: FederationConfig, names: Sequence[str]) -> None:
-    """Refuse sites whose names of labels or channels mean different things.
+    """Refuse sites at which the same name of a label or channel has different meanings.
+
+    Args:
+        config: The federation.
+        names: The sites; a single one is compared with the classes of the task.
 
     Raises:
-        DataError: The first of them; with one site, against the classes of the task.
+        DataError: The first conflict.
     """
-    sites = [names_of(config, name) for name in names]
+    sites = [label_and_channel_names(config, name) for name in names]
     problems = name_problems(sites, config.task, config.image.inputs)
     if problems:
         raise DataError(problems[0])
@@ -176,11 +186,13 @@ def _open(
     config: FederationConfig, name: str, cache: Path, seed: int, splits_file: Path | None
 ) -> Site:
     cases = find_cases(config, name)
-    splits = splits_of(cases, config.splits, seed, splits_file)
+    splits = load_or_draw_splits(cases, config.splits, seed, splits_file)
     policy = _policy(config.sites[name])
     if config.table is not None:
-        return open_table(name, table_of(config, name), splits, (config.table, config.task), policy)
-    task = task_at(config, name)
+        return open_table_site(
+            name, read_site_table(config, name), splits, (config.table, config.task), policy
+        )
+    task = task_of_site(config, name)
     prepared = {case.case: prepare(case, config.image, task, cache) for case in cases}
     channels = {case.shape[0] for case in prepared.values()}
     if len(channels) > 1:
@@ -202,12 +214,19 @@ def _open(
 def open_federation(
     config: FederationConfig, cache: Path, seed: int, splits_dir: Path | None
 ) -> dict[str, Site]:
-    """Open every inside site; the splits of a site are kept in `splits_dir`/<site>.json.
+    """Open every inside site.
+
+    Args:
+        config: The federation.
+        cache: The folder for prepared cases; nothing is ever written beside the data.
+        seed: Draws the splits that the manifests do not name.
+        splits_dir: The folder in which the splits of a site are stored as `<site>.json` and from
+            which they are read back; None to draw them every time.
 
     Raises:
-        DataError: As `open_site`; or the same name of a label or a channel means different things
+        DataError: As `open_site`; or the same name of a label or a channel has different meanings
             at two sites, inside or outside, or their images have different numbers of channels.
-        StorageError: If the cache or the splits cannot be written.
+        StorageError: The cache or the splits cannot be written.
     """
     check_names(config, sorted(config.sites))
     files = {name: splits_dir and splits_dir / f"{name}.json" for name in sites_of(config)}
@@ -223,10 +242,14 @@ def open_federation(
 
 
 def find_cases(config: FederationConfig, name: str) -> list[Case]:
-    """Give the cases of a site, sorted by id.
+    """Return the cases of a site, sorted by id.
+
+    Args:
+        config: The federation.
+        name: The site.
 
     Raises:
-        DataError: If any case is unusable; it names the first problem and counts the others.
+        DataError: A case is unusable; the message has the first problem and the number of others.
     """
     cases, problems = list_cases(config, name)
     if problems:
@@ -236,7 +259,15 @@ def find_cases(config: FederationConfig, name: str) -> list[Case]:
 
 
 def list_cases(config: FederationConfig, name: str) -> tuple[list[Case], list[str]]:
-    """Give the usable cases of a site, sorted by id, and one sentence for each problem."""
+    """Return the usable cases of a site, sorted by id, and one sentence for each problem.
+
+    Args:
+        config: The federation.
+        name: The site.
+
+    Raises:
+        ConfigError: There is no such site, or its layout, options or root are wrong.
+    """
     if name not in config.sites:
         known = ", ".join(sorted(config.sites))
         raise ConfigError(f"the federation {config.name} has no site {name}: choose one of {known}")
@@ -244,66 +275,78 @@ def list_cases(config: FederationConfig, name: str) -> tuple[list[Case], list[st
     problems: list[str] = []
     try:
         if site.table is not None:
-            cases = cases_of(name, table_of(config, name))
+            cases = table_cases(name, read_site_table(config, name))
         elif site.manifest is not None and site.folder is not None:
             folder, manifest = root / site.folder, root / site.manifest
-            cases, problems = find_told(
-                name, folder, manifest, layout=site.layout, options=_words(site)
+            cases, problems = find_with_manifest(
+                name, folder, manifest, layout=site.layout, options=_options(site)
             )
         elif site.manifest is not None:
             cases, problems = from_manifest(name, root, root / site.manifest)
         else:
             folder = root / str(site.folder)
-            cases, problems = find(
-                name, folder, layout=site.layout, options=_words(site), task=config.task
+            cases, problems = find_in_folder(
+                name, folder, layout=site.layout, options=_options(site), task=config.task
             )
     except DataError as error:
         cases, problems = [], [str(error)]
     if site.channels is not None:
         cases = [replace(case, channels=site.channels) for case in cases]
-    missing, remedy = "label", "add a mask"
-    if config.task.name == "classification":
-        missing, remedy = "target", "name its class"
-    problems += [
-        f"{case}: it has no {'class' if missing == 'target' else 'label'}: {remedy}, or take it out"
-        for case in cases
-        if getattr(case, missing) is None
-    ]
-    cases = [case for case in cases if getattr(case, missing) is not None]
+    classified = config.task.name == "classification"
+    remedy = "it has no class: name its class" if classified else "it has no label: add a mask"
+    unlabelled = [case for case in cases if (case.target if classified else case.label) is None]
+    problems += [f"{case}: {remedy}, or take it out" for case in unlabelled]
+    cases = [case for case in cases if (case.target if classified else case.label) is not None]
     if not cases and not problems:
         place = site.manifest or site.folder or site.table
         problems = [f"site {name}: {place} holds no cases of it: add some or take the site out"]
     return sorted(cases, key=lambda case: case.case), problems
 
 
-def names_of(config: FederationConfig, name: str) -> Names:
-    """Give what a site calls its labels and channels, where its data set says so.
+def label_and_channel_names(config: FederationConfig, name: str) -> SiteNames:
+    """Return the names of a site's labels and channels, as far as its data set describes them.
 
-    A description that cannot be read says nothing here; `list_cases` names it as a problem.
+    A description that cannot be read counts as none here; `list_cases` reports it as a problem.
+
+    Args:
+        config: The federation.
+        name: The site.
     """
-    site, said = config.sites[name], About()
+    site, description = config.sites[name], DatasetDescription()
     if site.folder is not None:
         folder = expand_root(config.root) / site.folder
         with suppress(DataError):
-            said = about(name, folder, layout=site.layout, options=_words(site), task=config.task)
-    return Names(name, said, task_at(config, name).label_map or {}, site.channels)
+            description = describe_dataset(
+                name, folder, layout=site.layout, options=_options(site), task=config.task
+            )
+    label_map = task_of_site(config, name).label_map or {}
+    return SiteNames(name, description, label_map, site.channels)
 
 
-def _words(site: SiteConfig) -> dict[str, str]:
+def _options(site: SiteConfig) -> dict[str, str]:
     return {key: str(value) for key, value in site.options.items()}
 
 
-def task_at(config: FederationConfig, name: str) -> TaskConfig:
-    """Give the task with the label map of a site, where it has one of its own."""
+def task_of_site(config: FederationConfig, name: str) -> TaskConfig:
+    """Return the task with the site's own label map, if it has one.
+
+    Args:
+        config: The federation.
+        name: The site.
+    """
     own = config.sites[name].label_map
     return config.task if own is None else replace(config.task, label_map=own)
 
 
-def table_of(config: FederationConfig, name: str) -> Table:
+def read_site_table(config: FederationConfig, name: str) -> Table:
     """Read a site's table.
 
+    Args:
+        config: The federation, whose sites have tables.
+        name: The site.
+
     Raises:
-        DataError: It cannot be read or understood.
+        DataError: The table cannot be read or understood.
     """
     assert config.table is not None, "the federation has no tables"
     try:
@@ -314,10 +357,10 @@ def table_of(config: FederationConfig, name: str) -> Table:
 
 
 def expand_root(root: str) -> Path:
-    """Expand environment variables and ~ in the federation's root.
+    """Return the federation's root with environment variables and ~ expanded.
 
     Raises:
-        ConfigError: If a variable is not set.
+        ConfigError: A variable is not set.
     """
     for braced, plain in re.findall(r"\$(?:\{(\w+)\}|(\w+))", root):
         if (braced or plain) not in os.environ:

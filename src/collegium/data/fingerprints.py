@@ -1,10 +1,10 @@
-"""Fingerprints of images' content, by which copies are found without names or identifiers.
+"""Fingerprints of images' content, which find copies without names or identifiers.
 
 A fingerprint is a keyed hash (BLAKE2b) of the decoded pixels: a copy that was saved in another
-lossless format, under another name and with other metadata has the same. Two institutions that
-agree on a secret salt can compare fingerprints and learn only which images both hold; without the
-salt a fingerprint tells nothing, and with it only whether an image that one has already is among
-them. Lossy copies and resampled ones differ.
+lossless format, under another name and with other metadata has the same one. Two institutions that
+agree on a secret salt can compare fingerprints and learn only which images both hold. Without the
+salt a fingerprint reveals nothing; with it, only whether an image that one already has is among
+them. Lossy and resampled copies have other fingerprints.
 """
 
 import hashlib
@@ -13,43 +13,47 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from collegium.data.decoded import Array
+from collegium.data.decoded_image import Array
 from collegium.data.reading import read_image
 from collegium.data.site import Case
-from collegium.data.splits import Finding
+from collegium.data.splits import LeakageFinding
 from collegium.errors import ConfigError, DataError
 
-SHORTEST_SALT = 16
-"""The fewest characters of a salt: a short one can be guessed."""
+MIN_SALT_LENGTH = 16
+"""In characters; a shorter salt could be guessed."""
 
 
 def content_fingerprints(cases: Sequence[Case], salt: str) -> dict[Case, str]:
-    """Give the fingerprint of each case's image.
+    """Return the fingerprint of each case's image.
 
     Args:
         cases: The cases of a site.
-        salt: A secret that all who compare share, and nobody else knows.
+        salt: A secret that all institutions in the comparison share, and nobody else knows.
 
     Raises:
-        ConfigError: If the salt is too short.
-        DataError: If an image cannot be read.
+        ConfigError: The salt is too short.
+        DataError: An image cannot be read.
     """
     return {case: fingerprint(_pixels(case), salt) for case in cases}
 
 
 def fingerprint(image: Array, salt: str) -> str:
-    """Hash an image (channels, *spatial) under a salt.
+    """Return the fingerprint of an image under a salt.
 
-    Values count as float32, whatever type they were stored in, and channels that are all the same
-    count once: a grey picture saved in colours is the same picture.
+    Values count as float32, whatever their stored type, and channels that are all identical count
+    once: a grey picture saved in colour is the same picture.
+
+    Args:
+        image: (channels, *spatial).
+        salt: See `content_fingerprints`.
 
     Raises:
-        ConfigError: If the salt is too short.
+        ConfigError: The salt is too short.
     """
-    if len(salt) < SHORTEST_SALT:
+    if len(salt) < MIN_SALT_LENGTH:
         raise ConfigError(
             f"the salt of fingerprints has {len(salt)} characters: agree on a secret of at least "
-            f"{SHORTEST_SALT}"
+            f"{MIN_SALT_LENGTH}"
         )
     if len(image) > 1 and (image == image[:1]).all():
         image = image[:1]
@@ -60,12 +64,14 @@ def fingerprint(image: Array, salt: str) -> str:
     return digest.hexdigest()
 
 
-def find_copies(fingerprints: Mapping[Case, str], known: Iterable[Finding] = ()) -> list[Finding]:
-    """Find images with the same pixels.
+def find_copies(
+    fingerprints: Mapping[Case, str], known: Iterable[LeakageFinding] = ()
+) -> list[LeakageFinding]:
+    """Find images with identical pixels.
 
     Args:
         fingerprints: The fingerprint of each case, of all sites, under one salt.
-        known: Findings of byte-identical files, which are not found again.
+        known: Findings of byte-identical files, which are not reported again.
     """
     same: dict[str, list[Case]] = defaultdict(list)
     for case, digest in fingerprints.items():
@@ -84,7 +90,9 @@ def find_copies(fingerprints: Mapping[Case, str], known: Iterable[Finding] = ())
         )
         sites, patients = ({case.site for case in cases}, {case.patient for case in cases})
         findings.append(
-            Finding("identical_pixels", tuple(sorted(sites)), tuple(sorted(patients)), files, text)
+            LeakageFinding(
+                "identical_pixels", tuple(sorted(sites)), tuple(sorted(patients)), files, text
+            )
         )
     return findings
 

@@ -1,4 +1,4 @@
-"""Looks at all the data of a federation before anybody trains, and lists all that is wrong."""
+"""Inspects all the data of a federation before training, and lists all problems."""
 
 import secrets
 from collections import defaultdict
@@ -7,29 +7,34 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from collegium.data.federation import FederationConfig, list_cases, names_of, task_at
+from collegium.data.federation import (
+    FederationConfig,
+    label_and_channel_names,
+    list_cases,
+    task_of_site,
+)
 from collegium.data.fingerprints import find_copies
-from collegium.data.naming import Names, channel_names, name_problems
-from collegium.data.recipe import decode
+from collegium.data.image_statistics import ImageStatistics, LabelSize, MissingChannel
+from collegium.data.name_consistency import SiteNames, channel_names, name_problems
+from collegium.data.preprocessing import decode_case
 from collegium.data.site import Case
 from collegium.data.splits import (
     SPLITS,
-    Finding,
+    LeakageFinding,
     check_across_sites,
-    count_shared,
+    count_shared_patients,
     draw_splits,
-    equal_channels,
+    equal_channels_finding,
 )
-from collegium.data.tally import LabelSize, MissingChannel, Tally
 from collegium.errors import CollegiumError
 
-__all__ = ["Inspected", "Inspection", "LabelSize", "MissingChannel", "SiteInspection"]
-__all__ += ["counted_splits", "inspect_federation"]
+__all__ = ["FederationInspection", "Inspection", "LabelSize", "MissingChannel", "SiteInspection"]
+__all__ += ["count_splits", "inspect_federation"]
 
 
 @dataclass(frozen=True)
 class SiteInspection:
-    """What one site holds. Counts are of usable cases.
+    """The data of one site; counts are of usable cases.
 
     Attributes:
         name: The site's name.
@@ -40,18 +45,18 @@ class SiteInspection:
         splits: Number of cases per split.
         patients_per_split: Number of patients per split.
         shapes: Number of cases per spatial shape.
-        spacings: Number of cases per spacing in mm; the key "unknown" where files do not say.
+        spacings: Number of cases per spacing in mm; the key "unknown" if files do not state it.
         orientations: Number of cases per directions of the stored axes, such as "LPS"; the key
             "none" counts pictures.
         channels: Number of cases per channel count.
-        missing_channels: Which of the network's channels are lacking.
-        intensity: Least and greatest stored intensity; None where nothing could be read.
+        missing_channels: The network's channels that cases lack.
+        intensity: Lowest and highest stored intensity; None if nothing could be read.
         labels: Number of cases in which each label value occurs.
-        sizes: How large each label but the background is and, behind these, each region.
-        targets: Number of cases of each class as it is written, where cases are classified.
+        sizes: The size of each label except the background, followed by each region.
+        targets: Number of cases of each class as written, if cases are classified.
         foreground: Share of the pixels (inside the field of view) that are not background.
         with_fov: Number of cases with a field of view.
-        notes: What was noticed and mended while reading, and files that are not used.
+        notes: What was noticed and corrected while reading, and files that are not used.
         problems: One sentence for each problem, with its remedy.
     """
 
@@ -78,16 +83,16 @@ class SiteInspection:
 
 
 @dataclass(frozen=True)
-class Inspected:
-    """What a federation holds, whatever its data are.
+class FederationInspection:
+    """The data of a federation, of images or of tables.
 
     Attributes:
         name: The federation's name.
         classes: Names of the classes by value.
         sites: One entry per site, inside and outside, sorted by name; each has its `problems`.
-        shared_patients: Number of patients whose stated ids are at several sites; None where no
+        shared_patients: Number of patients whose stated ids are at several sites; None if no
             patient is stated.
-        findings: Shared patients and, of images, copies across and within sites.
+        findings: Shared patients and, for images, copies across and within sites.
         problems: Problems of the federation as a whole.
     """
 
@@ -95,16 +100,16 @@ class Inspected:
     classes: tuple[str, ...]
     sites: tuple[Any, ...]
     shared_patients: int | None
-    findings: tuple[Finding, ...]
+    findings: tuple[LeakageFinding, ...]
     problems: tuple[str, ...]
 
     @property
     def good(self) -> bool:
-        """Whether nothing stands in the way of training; findings are for a person to judge."""
+        """Whether nothing prevents training; findings are for a person to judge."""
         return not (self.problems or any(site.problems for site in self.sites))
 
     def to_dict(self) -> dict[str, Any]:
-        """Give it all as what JSON can hold."""
+        """Return all of it as values that JSON can hold."""
         findings = [
             {**asdict(finding), "files": [str(path) for path in finding.files]}
             for finding in self.findings
@@ -113,20 +118,26 @@ class Inspected:
 
 
 @dataclass(frozen=True)
-class Inspection(Inspected):
-    """What a federation of images holds; copies are told byte by byte and pixel by pixel."""
+class Inspection(FederationInspection):
+    """The data of a federation of images; copies are found byte by byte and pixel by pixel."""
 
     sites: tuple[SiteInspection, ...]
 
 
-def counted_splits(
+def count_splits(
     config: FederationConfig, cases: Sequence[Case], seed: int, problems: list[str]
 ) -> tuple[dict[str, str], dict[str, dict[str, int]]]:
-    """Draw the splits of a site's cases; what keeps it from being done is added to the problems.
+    """Draw the splits of a site's cases and count them.
+
+    Args:
+        config: The federation.
+        cases: The cases of the site.
+        seed: Draws the splits.
+        problems: If splits cannot be drawn, the reason is appended here.
 
     Returns:
-        The split of every case; and, as fields of a site's entry, how many cases and how many
-        patients each split has.
+        The split of every case; and, as fields of a site's entry, the number of cases and the
+        number of patients in each split.
     """
     splits: dict[str, str] = {}
     try:
@@ -142,23 +153,22 @@ def counted_splits(
 
 
 def inspect_federation(config: FederationConfig, seed: int = 0) -> Inspection:
-    """Read every case of every site and say what is there and what is wrong.
+    """Read every case of every site, and report its content and its problems.
 
     Args:
         config: The federation.
         seed: Draws the splits that are counted.
 
     Raises:
-        ConfigError: If the root names an unset variable; all else is listed in the answer.
+        ConfigError: The root names an unset variable; all other problems are in the result.
     """
     found = {name: list_cases(config, name) for name in sorted(config.sites)}
     salt = secrets.token_hex(32)  # fingerprints are compared here and shown to nobody
-    names = [names_of(config, name) for name in found]
-    looks = [
-        _inspect_site(config, said, names, *found[said.site], seed=seed, salt=salt)
-        for said in names
+    names = [label_and_channel_names(config, name) for name in found]
+    inspected = [
+        _inspect_site(config, own, names, *found[own.site], seed=seed, salt=salt) for own in names
     ]
-    sites = tuple(look.site for look in looks)
+    sites = tuple(each.site for each in inspected)
     problems = name_problems(names, config.task, config.image.inputs)
     channels = {count for site in sites for count in site.channels}
     if len(channels) > 1 and config.image.inputs is None:
@@ -168,119 +178,135 @@ def inspect_federation(config: FederationConfig, seed: int = 0) -> Inspection:
             "set image.channels to grey, rgb or green"
         )
     listed_cases = {name: cases for name, (cases, _) in found.items()}
-    findings = _find(listed_cases, looks)
-    shared = count_shared(listed_cases, findings)
+    findings = _find_leakage(listed_cases, inspected)
+    shared = count_shared_patients(listed_cases, findings)
     return Inspection(config.name, config.task.classes, sites, shared, findings, tuple(problems))
 
 
 @dataclass(frozen=True)
-class _Look:
-    """What a site holds, and by case what is compared with other sites."""
+class _InspectedSite:
+    """A site's inspection, and by case its split and what is compared with other sites."""
 
     site: SiteInspection
     splits: dict[str, str]
-    fingerprints: dict[Case, str]
-    equal: dict[Case, tuple[Path, ...]]
+    statistics: ImageStatistics
 
 
-def _find(sites: Mapping[str, Sequence[Case]], looks: Sequence["_Look"]) -> tuple[Finding, ...]:
-    """Find shared patients and copies, and say in which splits the copies are."""
-    prints = {case: print_ for look in looks for case, print_ in look.fingerprints.items()}
-    splits = {look.site.name: look.splits for look in looks}
-    split_of: dict[str, set[str]] = defaultdict(set)
-    for name, cases in sites.items():
-        for case in cases:
+def _find_leakage(
+    sites: Mapping[str, Sequence[Case]], inspected: Sequence[_InspectedSite]
+) -> tuple[LeakageFinding, ...]:
+    """Find shared patients and copies, and add the splits that the copies are in."""
+    fingerprints: dict[Case, str] = {}
+    equal_channels: dict[Case, tuple[Path, ...]] = {}
+    splits_of: dict[Path, set[str]] = defaultdict(set)
+    for each in inspected:
+        fingerprints |= each.statistics.fingerprints
+        equal_channels |= each.statistics.equal_channels
+        for case in sites[each.site.name]:
             for path in case.images:
-                split_of[str(path)].add(splits[name].get(case.case, ""))
+                splits_of[path].add(each.splits.get(case.case, ""))
     findings = check_across_sites(sites)
-    findings += find_copies(prints, [known for known in findings if known.files])
-    told = {finding.files for finding in findings if finding.kind == "equal_channels"}
-    equal = {case: files for look in looks for case, files in look.equal.items()}
-    findings += [equal_channels(case, paths) for case, paths in equal.items() if paths not in told]
-    said = []
-    for finding in findings:
-        there = set[str]().union(*(split_of[str(path)] for path in finding.files)) - {""}
-        across = ", ".join(split for split in SPLITS if split in there)
-        text = f"{finding.text} (they are in {across})" if len(there) > 1 else finding.text
-        said.append(replace(finding, text=text))
-    return tuple(said)
+    findings += find_copies(fingerprints, [known for known in findings if known.files])
+    known_files = {finding.files for finding in findings if finding.kind == "equal_channels"}
+    findings += [
+        equal_channels_finding(case, paths)
+        for case, paths in equal_channels.items()
+        if paths not in known_files
+    ]
+    return tuple(_with_splits(finding, splits_of) for finding in findings)
+
+
+def _with_splits(finding: LeakageFinding, splits_of: Mapping[Path, set[str]]) -> LeakageFinding:
+    """Append the splits of a finding's files to its text if there are several."""
+    splits = set[str]().union(*(splits_of[path] for path in finding.files)) - {""}
+    if len(splits) < 2:
+        return finding
+    ordered = ", ".join(split for split in SPLITS if split in splits)
+    return replace(finding, text=f"{finding.text} (they are in {ordered})")
 
 
 def _inspect_site(
     config: FederationConfig,
-    said: Names,
-    names: Sequence[Names],
+    own: SiteNames,
+    names: Sequence[SiteNames],
     cases: Sequence[Case],
     problems: Sequence[str],
     *,
     seed: int,
     salt: str,
-) -> _Look:
-    name, task, problems = said.site, task_at(config, said.site), list(problems)
-    tally = Tally(task, config.image, salt)
-    for case in cases:
-        try:
-            if case.images:
-                tally.add(case, decode(case, config.image, task))
-            else:
-                tally.add_row(case)
-        except CollegiumError as error:
-            problems.append(str(error))
-    splits, counts = counted_splits(config, cases, seed, problems)
+) -> _InspectedSite:
+    name, problems = own.site, list(problems)
+    found = ImageStatistics(task_of_site(config, name), config.image, salt)
+    problems += _read_cases(cases, found)
+    splits, counts = count_splits(config, cases, seed, problems)
     site = SiteInspection(
         name=name,
         inside=name not in config.outside,
         cases=len(cases),
-        readable=tally.count,
+        readable=found.count,
         patients=len({case.patient for case in cases}),
         **counts,
-        shapes=dict(tally.shapes),
-        spacings=dict(tally.spacings),
-        orientations=dict(tally.orientations),
-        channels=dict(tally.channels),
-        missing_channels=tally.missing(channel_names(names, config.image.inputs)),
-        intensity=tally.intensity,
-        labels={str(label): count for label, count in sorted(tally.labels.items())},
-        sizes=tally.sizes(),
-        targets=dict(sorted(tally.targets.items())),
-        foreground=tally.foreground / tally.counted if tally.counted else None,
+        shapes=dict(found.shapes),
+        spacings=dict(found.spacings),
+        orientations=dict(found.orientations),
+        channels=dict(found.channels),
+        missing_channels=found.missing(channel_names(names, config.image.inputs)),
+        intensity=found.intensity,
+        labels={str(label): count for label, count in sorted(found.labels.items())},
+        sizes=found.sizes(),
+        targets=dict(sorted(found.targets.items())),
+        foreground=found.foreground / found.counted if found.counted else None,
         with_fov=sum(case.fov is not None for case in cases),
-        notes=(*said.about.notes, *_summed_up(tally.notes), *_cut_across(config, tally)),
-        problems=tuple(problems + _one_shape_problems(config, name, tally)),
+        notes=(*own.description.notes, *_merge(found.notes), *_slicing_notes(config, found)),
+        problems=tuple(problems + _shape_problems(config, name, found)),
     )
-    return _Look(site, splits, tally.fingerprints, tally.equal)
+    return _InspectedSite(site, splits, found)
 
 
-def _one_shape_problems(config: FederationConfig, name: str, tally: Tally) -> list[str]:
+def _read_cases(cases: Sequence[Case], statistics: ImageStatistics) -> list[str]:
+    """Add cases to statistics; return one sentence for each that cannot be read."""
     problems = []
-    if len(tally.channels) > 1:
+    for case in cases:
+        try:
+            if case.images:
+                statistics.add(case, decode_case(case, statistics.image, statistics.task))
+            else:
+                statistics.add_row(case)
+        except CollegiumError as error:
+            problems.append(str(error))
+    return problems
+
+
+def _shape_problems(config: FederationConfig, name: str, found: ImageStatistics) -> list[str]:
+    problems = []
+    if len(found.channels) > 1:
         problems.append(
-            f"site {name}: its images have {' and '.join(tally.channels)} channels: "
+            f"site {name}: its images have {' and '.join(found.channels)} channels: "
             "set image.channels to grey, rgb or green"
         )
     exact = isinstance(config.image.size, tuple)
-    if len(tally.shapes) > 1 and config.sampling.crop is None and not exact:
+    if len(found.shapes) > 1 and config.sampling.crop is None and not exact:
         problems.append(
-            f"site {name}: its images have {len(tally.shapes)} shapes and do not fit into one "
+            f"site {name}: its images have {len(found.shapes)} shapes and do not fit into one "
             "batch: set sampling.crop or an exact image.size"
         )
     return problems
 
 
-def _cut_across(config: FederationConfig, tally: Tally) -> list[str]:
-    """Say how many volumes are cut across the slices that they were acquired in."""
+def _slicing_notes(config: FederationConfig, found: ImageStatistics) -> list[str]:
+    """Return a note on the volumes whose slices are not taken as they were acquired."""
     crop, along = config.sampling.crop, config.image.slices_along
     if crop is None or len(crop) != 2:
         return []
     return [
-        f"{count} of {tally.count} cases: their voxels are longest along {'xyz'[axis]}, but slices "
+        f"{count} of {found.count} cases: their voxels are longest along {'xyz'[axis]}, but slices "
         f"are taken along {along}: set image.slices_along to acquisition"
-        for axis, count in sorted(tally.thick.items())
+        for axis, count in sorted(found.thick.items())
     ]
 
 
-def _summed_up(notes: Sequence[str]) -> tuple[str, ...]:
-    """Say once what was noticed of many files; notes read `<file>: <text>`."""
+def _merge(notes: Sequence[str]) -> tuple[str, ...]:
+    """Merge equal notes on several files; notes read `<file>: <text>`."""
     files: dict[str, list[str]] = {}
     for note in notes:
         file, _, text = note.partition(": ")

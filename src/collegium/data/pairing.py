@@ -1,4 +1,4 @@
-"""Finds which mask belongs to which image by their names, never by their positions."""
+"""Pairs masks with images by their names, never by their positions."""
 
 import re
 import unicodedata
@@ -15,7 +15,7 @@ __all__ = ["PairedCase", "Pairing", "case_id", "pair_cases"]
 
 Key = tuple[Hashable, ...]
 
-_JUNK = {"thumbs.db", "desktop.ini", "icon\r"}
+_SYSTEM_FILES = {"thumbs.db", "desktop.ini", "icon\r"}
 _NO_IMAGE = {
     ".csv", ".tsv", ".txt", ".md", ".json", ".xml", ".yaml", ".yml", ".pdf", ".html", ".log",
     ".xls", ".xlsx", ".doc", ".docx", ".py", ".sh", ".zip",
@@ -33,10 +33,10 @@ class PairedCase(NamedTuple):
     """The files of one case.
 
     Attributes:
-        case: The image's stem as it stands.
+        case: The image's stem as it is.
         image: The image's file.
-        mask: The mask's file; None where no masks were given.
-        fov: The file of the field of view, where there is one.
+        mask: The mask's file; None if no masks were given.
+        fov: The file of the field of view, if there is one.
     """
 
     case: str
@@ -47,14 +47,14 @@ class PairedCase(NamedTuple):
 
 @dataclass(frozen=True)
 class Pairing:
-    """What belongs to what.
+    """Images paired with their masks and fields of view, and the files left over.
 
     Attributes:
-        cases: Every image that has a mask (every image, where no masks were given), sorted by case
+        cases: Every image that has a mask (every image, if no masks were given), sorted by case
             with numbers compared as numbers.
-        unpaired_images: Case ids of the images that no mask belongs to.
-        unpaired_masks: File names of the masks that belong to no image.
-        notes: One sentence for each thing that a person should know about the pairing.
+        unpaired_images: Case ids of the images without a mask.
+        unpaired_masks: File names of the masks without an image.
+        notes: One sentence for each fact about the pairing that a person should know.
     """
 
     cases: tuple[PairedCase, ...]
@@ -66,14 +66,14 @@ class Pairing:
 def pair_cases(images: Sequence[Path], masks: Sequence[Path], fovs: Sequence[Path] = ()) -> Pairing:
     """Pair images with masks, and with fields of view, by their names.
 
-    The rules of `RULES` are tried from the strictest to the loosest. The first whose keys are
-    unique in both folders and which finds an image for every mask is taken; if there is none, the
-    one that finds the most, and what is left over is reported by name. Hidden files, the droppings
-    of operating systems and files that are plainly no images (text, tables, archives) are ignored.
+    The rules of `RULES` are tried from the strictest to the loosest. The first one whose keys are
+    unique in both folders and which finds an image for every mask is used; if there is none, the
+    one that finds the most, and the files left over are reported by name. Hidden files, files of
+    operating systems and files that are plainly not images (text, tables, archives) are ignored.
 
     Args:
         images: The images' files.
-        masks: The masks' files; none at all makes every image a case without a mask.
+        masks: The masks' files; without any, every image becomes a case without a mask.
         fovs: The files of the fields of view.
 
     Raises:
@@ -83,7 +83,7 @@ def pair_cases(images: Sequence[Path], masks: Sequence[Path], fovs: Sequence[Pat
     kept = sorted(_relevant(images), key=lambda path: (_natural(case_id(path)), str(path)))
     if not kept:
         raise DataError(f"{_folder(images)}: there is no image among the files: add images")
-    _refuse_doubles(kept)
+    _refuse_duplicates(kept)
     notes: list[str] = []
     mask_of = _pair(kept, masks, "mask", notes)
     fov_of = _pair(kept, fovs, "field of view", notes)
@@ -101,7 +101,7 @@ def pair_cases(images: Sequence[Path], masks: Sequence[Path], fovs: Sequence[Pat
 
 
 def case_id(path: Path) -> str:
-    """Return the file's name as it stands, without the extension (`.nii.gz` is one extension)."""
+    """Return the file's name without its extension (`.nii.gz` is one), otherwise unchanged."""
     for suffix in sorted(SUFFIXES, key=len, reverse=True):
         if path.name.lower().endswith(suffix) and len(path.name) > len(suffix):
             return path.name[: -len(suffix)]
@@ -136,22 +136,22 @@ def _leading(stem: str) -> Key:
 
 
 @dataclass(frozen=True)
-class Rule:
-    """One way to read the case out of a file's stem."""
+class NameRule:
+    """A rule that derives a case's key from a file's stem."""
 
     words: str
     key: Callable[[str], Key]
 
 
 RULES = (
-    Rule("equal names", _exact),
-    Rule("equal names, with numbers compared as numbers", _numbered),
-    Rule("names without words such as seg, mask and manual1", _without_mask_words),
-    Rule("names without words such as seg, mask, image and training", _without_role_words),
-    Rule("names without the channel suffix _0000", _without_channel),
-    Rule("the first part of the name", _leading),
+    NameRule("equal names", _exact),
+    NameRule("equal names, with numbers compared as numbers", _numbered),
+    NameRule("names without words such as seg, mask and manual1", _without_mask_words),
+    NameRule("names without words such as seg, mask, image and training", _without_role_words),
+    NameRule("names without the channel suffix _0000", _without_channel),
+    NameRule("the first part of the name", _leading),
 )
-"""From the strictest to the loosest."""
+"""The rules from the strictest to the loosest."""
 
 
 def _tokens(stem: str) -> list[str]:
@@ -166,7 +166,7 @@ def _parts(tokens: Iterable[str]) -> Key:
 
 
 def _strip(tokens: Iterable[str], role: re.Pattern[str]) -> Key:
-    """Drop role words that stand alone (`manual1`) or that are glued to a number (`img01`)."""
+    """Drop role words that stand alone (`manual1`) or are joined to a number (`img01`)."""
     parts = _parts(token for token in tokens if not role.fullmatch(token))
     return tuple(part for part in parts if isinstance(part, int) or not role.fullmatch(str(part)))
 
@@ -183,7 +183,7 @@ def _natural(stem: str) -> tuple[tuple[int, int, str], ...]:
 def _pair(
     images: Sequence[Path], files: Sequence[Path], kind: str, notes: list[str]
 ) -> dict[Path, Path]:
-    """Return the file that belongs to each image, where one does."""
+    """Return the file that belongs to each image, if one does."""
     others = sorted(_relevant(files), key=str)
     if not others:
         if files:
@@ -209,8 +209,10 @@ def _pair(
     return best
 
 
-def _matches(rule: Rule, images: Sequence[Path], others: Sequence[Path]) -> dict[Path, Path] | None:
-    """Pair by one rule; None where its keys are not unique or it contradicts the numbers."""
+def _matches(
+    rule: NameRule, images: Sequence[Path], others: Sequence[Path]
+) -> dict[Path, Path] | None:
+    """Pair by one rule; None if its keys are not unique or it contradicts the numbers."""
     image_of, other_of = _groups(rule, images), _groups(rule, others)
     if any(len(group) > 1 for group in (*image_of.values(), *other_of.values())):
         return None
@@ -221,7 +223,7 @@ def _matches(rule: Rule, images: Sequence[Path], others: Sequence[Path]) -> dict
 
 
 def _same_numbers(image: Path, other: Path) -> bool:
-    """Whether the numbers behind the leading part agree, or only one side has any."""
+    """Return whether the numbers after the leading part agree, or only one side has any."""
     first, second = (
         [part for part in _without_role_words(case_id(path)) if isinstance(part, int)]
         for path in (image, other)
@@ -230,7 +232,7 @@ def _same_numbers(image: Path, other: Path) -> bool:
     return first[:shorter] == second[:shorter]
 
 
-def _groups(rule: Rule, files: Iterable[Path]) -> dict[Key, list[Path]]:
+def _groups(rule: NameRule, files: Iterable[Path]) -> dict[Key, list[Path]]:
     groups: dict[Key, list[Path]] = {}
     for path in files:
         groups.setdefault(rule.key(case_id(path)), []).append(path)
@@ -238,19 +240,19 @@ def _groups(rule: Rule, files: Iterable[Path]) -> dict[Key, list[Path]]:
 
 
 def _refuse_ambiguity(images: Sequence[Path], others: Sequence[Path], kind: str) -> None:
-    """Raise where two files could belong to one case once the role words are gone."""
-    rule = Rule("", _without_role_words)
+    """Raise if two files could belong to one case once the role words are removed."""
+    rule = NameRule("", _without_role_words)
     image_of, other_of = _groups(rule, images), _groups(rule, others)
     for key in image_of.keys() & other_of.keys():
         if len(image_of[key]) > 1 or len(other_of[key]) > 1:
             raise DataError(
-                f"the names do not tell which {kind} of {_names(other_of[key])} in "
+                f"the names do not show which {kind} of {_names(other_of[key])} in "
                 f"{_folder(others)} belongs to which image of {_names(image_of[key])} in "
                 f"{_folder(images)}: keep one {kind} per image, or list the pairs in a manifest"
             )
 
 
-def _refuse_doubles(images: Sequence[Path]) -> None:
+def _refuse_duplicates(images: Sequence[Path]) -> None:
     counts: Mapping[Key, int] = Counter(_exact(case_id(path)) for path in images)
     for key, count in counts.items():
         if count > 1:
@@ -267,7 +269,7 @@ def _relevant(files: Iterable[Path]) -> list[Path]:
 
 def _ignored(path: Path) -> bool:
     name = path.name.lower()
-    if name.startswith(".") or name in _JUNK or path.suffix.lower() in _NO_IMAGE:
+    if name.startswith(".") or name in _SYSTEM_FILES or path.suffix.lower() in _NO_IMAGE:
         return True
     empty = path.is_file() and path.stat().st_size == 0
     return empty and not name.endswith(SUFFIXES)  # an empty image is reported when it is read

@@ -1,8 +1,8 @@
-"""Non-IID federations out of pooled data: which case belongs to which site.
+"""Non-IID federations from pooled data: which case belongs to which site.
 
-Every function takes what is known of the cases and gives the site of each; patients are never cut.
-They are pure: equal arguments give equal sites. `write_manifest` keeps the result as a manifest,
-which is then a federation like any other.
+Every function takes what is known about the cases and returns the site of each; the cases of a
+patient always stay together. The functions are pure: equal arguments give equal sites.
+`write_manifest` stores the result as a manifest, which is then a federation like any other.
 """
 
 import csv
@@ -16,28 +16,28 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from collegium.data.decoded import listed
-from collegium.data.discovery import BAR
+from collegium.data.decoded_image import listed
+from collegium.data.discovery import FILE_SEPARATOR
 from collegium.data.site import Case
 from collegium.errors import ConfigError, DataError, StorageError
 
 COLUMNS = (
     "site", "case", "patient", "image", "label", "fov", "class", "series", "split", "channels",
 )  # fmt: skip
-"""Of a manifest."""
+"""The columns of a manifest that is written."""
 
-Sites = dict[str, str]
-"""The site of every case."""
+SiteAssignment = dict[str, str]
+"""The site of every case, by its id."""
 
 
 @dataclass(frozen=True)
-class Member:
-    """What a partition knows of a case.
+class PartitionCase:
+    """A case as a partition sees it.
 
     Attributes:
         case: Its id.
         patient: The id of its patient.
-        value: What it is sorted by: a label's volume, or the number of its class.
+        value: The value that the partition is by: a label's volume, or the number of its class.
     """
 
     case: str
@@ -45,20 +45,20 @@ class Member:
     value: float
 
 
-def by_value(members: Sequence[Member], sizes: Sequence[int] | int) -> Sites:
-    """Sort patients from small to large and hand out contiguous blocks.
+def by_value(cases: Sequence[PartitionCase], sizes: Sequence[int] | int) -> SiteAssignment:
+    """Sort patients by value and assign contiguous blocks of them to sites.
 
-    Distance-aware averaging (appendix D) does so with the volumes of the labels.
+    Distance-aware averaging (appendix D) does this with the volumes of the labels.
 
     Args:
-        members: The cases; a patient counts by the mean over cases.
-        sizes: How many sites of equal size, or the number of patients of each site.
+        cases: The cases; the value of a patient is the mean over cases.
+        sizes: The number of sites of equal size, or the number of patients of each site.
 
     Raises:
         ConfigError: There are fewer patients than sites, or the sizes do not add up.
     """
-    groups = _patients(members)
-    means = {patient: fmean(m.value for m in group) for patient, group in groups.items()}
+    groups = _patients(cases)
+    means = {patient: fmean(case.value for case in group) for patient, group in groups.items()}
     ordered = sorted(means, key=lambda patient: (means[patient], patient))
     counts = _sizes(len(ordered), sizes)
     starts = np.cumsum([0, *counts])
@@ -67,19 +67,21 @@ def by_value(members: Sequence[Member], sizes: Sequence[int] | int) -> Sites:
         for number in range(len(counts))
         for patient in ordered[starts[number] : starts[number + 1]]
     }
-    return {member.case: site_of[member.patient] for member in members}
+    return {case.case: site_of[case.patient] for case in cases}
 
 
-def by_ratio(members: Sequence[Member], ratios: Sequence[float], seed: int = 0) -> Sites:
-    """Give each site as many negative cases for a positive one as its ratio says (pFedNet, delta).
+def by_ratio(
+    cases: Sequence[PartitionCase], ratios: Sequence[float], seed: int = 0
+) -> SiteAssignment:
+    """Assign patients so that each site has its own ratio of negative to positive (pFedNet, delta).
 
-    Positive patients are shared out evenly, then each site gets ratio times as many negative ones.
-    If there are too few of a kind, all sites get fewer in proportion; who is left over belongs to
+    Positive patients are divided evenly, then each site gets ratio times as many negative ones. If
+    there are too few of a kind, all sites get fewer in proportion; the patients left over belong to
     no site.
 
     Args:
-        members: The cases; a patient is positive where any case has a value above 0.
-        ratios: Negatives for one positive, by site.
+        cases: The cases; a patient is positive if any case has a value above 0.
+        ratios: Negatives per positive, by site.
         seed: Shuffles the patients.
 
     Raises:
@@ -87,8 +89,8 @@ def by_ratio(members: Sequence[Member], ratios: Sequence[float], seed: int = 0) 
     """
     if not ratios or min(ratios) <= 0:
         raise ConfigError(f"the ratios are {listed(ratios)}; give a number above 0 for each site")
-    groups = _patients(members)
-    positive = {p: any(m.value > 0 for m in group) for p, group in groups.items()}
+    groups = _patients(cases)
+    positive = {p: any(case.value > 0 for case in group) for p, group in groups.items()}
     rng = np.random.default_rng(seed)
     pools = {
         kind: list(rng.permutation(sorted(p for p in groups if positive[p] == kind)))
@@ -106,29 +108,28 @@ def by_ratio(members: Sequence[Member], ratios: Sequence[float], seed: int = 0) 
         for kind, count in ((True, each), (False, negatives)):
             chosen, pools[kind] = pools[kind][:count], pools[kind][count:]
             site_of |= dict.fromkeys(map(str, chosen), f"site_{number}")
-    return {m.case: site_of[m.patient] for m in members if m.patient in site_of}
+    return {case.case: site_of[case.patient] for case in cases if case.patient in site_of}
 
 
 def by_dirichlet(
-    members: Sequence[Member], sites: int, alpha: float, seed: int = 0, least: int = 1
-) -> Sites:
-    """Share the patients of each class out by proportions drawn from a Dirichlet distribution.
+    cases: Sequence[PartitionCase], sites: int, alpha: float, seed: int = 0, least: int = 1
+) -> SiteAssignment:
+    """Divide the patients of each class by proportions drawn from a Dirichlet distribution.
 
     After Hsu et al. 2019 (https://arxiv.org/abs/1909.06335): a small alpha gives sites with few
-    classes, a large one equal sites. Drawn anew until each site has enough patients.
+    classes, a large one equal sites. Proportions are redrawn until each site has enough patients.
 
     Args:
-        members: The cases; a patient belongs to the class most of the cases are of, of equally
-            many the lower.
-        sites: How many sites.
+        cases: The cases; a patient belongs to the class of most of the cases, on a tie the lower.
+        sites: The number of sites.
         alpha: The concentration.
-        seed: Of the draws.
-        least: Patients that a site has at least.
+        seed: Seed of the draws.
+        least: The minimum number of patients of a site.
 
     Raises:
-        ConfigError: It cannot be done.
+        ConfigError: The parameters cannot be satisfied.
     """
-    groups = _patients(members)
+    groups = _patients(cases)
     if sites < 1 or alpha <= 0 or len(groups) < sites * least:
         raise ConfigError(
             f"{len(groups)} patients, {sites} sites of {least} at least and alpha {alpha}: give a "
@@ -136,24 +137,24 @@ def by_dirichlet(
         )
     classes: dict[float, list[str]] = defaultdict(list)
     for patient, group in sorted(groups.items()):
-        counts = Counter(m.value for m in group)
+        counts = Counter(case.value for case in group)
         classes[min(counts, key=lambda value: (-counts[value], value))].append(patient)
     rng = np.random.default_rng(seed)
     for _ in range(1000):
         site_of: dict[str, str] = {}
         for _, patients in sorted(classes.items()):
-            site_of |= _drawn(patients, rng.dirichlet([alpha] * sites), rng)
+            site_of |= _cut(patients, rng.dirichlet([alpha] * sites), rng)
         sizes = Counter(site_of.values())
         if len(sizes) == sites and min(sizes.values()) >= least:
-            return {member.case: site_of[member.patient] for member in members}
+            return {case.case: site_of[case.patient] for case in cases}
     raise ConfigError(f"alpha {alpha} leaves a site with fewer than {least} patients; raise alpha")
 
 
-def by_column(cases: Mapping[str, str]) -> Sites:
-    """Make a site of each word in a column, such as the scanner or the hospital.
+def by_column(cases: Mapping[str, str]) -> SiteAssignment:
+    """Make each word of a column a site, such as the scanner or the hospital.
 
     Args:
-        cases: By case the word.
+        cases: The word of each case.
 
     Raises:
         DataError: A case has none.
@@ -165,11 +166,11 @@ def by_column(cases: Mapping[str, str]) -> Sites:
 
 
 def lack_channels(sites: Sequence[str], channels: int) -> dict[str, tuple[int, ...]]:
-    """Let each site lack one channel in turn ("lack #k" of pFedNet).
+    """Return the channels of each site if each lacks one, in turn ("lack #k" of pFedNet).
 
     Args:
         sites: The sites.
-        channels: How many channels there are.
+        channels: The number of channels.
 
     Returns:
         By site the channels that it has, for the key ``channels`` of a site or the column of a
@@ -186,8 +187,8 @@ def lack_channels(sites: Sequence[str], channels: int) -> dict[str, tuple[int, .
     }
 
 
-def write_manifest(path: Path, cases: Sequence[Case], sites: Sites, root: Path) -> None:
-    """Write cases with their sites as a manifest; those without a site are left out.
+def write_manifest(path: Path, cases: Sequence[Case], sites: SiteAssignment, root: Path) -> None:
+    """Write cases with their sites as a manifest, except those without a site.
 
     Args:
         path: The file.
@@ -196,8 +197,8 @@ def write_manifest(path: Path, cases: Sequence[Case], sites: Sites, root: Path) 
         root: The folder that the manifest's paths are relative to.
 
     Raises:
-        ConfigError: The name of a file has a bar in it, which a manifest cannot hold.
-        StorageError: It cannot be written.
+        ConfigError: A file's name holds the separator of files, which a manifest cannot hold.
+        StorageError: The manifest cannot be written.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -206,17 +207,25 @@ def write_manifest(path: Path, cases: Sequence[Case], sites: Sites, root: Path) 
         if case.case not in sites:
             continue
         images = [_relative(file, root) for file in case.images]
-        barred = next((name for name in images if BAR in name), None)
+        barred = next((name for name in images if FILE_SEPARATOR in name), None)
         if barred is not None:
             raise ConfigError(
-                f"case {case.case}: {barred} has a {BAR!r} in its name, which separates files in a "
-                f"manifest; rename it"
+                f"case {case.case}: {barred} has a {FILE_SEPARATOR!r} in its name, which separates "
+                f"files in a manifest; rename it"
             )
         masks = ["" if file is None else _relative(file, root) for file in (case.label, case.fov)]
-        about = (case.target or "", case.series or "", case.split or "")
+        described = (case.target or "", case.series or "", case.split or "")
         channels = " ".join(map(str, case.channels or ()))
         writer.writerow(
-            (sites[case.case], case.case, case.patient, BAR.join(images), *masks, *about, channels)
+            (
+                sites[case.case],
+                case.case,
+                case.patient,
+                FILE_SEPARATOR.join(images),
+                *masks,
+                *described,
+                channels,
+            )
         )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -229,15 +238,15 @@ def _relative(file: Path, root: Path) -> str:
     return str(file.relative_to(root) if file.is_relative_to(root) else file.resolve())
 
 
-def _patients(members: Sequence[Member]) -> dict[str, list[Member]]:
-    groups: dict[str, list[Member]] = defaultdict(list)
-    for member in members:
-        groups[member.patient].append(member)
+def _patients(cases: Sequence[PartitionCase]) -> dict[str, list[PartitionCase]]:
+    groups: dict[str, list[PartitionCase]] = defaultdict(list)
+    for case in cases:
+        groups[case.patient].append(case)
     return groups
 
 
 def _sizes(patients: int, sizes: Sequence[int] | int) -> list[int]:
-    """Return the number of patients of each site; the first sites get what is left over."""
+    """Return the number of patients of each site; the first sites get the remainder."""
     if isinstance(sizes, int):
         if not 1 <= sizes <= patients:
             raise ConfigError(f"{patients} patients do not make {sizes} sites; use fewer sites")
@@ -249,7 +258,9 @@ def _sizes(patients: int, sizes: Sequence[int] | int) -> list[int]:
     return list(sizes)
 
 
-def _drawn(patients: Sequence[str], shares: NDArray[np.float64], rng: np.random.Generator) -> Sites:
+def _cut(
+    patients: Sequence[str], shares: NDArray[np.float64], rng: np.random.Generator
+) -> SiteAssignment:
     """Cut shuffled patients at the drawn shares."""
     order = [patients[index] for index in rng.permutation(len(patients))]
     cuts = np.round(np.cumsum(shares) * len(order)).astype(int)

@@ -1,13 +1,12 @@
 """Phantom federations: drawn scans of several sites, written as files in place of hospital data.
 
 Every patient is a slice through a body: fat, muscle, a spine, a liver, a spleen, two kidneys and,
-between them, the gland that is to be segmented. What differs between the sites is what differs
-between hospitals: the scanner (contrast, blur, noise, bias field, pixel size, range of the stored
-integers) and the habit of those who drew the outlines. A model that is right at one site is
-therefore wrong at another.
+between them, the gland that is to be segmented. The sites differ as hospitals do: in the scanner
+(contrast, blur, noise, bias field, pixel size, range of the stored integers) and in how outlines
+are drawn. A model that is right at one site is therefore wrong at another.
 
 The same arguments give the same pixels; each case draws from generators of its own, so that adding
-sites or cases leaves the others as they are.
+sites or cases does not change the others.
 """
 
 import csv
@@ -32,8 +31,8 @@ LEVELS = {8: np.uint8, 16: np.uint16}
 
 
 @dataclass(frozen=True)
-class Scanner:
-    """How a site turns anatomy into stored pixels, and how generously it outlines the gland.
+class ScannerModel:
+    """A site's acquisition: from anatomy to stored pixels, and the margin of the gland's outline.
 
     Attributes:
       gamma: exponent of the contrast curve; above 1 darkens the tissues.
@@ -45,7 +44,7 @@ class Scanner:
       zoom: size of the body in the image.
       bits: bits per stored pixel, 8 or 16.
       top: stored value of a signal of 1.2, the brightest that is kept.
-      margin: pixels that the outline of the gland is drawn too wide.
+      margin: pixels by which the outline of the gland is drawn too wide.
     """
 
     gamma: float = 1.0
@@ -61,31 +60,36 @@ class Scanner:
 
 
 SCANNERS = {
-    "alder": Scanner(bits=16, top=3000),
-    "birch": Scanner(inverted=True, noise=0.035, zoom=0.93),
-    "cedar": Scanner(coarseness=2, bias=0.3, bits=16, top=900, margin=1.0),
-    "elm": Scanner(gamma=1.8, blur=0.9, noise=0.07, zoom=1.06),
-    "hazel": Scanner(gamma=0.6, bias=0.25, blur=1.1, bits=16, top=60000),
-    "linden": Scanner(inverted=True, coarseness=2, noise=0.05, zoom=0.88, margin=1.0),
+    "alder": ScannerModel(bits=16, top=3000),
+    "birch": ScannerModel(inverted=True, noise=0.035, zoom=0.93),
+    "cedar": ScannerModel(coarseness=2, bias=0.3, bits=16, top=900, margin=1.0),
+    "elm": ScannerModel(gamma=1.8, blur=0.9, noise=0.07, zoom=1.06),
+    "hazel": ScannerModel(gamma=0.6, bias=0.25, blur=1.1, bits=16, top=60000),
+    "linden": ScannerModel(inverted=True, coarseness=2, noise=0.05, zoom=0.88, margin=1.0),
 }
 """The first sites of every phantom federation; further ones are drawn."""
 
 
 def make_federation(
-    folder: Path, sites: int = 4, *, cases: int = 16, size: int = 96, seed: int = 0
+    folder: str | Path, sites: int = 4, *, cases: int = 16, size: int = 96, seed: int = 0
 ) -> Path:
     """Write a phantom federation under ``folder`` and return the path of its ``federation.yaml``.
 
     Args:
-      folder: where to write; made if absent. An earlier phantom federation in it is overwritten.
+      folder: the folder to write to; created if absent. An earlier phantom federation is
+          overwritten.
       sites: number of sites.
       cases: number of images per site; every fourth patient is scanned twice.
       size: pixels along each side of an image.
-      seed: which federation is drawn.
+      seed: selects the federation that is drawn.
+
+    Raises:
+      ConfigError: a number is too small, or the folder describes other data.
     """
     for name, value, least in (("sites", sites, 1), ("cases", cases, 1), ("size", size, SMALLEST)):
         if value < least:
             raise ConfigError(f"phantoms: {name} is {value}; choose at least {least}")
+    folder = Path(folder)
     description = folder / "federation.yaml"
     if description.exists() and not description.read_text(encoding="utf-8").startswith(HEADER):
         raise ConfigError(f"phantoms: {description} describes other data; name another folder")
@@ -97,12 +101,17 @@ def make_federation(
     return description
 
 
-def scanner_of(site: str, seed: int) -> Scanner:
-    """Return the scanner of a site: one of `SCANNERS`, or one drawn for the site's name."""
+def scanner_of(site: str, seed: int) -> ScannerModel:
+    """Return the scanner of a site: one of `SCANNERS`, or one drawn for the site's name.
+
+    Args:
+      site: the site's name.
+      seed: the federation's seed.
+    """
     if site in SCANNERS:
         return SCANNERS[site]
     rng = _numpy_generator(seed, site, "scanner")
-    return Scanner(
+    return ScannerModel(
         gamma=float(rng.uniform(0.6, 1.8)),
         inverted=bool(rng.random() < 0.3),
         blur=float(rng.uniform(0.5, 1.1)),
@@ -113,9 +122,9 @@ def scanner_of(site: str, seed: int) -> Scanner:
 
 
 def draw_case(
-    scanner: Scanner, *, size: int, patient: np.random.Generator, visit: np.random.Generator
+    scanner: ScannerModel, *, size: int, patient: np.random.Generator, visit: np.random.Generator
 ) -> tuple[NDArray[Any], NDArray[np.uint8]]:
-    """Return the stored pixels and the mask (0 or 255) of one scan.
+    """Return the stored pixels and the mask (0 or 255) of one scan, (size, size) each.
 
     Args:
       scanner: the site's scanner.
@@ -123,7 +132,7 @@ def draw_case(
       patient: draws what belongs to the patient: the same for every scan of theirs.
       visit: draws what belongs to the scan: the slice's position, the noise and the bias field.
     """
-    canvas = _Canvas(size, scanner.zoom)
+    canvas = _PhantomSlice(size, scanner.zoom)
     gland = canvas.anatomy(patient, visit)
     tissue, body = canvas.tissue, canvas.body
     signal = body * (1.05 - tissue) if scanner.inverted else tissue
@@ -135,7 +144,7 @@ def draw_case(
     return pixels, mask.astype(np.uint8) * 255
 
 
-def _measure(signal: Image, scanner: Scanner, rng: np.random.Generator) -> NDArray[Any]:
+def _measure(signal: Image, scanner: ScannerModel, rng: np.random.Generator) -> NDArray[Any]:
     """Return the signal as the scanner samples, disturbs and stores it."""
     size = signal.shape[0]
     coarse = signal
@@ -147,7 +156,7 @@ def _measure(signal: Image, scanner: Scanner, rng: np.random.Generator) -> NDArr
     return np.rint(stored).astype(LEVELS[scanner.bits])
 
 
-class _Canvas:
+class _PhantomSlice:
     """A square grid on which tissues are painted over each other; the body spans about [-1, 1]."""
 
     def __init__(self, size: int, zoom: float) -> None:
@@ -198,7 +207,7 @@ class _Canvas:
         radii: tuple[float, float],
         wobble: float,
     ) -> Image:
-        """Return the distance in pixels to the edge of a wobbly ellipse, positive inside it."""
+        """Return the distance in pixels to the edge of a perturbed ellipse, positive inside it."""
         x, y = (self.x - centre[0]) / radii[0], (self.y - centre[1]) / radii[1]
         angle = np.arctan2(y, x)
         edge = np.ones_like(angle)
@@ -253,7 +262,7 @@ def _resample(image: Image, size: int) -> Image:
 
 
 def _write_site(
-    folder: Path, site: str, scanner: Scanner, *, cases: int, size: int, seed: int
+    folder: Path, site: str, scanner: ScannerModel, *, cases: int, size: int, seed: int
 ) -> None:
     from PIL import Image as PILImage
 

@@ -1,10 +1,10 @@
-"""Reads one file into arrays, whatever its format: images, label maps, fields of view.
+"""Reads one file into arrays, in any format: images, label maps, fields of view.
 
 Arrays of images are float32 with the channels first; the spatial axes of a picture are (row,
 column), those of a volume (x, y, z), brought to RAS+. Nothing is clipped, no value is cast back to
-the type on disk, and whatever was changed on the way is said in `Decoded.notes`.
+the type on disk, and every change is reported in `DecodedImage.notes`.
 
-NaN and infinite voxels are replaced by the mean of their channel's finite voxels, and left out of
+NaN and infinite voxels are replaced by the mean of their channel's finite voxels, and excluded from
 the statistics of `normalise`.
 """
 
@@ -12,29 +12,31 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from collegium.data import formats
-from collegium.data.decoded import Decoded, Regions, listed
+from collegium.data.decoded_image import DecodedImage, DecodedRegions, listed
 from collegium.errors import ConfigError, DataError
 
-__all__ = ["CHANNELS", "NORMALISE", "classes_of_regions", "normalise"]
+__all__ = ["CHANNELS", "NORMALISE", "Channels", "Normalisation", "classes_of_regions", "normalise"]
 __all__ += ["read_image", "read_label", "read_mask"]
 
 logger = logging.getLogger(__name__)
 
-CHANNELS = ("keep", "grey", "rgb", "green")
-NORMALISE = ("zscore", "zscore_nonzero", "minmax", "symmetric", "scale", "none")
+Channels = Literal["keep", "grey", "rgb", "green"]
+Normalisation = Literal["zscore", "zscore_nonzero", "minmax", "symmetric", "scale", "none"]
+CHANNELS: tuple[str, ...] = get_args(Channels)
+NORMALISE: tuple[str, ...] = get_args(Normalisation)
 
 _LUMA = (0.299, 0.587, 0.114)  # Rec. 601
 
 
 def read_image(
     path: Path, channels: str = "keep", *, series: str | None = None, both: bool = False
-) -> Decoded:
+) -> DecodedImage:
     """Read an image as float32, channels first.
 
     Args:
@@ -45,6 +47,7 @@ def read_image(
         both: Whether the file holds the label too.
 
     Raises:
+        ConfigError: There is no such choice of channels.
         DataError: The file cannot be read, holds no finite value, or has other channels.
     """
     if channels not in CHANNELS:
@@ -71,30 +74,30 @@ def read_label(
     classes: Sequence[str] | int,
     label_map: Mapping[int, int] | None = None,
     regions: Mapping[str, Sequence[int]] | None = None,
-    like: Decoded | None = None,
+    like: DecodedImage | None = None,
     both: bool = False,
-) -> Decoded:
+) -> DecodedImage:
     """Read a label map whose values are all classes.
 
     The indices of a palette are the labels. With two classes a mask drawn in black (0) and white
     (255 or 65535) becomes 0 and 1, whatever the palette's order. Values that a slope has moved off
     the integers by no more than 0.01 are rounded.
 
-    Where regions are given, the label may hold their masks instead: see `formats.decode_label` and
+    If regions are given, the label may hold their masks instead: see `formats.decode_label` and
     `classes_of_regions`.
 
     Args:
         path: A picture or a volume.
-        classes: The classes, background included: their names, or how many there are.
-        label_map: New labels for stored values, applied first; values it lacks stay. Masks of
-            regions have none. With one, a DICOM segmentation's stored values are the numbers of
-            its segments; without, segments that are called as classes are these.
-        regions: By name the classes of each region.
+        classes: The classes, background included: their names, or their number.
+        label_map: New labels for stored values, applied first; other values stay. Masks of regions
+            have none. With one, a DICOM segmentation's stored values are the numbers of its
+            segments; without, segments with the names of classes are these.
+        regions: The classes of each region, by name.
         like: The image that the label map belongs to.
         both: Whether the file holds the image too.
 
     Raises:
-        DataError: The file cannot be read, or holds a value that is no label.
+        DataError: The file cannot be read, or holds a value that is not a label.
     """
     names, count = ((), classes) if isinstance(classes, int) else (classes, len(classes))
     regions, kind = regions or {}, np.min_scalar_type(count - 1)
@@ -107,9 +110,11 @@ def read_label(
         classes=names,
         by_name=not label_map,
     )
-    if isinstance(stored, Regions):
+    if isinstance(stored, DecodedRegions):
         array = classes_of_regions(stored.array, regions, path).astype(kind)
-        return Decoded(array, stored.spacing, stored.affine, stored.notes, stored=stored.stored)
+        return DecodedImage(
+            array, stored.spacing, stored.affine, stored.notes, orientation=stored.orientation
+        )
     labels = _whole_numbers(stored.array, path, regions)
     mapped = labels.copy()
     for value, label in (label_map or {}).items():
@@ -127,13 +132,13 @@ def read_label(
 def classes_of_regions(
     masks: NDArray[np.bool_], regions: Mapping[str, Sequence[int]], path: Path
 ) -> NDArray[np.uint8]:
-    """Return the class of each pixel: that which lies in just the regions that hold the pixel.
+    """Return the class of each pixel: the one whose regions are exactly those that hold the pixel.
 
     Of several such classes it is the lowest; a pixel in no region is background.
 
     Args:
         masks: (region, *spatial), in the order of the regions.
-        regions: By name the classes of each region.
+        regions: The classes of each region, by name.
         path: The file, for errors.
 
     Raises:
@@ -151,13 +156,13 @@ def classes_of_regions(
         raise DataError(
             f"{path}: {np.count_nonzero(~known)} pixels lie in a set of regions that no class has, "
             f"the first in {' and '.join(there)} alone (task.regions is {words}): correct the "
-            "masks, or what task.regions says"
+            "masks or task.regions"
         )
     return labels
 
 
-def read_mask(path: Path, like: Decoded | None = None) -> Decoded:
-    """Read a field of view as bool: any channel that is not 0 is inside; it must not be empty.
+def read_mask(path: Path, like: DecodedImage | None = None) -> DecodedImage:
+    """Read a field of view as bool: pixels with any channel not 0 are inside; it must not be empty.
 
     Args:
         path: A picture or a volume.
@@ -186,16 +191,21 @@ def normalise(
 
     Args:
         array: An image (channels, *spatial).
-        how: `zscore` (mean 0 and population standard deviation 1), `zscore_nonzero` (the same by
+        how: `zscore` (mean 0 and population standard deviation 1), `zscore_nonzero` (the same from
             the voxels that are not 0, which alone are changed), `minmax` (0 to 1), `symmetric` (-1
             to 1), `scale` (divide by `full_scale`) or `none`.
-        mask: Where the statistics are taken (*spatial); the whole image is normalised by them.
-        measured: As in `Decoded`; other voxels are left out of the statistics.
-        full_scale: As in `Decoded`, for `scale`.
+        mask: The pixels that the statistics are taken from (*spatial); the whole image is
+            normalised by them.
+        measured: As in `DecodedImage`; other voxels are excluded from the statistics.
+        full_scale: As in `DecodedImage`, for `scale`.
         name: The file, for errors and warnings.
 
     Returns:
-        The image as float32. A channel that is constant where the statistics are taken becomes 0.
+        The image as float32. A channel that is constant in these pixels becomes 0.
+
+    Raises:
+        ConfigError: There is no such method.
+        DataError: There are no pixels to take statistics from, or no full scale to divide by.
     """
     if how not in NORMALISE:
         raise ConfigError(f"image.normalise: {how!r} is unknown: use {listed(NORMALISE)}")
@@ -226,7 +236,7 @@ def normalise(
 
 
 def _scale(how: str, values: NDArray[np.float64]) -> tuple[float, float]:
-    """Return what is subtracted, and what is then divided by."""
+    """Return the shift to subtract, and the width to divide by."""
     low, high = float(values.min()), float(values.max())
     if how == "minmax":
         return low, high - low
@@ -238,7 +248,7 @@ def _scale(how: str, values: NDArray[np.float64]) -> tuple[float, float]:
 def _replace_non_finite(
     array: NDArray[np.float32], measured: NDArray[np.bool_] | None, path: Path
 ) -> tuple[NDArray[np.bool_] | None, list[str]]:
-    """Replace in place; return where there are measurements (None: everywhere) and what to say."""
+    """Replace in place; return where there are measurements (None: everywhere) and the notes."""
     finite = np.isfinite(array)
     if finite.all():
         return measured, []

@@ -1,92 +1,74 @@
-"""From prepared cases to training samples: crops, flips and turns, each from one generator."""
+"""From prepared cases to training samples: crops, flips and rotations, each from one generator."""
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Annotated
 
 import numpy as np
 import torch
+from annotated_types import Ge, Le
 
 from collegium.core.dataset import Batch, Example, join
-from collegium.data.augmentation import holed, turned
+from collegium.core.settings import NonNegative, NonNegativeInt, PositiveInt, UnitInterval, settings
+from collegium.data.augmentation import cut_out, rotate_and_zoom
 from collegium.data.cache import PreparedCase
-from collegium.data.decoded import Array
-from collegium.data.recipe import Arrays
+from collegium.data.decoded_image import Array
+from collegium.data.preprocessing import CaseArrays
 from collegium.errors import ConfigError
 
 
-@dataclass(frozen=True)
+@settings
 class SamplingConfig:
-    """How a training sample is drawn from a case.
+    """The sampling and augmentation of training samples.
 
     Attributes:
         crop: Size of the random crop per spatial axis; None takes whole cases, which must then have
             one shape. Two numbers on volumes draw from their slices (along the last axis).
         flips: Whether each spatial axis is flipped with probability 1/2.
-        rotations: Whether the first two spatial axes are turned by a random multiple of 90 degrees,
-            where the sample is square in them.
-        patches: How many samples a case gives each time that it is drawn; so many times as large
-            are the batches.
+        rotations: Whether the first two spatial axes are rotated by a random multiple of 90
+            degrees, if the sample is square in them.
+        patches: The number of samples from a case each time that it is drawn; batches are larger by
+            this factor.
         foreground: Probability with which a crop is placed so that it holds a random pixel of the
             foreground.
-        scale: Every channel is multiplied by a number drawn evenly from 1 - scale to 1 + scale.
-        shift: To every channel a number is added that is drawn evenly from -shift to shift.
+        scale: Every channel is multiplied by a number drawn uniformly from 1 - scale to 1 + scale.
+        shift: To every channel a number is added that is drawn uniformly from -shift to shift.
         channels_alike: Whether these two numbers are the same for all channels, as brightness and
-            contrast of a picture are, or each channel draws its own.
-        rotate: The case, or the slice, is turned in its first two spatial axes before it is
-            cropped, by an angle drawn evenly from -rotate to rotate degrees; beyond its border it
-            is mirrored. The image is interpolated, label and mask take the nearest pixel.
-        zoom: With it, it is enlarged by a factor drawn evenly from 1 - zoom to 1 + zoom.
-        holes: 1 to so many squares (of volumes cubes) of the image are set to 0 last of all; label
-            and mask stay.
+            contrast of a picture are, or drawn for each channel.
+        rotate: The case, or the slice, is rotated in its first two spatial axes before it is
+            cropped, by an angle drawn uniformly from -rotate to rotate degrees, and continued by
+            reflection beyond its border. The image is interpolated, label and mask by nearest
+            neighbour.
+        zoom: In the same step it is enlarged by a factor drawn uniformly from 1 - zoom to 1 + zoom.
+        holes: As the last step, 1 to this many squares (in volumes, cubes) of the image are set to
+            0; label and mask stay.
         hole_side: Their side in pixels.
-        neighbours: Where the crop has two numbers: so many slices on either side of a slice are
-            channels of the image too, in the order of the volume; beyond its ends the last slice
-            stands for them. 1 is the three slices of IOP-FL's code. The network gets
-            2 neighbours + 1 times as many channels.
+        neighbours: If the crop has two numbers: this many slices on either side of a slice are
+            further channels of the image, in the order of the volume; beyond its ends the last
+            slice is repeated. 1 gives the three slices of IOP-FL's code. The network gets 2
+            neighbours + 1 times as many channels.
     """
 
-    crop: tuple[int, ...] | None = None
+    crop: tuple[PositiveInt, ...] | None = None
     flips: bool = False
     rotations: bool = False
-    patches: int = 1
-    foreground: float = 0.0
-    scale: float = 0.0
-    shift: float = 0.0
+    patches: PositiveInt = 1
+    foreground: UnitInterval = 0.0
+    scale: UnitInterval = 0.0
+    shift: NonNegative = 0.0
     channels_alike: bool = False
-    rotate: float = 0.0
-    zoom: float = 0.0
-    holes: int = 0
-    hole_side: int = 16
-    neighbours: int = 0
+    rotate: Annotated[float, Ge(0), Le(180)] = 0.0
+    zoom: Annotated[float, Ge(0), Le(0.5)] = 0.0
+    holes: NonNegativeInt = 0
+    hole_side: PositiveInt = 16
+    neighbours: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
-        for key, least, most in (
-            ("foreground", 0, 1),
-            ("scale", 0, 1),
-            ("shift", 0, math.inf),
-            ("rotate", 0, 180),
-            ("zoom", 0, 0.5),
-        ):
-            if not least <= getattr(self, key) <= most:
-                raise ConfigError(
-                    f"sampling.{key} is {getattr(self, key)}: give a number from {least} to {most}"
-                )
-        for key in ("patches", "hole_side"):
-            if getattr(self, key) < 1:
-                raise ConfigError(
-                    f"sampling.{key} is {getattr(self, key)}: give a whole number above 0"
-                )
-        for key in ("holes", "neighbours"):
-            if getattr(self, key) < 0:
-                raise ConfigError(
-                    f"sampling.{key} is {getattr(self, key)}: give a whole number from 0 on"
-                )
         if self.neighbours and (self.crop is None or len(self.crop) != 2):
             raise ConfigError(
                 "sampling.neighbours is of slices: give sampling.crop two numbers, or leave it out"
             )
-        if self.crop is not None and (len(self.crop) not in (2, 3) or min(self.crop) < 1):
+        if self.crop is not None and len(self.crop) not in (2, 3):
             raise ConfigError(
                 f"sampling.crop is {list(self.crop)}: give two or three whole numbers above 0"
             )
@@ -95,8 +77,8 @@ class SamplingConfig:
 class ImageDataset:
     """The prepared cases of one split; a sample depends on its case and its generator only.
 
-    A volume is cut into slices along its last axis where the crop has two numbers: a training
-    sample is then a random slice, and `example` gives the slices of the volume as one batch.
+    A volume is cut into slices along its last axis if the crop has two numbers: a training sample
+    is then a random slice, and `example` returns the slices of the volume as one batch.
     """
 
     def __init__(self, cases: Sequence[PreparedCase], config: SamplingConfig) -> None:
@@ -114,13 +96,18 @@ class ImageDataset:
         return len(self.cases)
 
     def batch(self, indices: Sequence[int], rngs: Sequence[torch.Generator]) -> Batch:
-        """Draw `patches` samples from each case; those of case i draw from `rngs[i]` only."""
+        """Draw `patches` samples from each case.
+
+        Args:
+            indices: The cases.
+            rngs: One generator for each case, which its samples alone depend on.
+        """
         pairs = zip(indices, rngs, strict=True)
         count = range(self.config.patches)
         return join([self._sample(self.cases[index], rng) for index, rng in pairs for _ in count])
 
     def example(self, index: int) -> Example:
-        """Give one whole case, or all slices of one volume, without augmentation."""
+        """Return one whole case, or all slices of one volume, without augmentation."""
         case, neighbours = self.cases[index], self.config.neighbours
         arrays, spacing = case.arrays(), case.spacing
         if self._in_slices(case):
@@ -147,7 +134,7 @@ class ImageDataset:
             arrays = replace(arrays, image=image)
         if config.rotate or config.zoom:
             degrees, zoom = config.rotate * _around_0(rng), 1 + config.zoom * _around_0(rng)
-            arrays = turned(arrays, degrees, zoom)
+            arrays = rotate_and_zoom(arrays, degrees, zoom)
             aim = aim and _aim(arrays, rng)
         arrays = _crop(arrays, config.crop, rng, aim=aim)
         axes = len(arrays.shape)
@@ -162,7 +149,7 @@ class ImageDataset:
         batch = _batch(arrays.map(lambda values: values[None]), case.target)
         image = self._intensities(batch["image"], rng)
         if config.holes:
-            image = holed(image, config.holes, config.hole_side, rng)
+            image = cut_out(image, config.holes, config.hole_side, rng)
         return batch | {"image": image}
 
     def _intensities(self, image: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
@@ -176,8 +163,8 @@ class ImageDataset:
         return image
 
 
-def _slice(arrays: Arrays, place: int, neighbours: int) -> Arrays:
-    """Give a slice of a volume, its image with the channels of its neighbours."""
+def _slice(arrays: CaseArrays, place: int, neighbours: int) -> CaseArrays:
+    """Return a slice of a volume, its image with the channels of its neighbours."""
     here = arrays.at([place])
     if not neighbours:
         return here
@@ -186,7 +173,7 @@ def _slice(arrays: Arrays, place: int, neighbours: int) -> Arrays:
 
 
 def _with_neighbours(slices: Array, neighbours: int) -> Array:
-    """Give slices (B, C, *spatial) the channels of their neighbours: (B, C (2n + 1), *spatial)."""
+    """Return slices (B, C, *spatial) with their neighbours' channels: (B, C (2n + 1), *spatial)."""
     count = len(slices)
     around = [_around(place, neighbours, count) for place in range(count)]
     joined: Array = slices[np.array(around)].reshape(count, -1, *slices.shape[2:])
@@ -198,8 +185,8 @@ def _around(place: int, neighbours: int, count: int) -> list[int]:
     return [min(max(place + step, 0), count - 1) for step in steps]
 
 
-def _aim(arrays: Arrays, rng: torch.Generator) -> tuple[int, ...] | None:
-    """Return a random pixel of the foreground; None where there is none."""
+def _aim(arrays: CaseArrays, rng: torch.Generator) -> tuple[int, ...] | None:
+    """Return a random pixel of the foreground; None if there is none."""
     found = np.flatnonzero(arrays.label) if arrays.label is not None else ()
     if not len(found):
         return None
@@ -208,15 +195,15 @@ def _aim(arrays: Arrays, rng: torch.Generator) -> tuple[int, ...] | None:
 
 
 def _crop(
-    arrays: Arrays,
+    arrays: CaseArrays,
     crop: tuple[int, ...] | None,
     rng: torch.Generator,
     *,
     aim: tuple[int, ...] | None = None,
-) -> Arrays:
-    """Cut a crop at a random place; where the case is smaller, it stands in the middle of zeros.
+) -> CaseArrays:
+    """Crop at a random place; a smaller case is centred and padded with zeros.
 
-    With an ``aim`` the crop is one of those that hold this pixel.
+    With an ``aim`` the crop is one of those that contain this pixel.
     """
     shape = arrays.shape
     size = shape if crop is None else crop
@@ -246,11 +233,11 @@ def _uniform(rng: torch.Generator) -> float:
 
 
 def _around_0(rng: torch.Generator) -> float:
-    """A number from -1 to 1, drawn evenly."""
+    """Return a number drawn uniformly from -1 to 1."""
     return 2 * _uniform(rng) - 1
 
 
-def _batch(arrays: Arrays, target: int | None) -> Batch:
+def _batch(arrays: CaseArrays, target: int | None) -> Batch:
     """Copy views of mapped files into tensors."""
     batch = {"image": _tensor(arrays.image, np.float32)}
     if arrays.label is not None:
@@ -262,5 +249,5 @@ def _batch(arrays: Arrays, target: int | None) -> Batch:
     return batch
 
 
-def _tensor(values: Array, kind: type[np.generic]) -> torch.Tensor:
-    return torch.from_numpy(np.array(values, dtype=kind, order="C"))
+def _tensor(values: Array, dtype: type[np.generic]) -> torch.Tensor:
+    return torch.from_numpy(np.array(values, dtype=dtype, order="C"))

@@ -1,4 +1,4 @@
-"""A site: an institution's cases, its data as the library sees it, and what it lets out."""
+"""A site: an institution's cases, its data as the library sees it, and what may leave it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,14 +17,15 @@ class Case:
         patient: The site's own id of the patient; by default the case's.
         images: The image's files, one per channel group (usually one); a DICOM series is a folder.
         label: The label's file; None for a case that is only predicted or has a class.
-        fov: The file of the field of view, where there is one.
+        fov: The file of the field of view, if there is one.
         split: The split that the manifest names: "train", "val", "test" or None.
-        target: The class of a case that is classified, as it is written.
+        target: The class of a case that is classified, as written.
         series: Which DICOM series of the image's folder, by its UID or number; None: the only one.
-        channels: Which of the network's input channels the files hold, counted from 0, where the
-            site lacks some; None: all.
+        channels: Which of the network's input channels the files hold, counted from 0, if the site
+            lacks some; None: all.
         stated: Whether the patient's id was stated, by a manifest, a datalist, a BIDS subject or a
-            column of a table; else it was taken from the name of a file and says nothing elsewhere.
+            column of a table; otherwise it was derived from a file's name, which means nothing at
+            other sites.
     """
 
     site: str
@@ -45,14 +46,14 @@ class Case:
 
 @dataclass(frozen=True)
 class EgressPolicy:
-    """What may leave a site.
+    """The parts of messages that may leave a site.
 
     Attributes:
         allow: Names of the parts that may leave; None allows all that an algorithm declares, except
             its opt-in parts.
-        share: Names of opt-in parts that may leave beside those, such as `personal`: the site's
+        share: Names of opt-in parts that may leave in addition, such as `personal`: the site's
             personal model, for sites outside the federation.
-        forbid: Names of the parts that may not leave, whatever the others say.
+        forbid: Names of the parts that may not leave, whatever the others allow.
     """
 
     allow: frozenset[str] | None = None
@@ -65,7 +66,12 @@ class Site:
     """One institution: its name, its three splits and its egress policy.
 
     Attributes:
-        scaling: How it scales the numbers of its table, where it does so by itself.
+        name: The site's name.
+        train: The cases that are trained on.
+        val: The cases that select models.
+        test: The cases that are scored.
+        policy: What may leave the site.
+        scaling: The scaling of its table's numbers, if the site determines it by itself.
     """
 
     name: str

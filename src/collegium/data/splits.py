@@ -1,19 +1,20 @@
-"""Who is trained on and who is scored: splits by patient, and checks for leaks between sites."""
+"""Splits by patient into training, validation and test, and checks for leakage between sites."""
 
-import hashlib
 import json
 import logging
-import secrets
+import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
 import torch
 
+from collegium.core.files import write_atomically
 from collegium.core.randomness import generator
+from collegium.core.settings import Fraction, settings
+from collegium.data.digests import file_digest
 from collegium.data.site import Case
 from collegium.errors import ConfigError, DataError, StorageError
 
@@ -23,24 +24,20 @@ SPLITS = ("train", "val", "test")
 """The three splits, in order."""
 
 
-@dataclass(frozen=True)
+@settings
 class SplitConfig:
-    """Which shares of the patients are held out where the manifest does not name the splits.
+    """The shares of the patients that are held out if the manifest does not name the splits.
 
     Attributes:
-        validation: Share of the patients for validation; of the manifest's training patients where
-            the manifest names a split but no validation.
-        test: Share of the patients for the test; not used where the manifest names splits.
+        validation: Share of the patients for validation; of the manifest's training patients if the
+            manifest names splits but no validation.
+        test: Share of the patients for the test; not used if the manifest names splits.
     """
 
-    validation: float = 0.2
-    test: float = 0.2
+    validation: Fraction = 0.2
+    test: Fraction = 0.2
 
     def __post_init__(self) -> None:
-        shares = {"splits.validation": self.validation, "splits.test": self.test}
-        for key, share in shares.items():
-            if not 0 <= share < 1:
-                raise ConfigError(f"{key} is {share}: give a share from 0 up to, not including, 1")
         if self.validation + self.test >= 1:
             raise ConfigError(
                 f"splits.validation {self.validation} and splits.test {self.test} leave nobody to "
@@ -49,10 +46,21 @@ class SplitConfig:
 
 
 def draw_splits(cases: Sequence[Case], config: SplitConfig, seed: int) -> dict[str, str]:
-    """Give every case of one site its split; a patient is never in two.
+    """Assign every case of one site to a split; a patient is never in two.
 
-    The manifest's splits are kept. Where it names none, patients are shuffled and shared out by the
-    config; where it names some but no validation, validation is carved from its training patients.
+    The manifest's splits are kept. If it names none, patients are shuffled and divided by the
+    shares; if it names some but no validation, validation is taken from its training patients.
+
+    Args:
+        cases: The cases of the site.
+        config: The shares.
+        seed: Draws the splits.
+
+    Returns:
+        The split of each case, by its id.
+
+    Raises:
+        DataError: The manifest names splits for some cases only, or two splits for a patient.
     """
     if not cases:
         return {}
@@ -61,11 +69,11 @@ def draw_splits(cases: Sequence[Case], config: SplitConfig, seed: int) -> dict[s
     named = {split for split in by_patient.values() if split is not None}
     rng = generator(seed, "splits", site)
     if not named:
-        by_patient = dict(_share_out(sorted(by_patient), config, rng))
+        by_patient = dict(_shuffle_into_splits(sorted(by_patient), config, rng))
     elif "val" not in named:
         training = sorted(patient for patient, split in by_patient.items() if split == "train")
-        carve = SplitConfig(config.validation, test=0)
-        by_patient |= dict(_share_out(training, carve, rng))
+        shares = SplitConfig(config.validation, test=0)
+        by_patient |= dict(_shuffle_into_splits(training, shares, rng))
     counts = Counter(by_patient.values())
     if counts["train"] == 1 and not counts["val"]:
         logger.info(
@@ -74,35 +82,43 @@ def draw_splits(cases: Sequence[Case], config: SplitConfig, seed: int) -> dict[s
     return {case.case: str(by_patient[case.patient]) for case in cases}
 
 
-def splits_of(
+def load_or_draw_splits(
     cases: Sequence[Case], config: SplitConfig, seed: int, splits_file: Path | None = None
 ) -> dict[str, str]:
-    """Read the stored splits where there are any, else draw and store them.
+    """Read the stored splits if there are any; otherwise draw and store them.
+
+    Args:
+        cases: The cases of the site.
+        config: The shares.
+        seed: Draws the splits.
+        splits_file: The file of the stored splits; None: they are drawn and not stored.
 
     Raises:
-        DataError: If the stored splits do not fit the cases.
-        StorageError: If the splits cannot be stored.
+        DataError: The stored splits do not fit the cases.
+        StorageError: The splits cannot be read or stored.
     """
     if splits_file is None:
         return draw_splits(cases, config, seed)
     if splits_file.exists():
         return _read(splits_file, cases)
     splits = draw_splits(cases, config, seed)
-    _write(splits_file, {"format": 1, "seed": seed, "splits": splits})
+    content = {"format": 1, "seed": seed, "splits": splits}
+    text = json.dumps(content, indent=1, ensure_ascii=False)
+    write_atomically(splits_file, f"{text}\n".encode())
     return splits
 
 
 @dataclass(frozen=True)
-class Finding:
-    """Something that makes scores look better than they are.
+class LeakageFinding:
+    """A leak between splits or sites, or a copy, that makes scores look better than they are.
 
     Attributes:
-        kind: "shared_patient" (by the ids that were stated), "identical_files", "identical_pixels"
-            or "equal_channels" (of one case).
+        kind: "shared_patient" (by stated ids), "identical_files", "identical_pixels" or
+            "equal_channels" (of one case).
         sites: The sites concerned, sorted.
         patients: The patients concerned, sorted.
         files: The files concerned, sorted.
-        text: One sentence that says what was found and what to do.
+        text: One sentence: what was found and what to do.
     """
 
     kind: str
@@ -112,19 +128,26 @@ class Finding:
     text: str
 
 
-def check_across_sites(sites: Mapping[str, Sequence[Case]]) -> list[Finding]:
+def check_across_sites(sites: Mapping[str, Sequence[Case]]) -> list[LeakageFinding]:
     """Find patients at two sites, and byte-identical images across and within sites.
 
-    Patients are compared by their ids, and only where these were stated: files that are named alike
-    at every site are not of one patient. What is found names patients, so that it stays where it is
+    Patients are compared by their ids, and only if these were stated: files with the same name at
+    every site do not belong to one patient. Findings name patients, so they stay where they are
     computed.
     """
     cases = [case for name in sorted(sites) for case in sites[name]]
     return [*_shared_patients(cases), *_identical_images(cases)]
 
 
-def count_shared(sites: Mapping[str, Sequence[Case]], findings: Sequence[Finding]) -> int | None:
-    """Count the patients that were found at several sites; None where no patient was stated."""
+def count_shared_patients(
+    sites: Mapping[str, Sequence[Case]], findings: Sequence[LeakageFinding]
+) -> int | None:
+    """Return the number of patients found at several sites; None if no patient was stated.
+
+    Args:
+        sites: The cases of each site.
+        findings: The result of `check_across_sites`.
+    """
     if not any(case.stated for cases in sites.values() for case in cases):
         return None
     shared = [finding for finding in findings if finding.kind == "shared_patient"]
@@ -149,7 +172,7 @@ def _named_splits(cases: Sequence[Case]) -> dict[str, str | None]:
     return named
 
 
-def _share_out(
+def _shuffle_into_splits(
     patients: Sequence[str], config: SplitConfig, rng: torch.Generator
 ) -> Iterator[tuple[str, str]]:
     count = len(patients)
@@ -161,7 +184,7 @@ def _share_out(
 
 
 def _share(count: int, fraction: float, leave: int) -> int:
-    """Give round(fraction * count), at least 1, but never fewer than `leave` for the others."""
+    """Return round(fraction * count), at least 1, but so that `leave` remain for the others."""
     if fraction == 0:
         return 0
     return max(0, min(max(1, round(fraction * count)), count - leave))
@@ -174,7 +197,7 @@ def _read(path: Path, cases: Sequence[Case]) -> dict[str, str]:
     except OSError as error:
         raise StorageError(f"the splits {path} cannot be read ({error.strerror})") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path} does not hold splits: delete it to draw them anew") from error
+        raise DataError(f"{path} does not hold splits: delete it to draw new ones") from error
     site = cases[0].site if cases else ""
     ids = {case.case for case in cases}
     problems = {
@@ -186,34 +209,19 @@ def _read(path: Path, cases: Sequence[Case]) -> dict[str, str]:
         if which:
             raise DataError(
                 f"site {site}: the stored splits {path} {problem} {_few(which)}: "
-                "restore the site's cases, or delete the file to draw the splits anew"
+                "restore the site's cases, or delete the file to draw new splits"
             )
     by_patient: dict[str, str] = {}
     for case in cases:
         if by_patient.setdefault(case.patient, named[case.case]) != named[case.case]:
             raise DataError(
                 f"{case}: the stored splits {path} have its patient {case.patient} in two splits: "
-                "delete the file to draw the splits anew"
+                "delete the file to draw new splits"
             )
     return named
 
 
-def _write(path: Path, content: Mapping[str, object]) -> None:
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", "utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
-        raise StorageError(
-            f"the splits {path} cannot be written ({error.strerror}): "
-            "free space there or choose a folder that is writable"
-        ) from error
-
-
-def _shared_patients(cases: Sequence[Case]) -> Iterator[Finding]:
+def _shared_patients(cases: Sequence[Case]) -> Iterator[LeakageFinding]:
     """Yield one finding for each pair of sites, of all patients whose stated ids are at both."""
     stated: dict[str, set[str]] = defaultdict(set)
     for case in cases:
@@ -227,20 +235,20 @@ def _shared_patients(cases: Sequence[Case]) -> Iterator[Finding]:
                 f"by identifier, {count} at both sites {one} and {other} ({_few(patients)}): keep "
                 "each at one site, or give different ids if they are different people"
             )
-            yield Finding("shared_patient", (one, other), tuple(patients), (), text)
+            yield LeakageFinding("shared_patient", (one, other), tuple(patients), (), text)
 
 
-def _identical_images(cases: Sequence[Case]) -> Iterator[Finding]:
+def _identical_images(cases: Sequence[Case]) -> Iterator[LeakageFinding]:
     by_size: dict[int, list[tuple[Path, Case]]] = defaultdict(list)
     for case in cases:
         for path in case.images:
-            if path.is_file():
+            if path.is_file() and os.access(path, os.R_OK):  # reading reports the others
                 by_size[path.stat().st_size].append((path, case))
-    same: dict[str, dict[Path, list[Case]]] = defaultdict(lambda: defaultdict(list))
+    same: dict[bytes, dict[Path, list[Case]]] = defaultdict(lambda: defaultdict(list))
     for group in by_size.values():
         if len(group) > 1:
             for path, case in group:
-                same[_sha256(path)][path].append(case)
+                same[file_digest(path)][path].append(case)
     equal = [files for files in same.values() if sum(map(len, files.values())) > 1]
     for owners_of in sorted(equal, key=min):
         files = tuple(sorted(owners_of))
@@ -248,7 +256,9 @@ def _identical_images(cases: Sequence[Case]) -> Iterator[Finding]:
         owners = sorted(counts, key=str)
         for case in owners:
             if counts[case] > 1:
-                yield equal_channels(case, [path for path in files if case in owners_of[path]])
+                yield equal_channels_finding(
+                    case, [path for path in files if case in owners_of[path]]
+                )
         if len(owners) == 1:
             continue
         text = (
@@ -256,7 +266,7 @@ def _identical_images(cases: Sequence[Case]) -> Iterator[Finding]:
             f"({_few([str(path) for path in files])}): keep one of them, or name one patient for "
             "them so that they stay in one split"
         )
-        yield Finding(
+        yield LeakageFinding(
             "identical_files",
             tuple(sorted({case.site for case in owners})),
             tuple(sorted({case.patient for case in owners})),
@@ -265,18 +275,18 @@ def _identical_images(cases: Sequence[Case]) -> Iterator[Finding]:
         )
 
 
-def equal_channels(case: Case, files: Sequence[Path]) -> Finding:
-    """Say that channels of one case are the same image."""
+def equal_channels_finding(case: Case, files: Sequence[Path]) -> LeakageFinding:
+    """Return the finding that channels of one case are the same image.
+
+    Args:
+        case: The case.
+        files: The files of these channels.
+    """
     text = (
         f"{case}: two of its channels are the same image ({_few([str(path) for path in files])}): "
         "give each channel its own file, or leave one of them out"
     )
-    return Finding("equal_channels", (case.site,), (case.patient,), tuple(files), text)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return LeakageFinding("equal_channels", (case.site,), (case.patient,), tuple(files), text)
 
 
 def _few(names: Sequence[str], most: int = 3) -> str:

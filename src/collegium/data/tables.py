@@ -1,4 +1,4 @@
-"""Tables of clinical data: read as text, understood by name, turned into numbers."""
+"""Tables of clinical data: read as text, interpreted by column name, encoded as numbers."""
 
 import math
 import re
@@ -11,45 +11,43 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from collegium.core.settings import settings
 from collegium.data.columns import read_columns
-from collegium.data.decoded import listed
+from collegium.data.decoded_image import listed
 from collegium.errors import ConfigError, DataError
 
-UNKNOWN = "unknown"
-"""The category of values that are missing or not in the vocabulary."""
-
 MISSING = ("", "?", "na", "n/a", "nan", "null", "none", "-", ".")
-"""What a cell without a value holds, in lower case."""
+"""Cells that stand for a missing value, in lower case."""
 
 Array = NDArray[np.float64]
 Columns = Mapping[str, Sequence[str]]
 
 
-@dataclass(frozen=True)
+@settings
 class TableConfig:
-    """What the columns of a table are, the same for all sites.
+    """The columns of a table, the same for all sites.
 
-    Columns are found by name, in any order; others are left alone.
+    Columns are found by name, in any order; others are ignored.
 
     Attributes:
         label: The column that holds the class.
         numeric: Columns of numbers.
-        categorical: Columns of words or codes, each with its vocabulary. Whatever else a site
-            writes counts as `UNKNOWN`.
+        categorical: Columns of words or codes, each with its vocabulary. Any other value at a site
+            counts as unknown.
         case: The column with the case's id; None: the row's number.
         patient: The column with the patient's id; None: every case is a patient of its own.
         split: The column with the split ("train", "val", "test"); None: splits are drawn.
         missing: Further words for a missing value.
         zero_is_missing: Numeric columns in which 0 stands for a missing value. A numeric column
-            that is 0 in every row of a site is taken so anyway.
+            that is 0 in every row of a site is interpreted so anyway.
         zero_is_real: Numeric columns in which it never does.
-        absent: What a site without one of the columns is: "refuse" an error, "missing" a site where
-            the values are missing.
-        indicators: Whether each numeric column gets a second one that is 1 where it is missing.
+        absent: A site without one of the columns is an error ("refuse"), or the values are missing
+            there ("missing").
+        indicators: Whether each numeric column gets a second one that is 1 if it is missing.
         scale: "site": mean 0 and standard deviation 1 by the site's own training cases;
-            "federation": by sums and counts that the sites exchange before the first round;
-            "none": as written. A missing number becomes the mean, or 0 where nothing is scaled.
-        decimal: The decimal mark; "auto": the comma where cells are separated by something else.
+            "federation": by sums and counts that the sites exchange before the first round; "none":
+            as written. A missing number becomes the mean, or 0 if nothing is scaled.
+        decimal: The decimal mark; "auto": the comma if cells are separated by something else.
     """
 
     label: str
@@ -84,12 +82,12 @@ class TableConfig:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that are learnt from, in order."""
+        """The feature columns, in order."""
         return (*self.numeric, *(self.categorical or {}))
 
     @property
     def groups(self) -> list[list[int]]:
-        """By column, which of the encoded features are its own; see `encode` for their order."""
+        """The indices of the encoded features of each column; see `encode` for their order."""
         count = len(self.numeric)
         groups = [[i, count + i] if self.indicators else [i] for i in range(count)]
         start = 2 * count if self.indicators else count
@@ -100,24 +98,24 @@ class TableConfig:
 
     @property
     def features(self) -> int:
-        """How many numbers the network gets for a case."""
+        """The number of encoded features of a case, the network's inputs."""
         return sum(map(len, self.groups))
 
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of a site, as far as they can be understood without knowing other sites.
+    """The rows of a site, as far as they can be interpreted without knowing other sites.
 
     Attributes:
         cases: The site's own id of each row.
         patients: The site's own id of each row's patient; the case's without a column of them.
-        targets: What is written in the column of the label.
-        splits: What is written in the column of the splits; None without one.
-        numbers: (rows, numeric columns); NaN where missing.
-        codes: (rows, categorical columns): the place in the vocabulary, or behind its end.
-        notes: One sentence for each thing that was noticed.
-        missing: By column, in how many rows a value is missing.
-        unknown: By column, the words that are not in the vocabulary, and how often they stand.
+        targets: The cells of the label's column, as written.
+        splits: The cells of the splits' column, as written; None without one.
+        numbers: (rows, numeric columns); NaN if missing.
+        codes: (rows, categorical columns): the index in the vocabulary, or its length if unknown.
+        notes: One sentence for each observation.
+        missing: By column, the number of rows in which the value is missing.
+        unknown: By column, the words that are not in the vocabulary, and their counts.
         stated: Whether there is a column of patients.
     """
 
@@ -138,11 +136,11 @@ def read_table(path: Path, config: TableConfig, *, labelled: bool = True) -> Tab
 
     Args:
         path: A CSV file (commas, semicolons or tabs; UTF-8 with or without a mark) or Parquet.
-        config: What the columns are.
-        labelled: Whether the columns of the label and of the split have to be there.
+        config: The columns.
+        labelled: Whether the columns of the label and of the split are required.
 
     Raises:
-        DataError: The file cannot be read, lacks a column or holds a number that is none.
+        DataError: The file cannot be read, lacks a column or has a wrong cell in a numeric column.
     """
     columns, separator = read_columns(path)
     wanted = [*config.columns, *filter(None, (config.case, config.patient))]
@@ -158,7 +156,7 @@ def read_table(path: Path, config: TableConfig, *, labelled: bool = True) -> Tab
     count = len(next(iter(columns.values()), ()))
     if not count:
         raise DataError(f"{path.name} holds no rows; add some or take the site out")
-    cells = _Cells(path.name, columns, count, separator, config)
+    cells = _CellParser(path.name, columns, count, separator, config)
     numbers = [cells.numbers(name) for name in config.numeric]
     codes = [cells.codes(name, words) for name, words in (config.categorical or {}).items()]
     cases = cells.ids(config.case, "case") or tuple(f"{row + 1}" for row in range(count))
@@ -176,8 +174,8 @@ def read_table(path: Path, config: TableConfig, *, labelled: bool = True) -> Tab
     )
 
 
-class _Cells:
-    """Understands the cells of one table, and remembers what was odd about them."""
+class _CellParser:
+    """A parser of the cells of one table, which collects notes on their oddities."""
 
     def __init__(
         self, name: str, columns: Columns, count: int, separator: str, config: TableConfig
@@ -189,23 +187,23 @@ class _Cells:
         self.missing: dict[str, int] = {}
         self.unknown: dict[str, dict[str, int]] = {}
 
-    def ids(self, column: str | None, what: str) -> tuple[str, ...] | None:
+    def ids(self, column: str | None, kind: str) -> tuple[str, ...] | None:
         """Return a column of ids as text."""
         if column is None:
             return None
         values = tuple(self._columns[column])
         counts = Counter(values)
         twice = [value for value, count in counts.items() if count > 1]
-        if "" in counts or (what == "case" and twice):
+        if "" in counts or (kind == "case" and twice):
             row = values.index("" if "" in counts else twice[0]) + 1
             raise DataError(
-                f"{self._name}, row {row}: the id of the {what} is "
-                f"{'missing' if '' in counts else 'there twice'}; correct column {column}"
+                f"{self._name}, row {row}: the id of the {kind} "
+                f"{'is missing' if '' in counts else 'occurs twice'}; correct column {column}"
             )
         return values
 
     def numbers(self, column: str) -> Array:
-        """Return a column of numbers, NaN where missing."""
+        """Return a column of numbers, NaN if missing."""
         if column not in self._columns:
             self._note_absent(column)
             return np.full(self._count, np.nan)
@@ -229,7 +227,7 @@ class _Cells:
         return values
 
     def codes(self, column: str, words: Sequence[str]) -> NDArray[np.int64]:
-        """Return the place of every cell in a vocabulary; the place behind its end is unknown."""
+        """Return the index of every cell in a vocabulary; the index after its end is unknown."""
         if column not in self._columns:
             self._note_absent(column)
             return np.full(self._count, len(words))
@@ -261,14 +259,14 @@ class _Cells:
             hint = f" (the decimal mark is {mark!r}, see table.decimal)" if other in cell else ""
             raise DataError(
                 f"{self._name}, row {row}: column {column} holds no number{hint}; correct it, or "
-                f"name what stands there in table.missing"
+                f"add the word there to table.missing"
             ) from error
         if not math.isfinite(value):
             raise DataError(f"{self._name}, row {row}: column {column} is infinite; correct it")
         return value
 
     def _decimal_of(self, separator: str) -> str:
-        """Decide what the decimal mark is, by all numeric cells together."""
+        """Determine the decimal mark from all numeric cells together."""
         if self._config.decimal != "auto":
             return self._config.decimal
         named = [name for name in self._config.numeric if name in self._columns]
@@ -286,7 +284,7 @@ class _Cells:
 
 
 def plain_code(cell: str) -> str:
-    """Write codes such as 3.0 or 3,0, as exports write whole numbers, as 3."""
+    """Return 3 for codes such as 3.0 or 3,0, as exports write whole numbers."""
     return re.split(r"[.,]", cell)[0] if re.fullmatch(r"-?\d+[.,]0+", cell) else cell
 
 
@@ -301,7 +299,7 @@ def vocabulary(
         missing: Further words for a missing value.
 
     Returns:
-        The words of each column that stand in some table: numbers by size, then words by name.
+        The words of each column that occur in any table: numbers by size, then words by name.
 
     Raises:
         DataError: A table cannot be read.
@@ -323,7 +321,7 @@ def vocabulary(
 
 @dataclass(frozen=True)
 class Moments:
-    """Numbers, sums and sums of squares of the known values of numeric columns, (columns,) each.
+    """Counts, sums and sums of squares of the known values of numeric columns, (columns,) each.
 
     Moments of several sites add up to those of all their rows.
     """
@@ -334,7 +332,7 @@ class Moments:
 
     @classmethod
     def of(cls, numbers: Array) -> "Moments":
-        """Return the moments of (rows, columns), NaN being missing."""
+        """Return the moments of (rows, columns); NaN is missing."""
         known = ~np.isnan(numbers)
         filled = np.where(known, numbers, 0.0)
         return cls(known.sum(0).astype(float), filled.sum(0), (filled**2).sum(0))
@@ -345,7 +343,7 @@ class Moments:
         )
 
     def scaling(self) -> "Scaling":
-        """Return mean and population standard deviation; a constant column has none and gives 0."""
+        """Return mean and population standard deviation; the factor of a constant column is 0."""
         count = np.maximum(self.counts, 1)
         mean = self.sums / count
         variance = np.maximum(self.squares / count - mean**2, 0)
@@ -356,7 +354,7 @@ class Moments:
 
 @dataclass(frozen=True)
 class Scaling:
-    """What is subtracted from a column, and what it is then multiplied by, (columns,) each."""
+    """The shift subtracted from each column and the factor applied then, (columns,) each."""
 
     shift: Array
     factor: Array
@@ -368,17 +366,17 @@ class Scaling:
 
 
 def encode(table: Table, config: TableConfig, scaling: Scaling | None) -> NDArray[np.float32]:
-    """Turn rows into what the network gets.
+    """Encode rows as the network's inputs.
 
     Args:
         table: The rows.
-        config: What the columns are.
-        scaling: How numbers are scaled; None: as they are, NaN where missing.
+        config: The columns.
+        scaling: The scaling of the numbers; None: as they are, NaN if missing.
 
     Returns:
-        (rows, features): the numbers; then, where there are indicators, for every number whether it
-        is missing; then for every categorical column a 1 at its category, the last one being
-        `UNKNOWN`.
+        (rows, features): the numbers; then, with indicators, for every number whether it is
+        missing; then for every categorical column a one-hot code, whose last place stands for
+        values that are missing or not in the vocabulary.
     """
     parts = [table.numbers if scaling is None else scaling(table.numbers)]
     if config.indicators:

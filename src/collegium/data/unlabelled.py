@@ -1,6 +1,6 @@
-"""Images that are only to be predicted: found in a folder or by a manifest, with or without labels.
+"""Images to predict, found in a folder or by a manifest, with or without labels.
 
-Nothing is asked of their names but that they tell the cases apart.
+Their names only need to distinguish the cases.
 """
 
 import re
@@ -9,25 +9,24 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from collegium.data.decoded import listed
+from collegium.data.decoded_image import listed
 from collegium.data.discovery import (
+    FOV_FOLDERS,
     Row,
     case_of_row,
     channels_of_row,
-    collect,
+    collect_cases,
     files_of_row,
     read_manifest,
 )
-from collegium.data.formats import FILES, SUFFIXES
+from collegium.data.formats import FILE_SUFFIXES, SUFFIXES
 from collegium.data.formats.dicom import Series, find_series, is_dicom
 from collegium.data.pairing import case_id, pair_cases
 from collegium.data.site import Case
 from collegium.errors import DataError
 
 SITE = "outside"
-"""What messages call the site of such cases."""
-
-_FOVS = ("fov", "fovs", "fov_masks")
+"""The site of such cases in messages."""
 
 _CHANNEL = re.compile(r"(.+)_(\d{4})")
 
@@ -37,18 +36,18 @@ _UID = re.compile(r"\d+(\.\d+){3,}")
 def list_images(
     place: Path, labels: Path | None = None, *, masks: bool = True
 ) -> tuple[list[Case], list[str]]:
-    """Give the cases, sorted by id, and one sentence for each problem.
+    """Return the cases, sorted by id, and one sentence for each problem.
 
     Args:
-        place: A folder of images; or a folder with a subfolder ``images`` and, of choice, ``fov``;
-            or one of nnU-Net's raw data, of which ``imagesTs`` is taken where it holds files, else
-            ``imagesTr``; or a CSV file with a column ``image`` and, of choice, ``case``,
-            ``patient``, ``label`` (of a classification ``class``), ``fov``, ``series`` and
+        place: A folder of images; or a folder with a subfolder ``images`` and, optionally, ``fov``;
+            or one of nnU-Net's raw data, of which ``imagesTs`` is used if it holds files, otherwise
+            ``imagesTr``; or a CSV file with a column ``image`` and, optionally, ``case``,
+            ``patient``, ``label`` (for a classification ``class``), ``fov``, ``series`` and
             ``channels``, whose paths are relative to its own folder. Files ``x_0000``, ``x_0001``
-            are the channels of one image. A subfolder of DICOM files is one image, of several
-            series as many; so is a folder of DICOM files itself, but of these each one is an image
-            that is a picture without a place in space, has several frames or is its series' only
-            one.
+            are the channels of one image. A subfolder of DICOM files is one image, or as many as it
+            has series. The same holds for a folder of DICOM files itself, except that a file is an
+            image of its own if it is a picture without a place in space, has several frames or is
+            the only one of its series.
         labels: A folder of masks, paired with the images by their names; then every case needs one.
         masks: Whether a file will be named by each case, so that its id has to be a file's name.
 
@@ -65,10 +64,12 @@ def list_images(
     if not files and not scans:
         raise _no_image(folder)
     groups, problems = _channels(files)
-    doubles = groups.keys() & scans.keys()
-    if doubles:
-        raise DataError(f"there are several images called {min(doubles)} in {folder}; rename one")
-    fovs = [place / name for name in _FOVS if (place / name).is_dir()] if folder != place else []
+    duplicates = groups.keys() & scans.keys()
+    if duplicates:
+        raise DataError(
+            f"there are several images called {min(duplicates)} in {folder}; rename one"
+        )
+    fovs = [place / name for name in FOV_FOLDERS if folder != place and (place / name).is_dir()]
     groups |= {case: (path,) for case, (path, _) in scans.items()}
     named = {
         folder / f"{case}.dcm" if case in scans else path: case
@@ -80,7 +81,7 @@ def list_images(
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a file of this name lies in the folder that it is written to, on every system."""
+    """Return whether a file of this name is written inside its folder, on every system."""
     return name not in ("", ".", "..") and not set(name) & set("/\\\0")
 
 
@@ -98,16 +99,16 @@ def _visible(folder: Path) -> list[Path]:
 
 
 def _images(folder: Path) -> list[Path]:
-    """The files that are read, DICOM files left out."""
-    return [p for p in _visible(folder) if p.is_file() and p.name.lower().endswith(FILES)]
+    """Return the readable files, except DICOM files."""
+    return [p for p in _visible(folder) if p.is_file() and p.name.lower().endswith(FILE_SUFFIXES)]
 
 
 def _no_image(folder: Path) -> DataError:
-    """Say that there is no image, or that there are some in subfolders only."""
+    """Return the error that there is no image, or that only subfolders hold some."""
     deeper = [
         path.name
         for path in _visible(folder)
-        if path.is_dir() and any(p.name.lower().endswith(FILES) for p in path.rglob("*"))
+        if path.is_dir() and any(p.name.lower().endswith(FILE_SUFFIXES) for p in path.rglob("*"))
     ]
     if deeper:
         return DataError(
@@ -118,7 +119,7 @@ def _no_image(folder: Path) -> DataError:
 
 
 def _scans(folder: Path) -> dict[str, tuple[Path, str | None]]:
-    """The DICOM images of a folder: by case the file or folder, and which of several series."""
+    """Return the DICOM images of a folder: by case the path, and its selector among series."""
     if _holds_dicom(folder.iterdir()):
         return _series(folder, flat=True)  # its subfolders are read with it
     scans: dict[str, tuple[Path, str | None]] = {}
@@ -128,13 +129,13 @@ def _scans(folder: Path) -> dict[str, tuple[Path, str | None]]:
     return scans
 
 
-def _holds_dicom(there: Iterable[Path]) -> bool:
-    own = (path for path in there if path.is_file() and not path.name.lower().endswith(FILES))
-    return any(is_dicom(path) for path in own)
+def _holds_dicom(paths: Iterable[Path]) -> bool:
+    files = (p for p in paths if p.is_file() and not p.name.lower().endswith(FILE_SUFFIXES))
+    return any(is_dicom(path) for path in files)
 
 
 def _series(place: Path, *, flat: bool) -> dict[str, tuple[Path, str | None]]:
-    """Name the images of a folder; give what each is, and how it is chosen among several series."""
+    """Name the images of a folder; return the path of each and its selector among series."""
     found, _ = find_series(place)
     folder, uids = place.resolve().name, Counter(series.uid for series in found)
     single = [series for series in found if flat and _is_of_files(series, place)]
@@ -151,13 +152,13 @@ def _series(place: Path, *, flat: bool) -> dict[str, tuple[Path, str | None]]:
         name = f"{folder}-{position if series.number is None else series.number}"
         for more in (f"-{series.orientation}", f"-{position}"):
             name += more if name in names else ""
-        alone = uids[series.uid] == 1  # else it mixes orientations
+        alone = uids[series.uid] == 1  # otherwise the series mixes orientations
         names[name] = place, series.uid if alone else f"{series.uid} {series.orientation}"
     return names
 
 
 def _is_of_files(series: Series, folder: Path) -> bool:
-    """Whether each file of a series is an image of its own, as they are learnt from."""
+    """Return whether each file of a series is an image of its own, as in training."""
     if any(path.parent != folder for path in series.files):
         return False
     stacked = series.pictures == len(series.files) > 1 and series.orientation != "none"
@@ -165,7 +166,7 @@ def _is_of_files(series: Series, folder: Path) -> bool:
 
 
 def _channels(files: Sequence[Path]) -> tuple[dict[str, tuple[Path, ...]], list[str]]:
-    """Group the channels of an image; give the images by case, and what lacks a channel.
+    """Group the channels of an image; return the images by case, and sentences on missing channels.
 
     Channels count from 0000; files that count otherwise, such as x_0001 to x_0100, are images.
     """
@@ -200,7 +201,7 @@ def _paired(
     beside: tuple[Path | None, Path | None],
     problems: list[str],
 ) -> tuple[list[Case], list[str]]:
-    """Give the cases with the labels and fields of view that belong to them by name."""
+    """Return the cases with the labels and fields of view that belong to them by name."""
     labels, fovs = beside
     if labels is not None and not labels.is_dir():
         raise DataError(f"{labels}: there is no such folder of labels; correct the path")
@@ -225,7 +226,7 @@ def _files(folder: Path | None) -> list[Path]:
 
 
 def _from_manifest(path: Path, *, masks: bool) -> tuple[list[Case], list[str]]:
-    """Read a manifest; labels or classes are taken only where every line names one."""
+    """Read a manifest; labels or classes are used only if every line has one."""
     rows = [*read_manifest(SITE, path, labelled=False)]
     if not rows:
         raise DataError(f"{path} holds no line below its columns; add one for each image")
@@ -236,12 +237,12 @@ def _from_manifest(path: Path, *, masks: bool) -> tuple[list[Case], list[str]]:
         case = _case_of_row(row, path.parent, where, column if labelled else None)
         if not case.case or (masks and not is_file_name(case.case)):
             raise DataError(
-                f"{where}: no file can be called as the case {case.case!r}; give it an id "
+                f"{where}: the case id {case.case!r} cannot be a file's name; give it an id "
                 f"without / and \\"
             )
         return case
 
-    cases, problems = collect({f"{path}, line {number}": row for number, row in rows}, make)
+    cases, problems = collect_cases({f"{path}, line {number}": row for number, row in rows}, make)
     return sorted(cases, key=lambda case: case.case), problems
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from collegium import __version__
 from collegium.adaptation import outside
-from collegium.adaptation.base import Adapted, Sources, Unlabelled
+from collegium.adaptation.base import AdaptationResult, Sources, UnlabelledCases
 from collegium.core.dataset import Dataset
 from collegium.core.files import write_atomically
 from collegium.data.cache import prepare
@@ -23,7 +23,7 @@ from collegium.data.sampling import ImageDataset
 from collegium.data.site import Case
 from collegium.data.unlabelled import list_images
 from collegium.deploy.cases import check_images, draw_case, write_prediction
-from collegium.deploy.models import Handed
+from collegium.deploy.models import OpenedModels
 from collegium.deploy.predicting import (
     PROBABILITIES,
     SCORES,
@@ -36,8 +36,8 @@ from collegium.errors import ConfigError, DataError
 from collegium.evaluation.report.account import Picture, write_account
 from collegium.experiment.config.building import build_adapter, task_of
 from collegium.experiment.config.experiment import AdapterConfig
+from collegium.experiment.federation import cache_folder
 from collegium.experiment.job_results import ACCOUNT_FILE
-from collegium.experiment.jobs import cache_folder
 from collegium.experiment.model_settings import settings_of
 from collegium.experiment.preflight import check_device
 from collegium.models.files import export_model
@@ -47,7 +47,7 @@ MOST_PICTURES = 24
 
 
 def adapt_folder(
-    handed: Handed,
+    opened: OpenedModels,
     images: Path,
     adapter: AdapterConfig,
     output: Path,
@@ -62,7 +62,7 @@ def adapt_folder(
     named.
 
     Args:
-        handed: the models; whatever is random follows from their seed.
+        opened: the models; whatever is random follows from their seed.
         images: see `collegium.data.unlabelled.list_images`; or a table, where the models learnt
             from tables.
         adapter: the adapter.
@@ -81,23 +81,23 @@ def adapt_folder(
     if output.exists() and any(output.iterdir()):
         raise DataError(f"{output} holds something already; choose another output folder")
     check_device(device)
-    cases = _open(handed, images, labels)
+    cases = _open(opened, images, labels)
     if adapter.name == "average" and not cases.labelled:
         raise ConfigError(
             "average gives a prediction for every personal model, none of its own; choose ensemble"
         )
     sources = Sources(
-        handed.models, handed.network, task_of(handed.config), device, handed.seed, handed.server
+        opened.models, opened.network, task_of(opened.config), device, opened.seed, opened.server
     )
     unfinished = output.with_name(f".{output.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     try:
-        writer = _Writer(cases, sources, handed.config.federation.task.classes, unfinished)
+        writer = _Writer(cases, sources, opened.config.federation.task.classes, unfinished)
         start = time.perf_counter()
-        adapted = build_adapter(adapter).adapt(sources, Unlabelled(cases.data), writer)
+        adapted = build_adapter(adapter).adapt(sources, UnlabelledCases(cases.data), writer)
         seconds = time.perf_counter() - start
-        _write_rest(adapted, handed, adapter, writer, seconds, unfinished)
+        _write_rest(adapted, opened, adapter, writer, seconds, unfinished)
         if output.exists():
             output.rmdir()
         unfinished.rename(output)
@@ -108,7 +108,7 @@ def adapt_folder(
 
 @dataclass(frozen=True)
 class _Cases:
-    """What is predicted.
+    """The cases to predict.
 
     Attributes:
         names: of the cases.
@@ -123,9 +123,9 @@ class _Cases:
     labelled: bool = False
 
 
-def _open(handed: Handed, place: Path, labels: Path | None) -> _Cases:
+def _open(opened: OpenedModels, place: Path, labels: Path | None) -> _Cases:
     """Find and prepare the cases."""
-    federation = handed.config.federation
+    federation = opened.config.federation
     masks = federation.task.name == "segmentation"
     if labels is not None and not masks:
         raise ConfigError("a folder of labels scores segmentations only; leave it out")
@@ -137,7 +137,7 @@ def _open(handed: Handed, place: Path, labels: Path | None) -> _Cases:
         more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
         raise DataError(f"{problems[0]}{more}")
     prepared = [prepare(c, federation.image, federation.task, cache_folder()) for c in cases]
-    check_images(prepared, handed)
+    check_images(prepared, opened)
     data, names = ImageDataset(prepared, federation.sampling), [case.case for case in cases]
     if not masks:
         return _Cases(names, data, labelled=all(case.target is not None for case in cases))
@@ -186,7 +186,7 @@ class _Writer:
         """The scores of all cases, where there are labels."""
         found = []
         for model, rows in self._scores.items():
-            found += [_of_model(model) | row for row in self._task.complete(rows)]
+            found += [_of_model(model) | row for row in self._task.add_set_scores(rows)]
         return found
 
     def finish(self) -> dict[str, int] | None:
@@ -206,8 +206,8 @@ def _of_model(model: str) -> dict[str, str]:
 
 
 def _write_rest(
-    adapted: Adapted,
-    handed: Handed,
+    adapted: AdaptationResult,
+    opened: OpenedModels,
     adapter: AdapterConfig,
     writer: _Writer,
     seconds: float,
@@ -216,20 +216,20 @@ def _write_rest(
     """Write the adapted model with its settings, the tables, and last the account."""
     if adapted.model is not None:
         export_model(adapted.model, folder / "adapted.safetensors")
-        settings = settings_of(handed.config, handed.seed)
+        settings = settings_of(opened.config, opened.algorithm, opened.seed)
         if settings is not None:
             text = json.dumps(settings, indent=1)
-            write_atomically(folder / outside.SETTINGS, text.encode())
+            write_atomically(folder / outside.SETTINGS_FILE, text.encode())
     account = {
         "adapter": {"name": adapter.name, "label": adapter.label, **adapter.params},
-        "models": handed.origin,
-        "seed": handed.seed,
-        "handed_out": sorted(handed.models),
+        "models": opened.origin,
+        "seed": opened.seed,
+        "handed_out": sorted(opened.models),
         "cases": len(writer.cases.names),
         "classes": writer.finish(),
         "seconds": seconds,
         "collegium": __version__,
-        **outside.describe(adapted.account),
+        **adapted.record.to_dict(),
     }
     write_account(folder / "account.html", account, writer.pictures, writer.scores)
     write_atomically(folder / ACCOUNT_FILE, json.dumps(account, indent=1).encode())

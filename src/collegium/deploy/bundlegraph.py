@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from collegium.data.formats import nifti, pictures
-from collegium.data.recipe import THICK
+from collegium.data.preprocessing import THICK
 from collegium.data.settings import ImageConfig, TaskConfig
 from collegium.experiment.config.experiment import ExperimentConfig
 
@@ -74,7 +74,7 @@ _TURN: Mapping[str, str] = {
     "turn_back": "$lambda case: {**case, 'image': "
     "case['image'].movedim(-1, int(case['image'].meta['across']) + 1)}",
 }
-"""Moves the axis across the slices to the end, as `collegium.data.recipe.make` does, and back."""
+"""Moves the axis across the slices to the end, as `collegium.data.preprocessing` does, and back."""
 
 _WRITE: Mapping[str, str] = {
     "mask": "$lambda x: nibabel.Nifti1Image((x[0] if len(x) == 1 else x.movedim(0, -1))"
@@ -92,7 +92,7 @@ _ACQUIRED: Mapping[str, str] = {
     "third": "$lambda x: int(nibabel.io_orientation(x.meta['stored'])[2, 0])",
     "along": "$lambda x: @third(x) if @thick(@spacing(x)) is None else @thick(@spacing(x))",
 }
-"""See `collegium.data.recipe.slice_axis`."""
+"""See `collegium.data.preprocessing.slice_axis`."""
 
 _SPACING = (  # in metres, millimetres or microns, along x, y, z
     "$lambda x: numpy.linalg.norm({1: 1000, 3: 0.001}.get(int(x.meta['xyzt_units']) & 7, 1) "
@@ -115,12 +115,12 @@ _RESIZE: Mapping[str, str] = {
     "@nearest(y.shape[k], int(x.meta['before'][k - 1])).to(y.device)), range(1, x.ndim), x)",
     "restore": "$lambda case: {**case, 'image': @restore_case(case['image'])}",
 }
-"""Resizes as `collegium.data.recipe` does, and brings masks back by the nearest centre."""
+"""Resizes as `collegium.data.preprocessing` does, and brings masks back by the nearest centre."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a bundle computes.
+    """The computation of a bundle.
 
     Attributes:
         config: The experiment.
@@ -148,13 +148,18 @@ class Plan:
         return self.config.federation.task
 
     @property
+    def needs_collegium(self) -> bool:
+        """Whether Collegium builds the network, because MONAI does not have it."""
+        return str(self.network["_target_"]).startswith("collegium.")
+
+    @property
     def turns(self) -> bool:
         """Whether the axes of volumes come in another order, or the slices are cut."""
         return self.sees == "slices" or (self.sees == "volumes" and self.image.slices_along != "z")
 
 
 def inference_of(plan: Plan) -> dict[str, Any]:
-    """Give what stands in ``configs/inference.json``."""
+    """Return the content of ``configs/inference.json``."""
     reader = "from PIL import ImageOps" if plan.sees == "pictures" else "import nibabel"
     return {
         "imports": [
@@ -195,7 +200,7 @@ def inference_of(plan: Plan) -> dict[str, Any]:
 
 
 def _files(suffixes: Sequence[str]) -> dict[str, str]:
-    """Give how images are found and called, as `collegium.data.unlabelled.list_images` does."""
+    """Return how images are found and named, as `collegium.data.unlabelled.list_images` does."""
     ends = "|".join(sorted((end.lstrip(".").replace(".", r"\.") for end in suffixes), reverse=True))
     kinds = ", ".join(suffixes)
     return {
@@ -220,7 +225,7 @@ def _files(suffixes: Sequence[str]) -> dict[str, str]:
 
 
 def _turning(plan: Plan) -> dict[str, str]:
-    """Give the expressions by which volumes are placed, turned and, of slices, written."""
+    """Return the expressions by which volumes are placed, turned and, as slices, written."""
     if plan.sees == "pictures":
         return {}
     parts = {**_PLACE, **_SINGLE, "spacing": _SPACING}
@@ -234,7 +239,7 @@ def _turning(plan: Plan) -> dict[str, str]:
 
 
 def _resizing(plan: Plan) -> dict[str, str]:
-    """Give the expressions by which images are resized, where they are."""
+    """Return the expressions by which images are resized, if they are."""
     image, more = plan.image, {}
     if image.spacing is not None:
         have = "@spacing(x)"
@@ -285,7 +290,7 @@ def _preprocessing(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _loading(plan: Plan) -> list[dict[str, Any]]:
-    """Give the steps that read an image, a volume towards right, front and head."""
+    """Return the steps that read an image; volumes run towards right, front and head."""
     load = {"_target_": "LoadImaged", "ensure_channel_first": True}
     if plan.sees == "pictures":
         how = {"reader": "PILReader", "reverse_indexing": False, "converter": _CONVERT}
@@ -300,7 +305,7 @@ def _loading(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _as_the_network_takes(plan: Plan) -> list[dict[str, Any]]:
-    """Give the steps that add the channels of neighbouring slices, and that pad."""
+    """Return the steps that add the channels of neighbouring slices, and that pad."""
     steps: list[dict[str, Any]] = []
     neighbours = plan.config.federation.sampling.neighbours
     if neighbours:
@@ -333,7 +338,7 @@ def _inferer(plan: Plan) -> dict[str, Any] | str:
 
 
 def _handlers(task: TaskConfig) -> list[dict[str, Any]]:
-    """Give what writes the probabilities of a classification, image by image."""
+    """Return what writes the probabilities of a classification, image by image."""
     if task.name != "classification":
         return []
     return [

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -20,16 +20,17 @@ from typing import Any
 from torch.nn.modules.conv import _ConvNd
 
 from collegium.core.files import write_atomically
+from collegium.core.randomness import ambient
 from collegium.data.federation import list_cases
 from collegium.data.formats import decode, nifti, pictures
 from collegium.data.site import Case
 from collegium.deploy.bundlegraph import Plan, Sees, inference_of
 from collegium.deploy.bundletexts import metadata_of, readme_of
-from collegium.deploy.models import BUNDLE_SETTINGS, Handed
+from collegium.deploy.models import BUNDLE_SETTINGS, OpenedModels, network_with
 from collegium.errors import CollegiumError, ConfigError, DataError
-from collegium.experiment.config.building import network_of
-from collegium.experiment.config.experiment import ExperimentConfig
-from collegium.experiment.model_settings import settings_of
+from collegium.experiment.config.building import build_algorithm, network_of
+from collegium.experiment.config.experiment import AlgorithmConfig, ExperimentConfig
+from collegium.experiment.model_settings import extends, settings_of
 from collegium.models.factory import parameters_of
 from collegium.models.files import export_model
 from collegium.models.standardised import Standardised
@@ -37,14 +38,14 @@ from collegium.models.standardised import Standardised
 _NORMS = {"batch": ["BATCH", {}], "instance": ["INSTANCE", {"affine": True}]}
 
 
-def export_bundle(handed: Handed, folder: Path, *, pictures: bool | None = None) -> Path:
+def export_bundle(opened: OpenedModels, folder: Path, *, pictures: bool | None = None) -> Path:
     """Write the model as a MONAI bundle.
 
     Run it with ``python -m monai.bundle run --config_file configs/inference.json --bundle_root .
     --dataset_dir IMAGES --output_dir OUT`` in its folder.
 
     Args:
-        handed: The model; the first of several.
+        opened: The model; the first of several.
         folder: The bundle's folder; it must not hold anything.
         pictures: Whether a network of two spatial dimensions sees pictures and not slices of
             volumes; None: what the first images of the sites are, and where none is found, what
@@ -62,40 +63,43 @@ def export_bundle(handed: Handed, folder: Path, *, pictures: bool | None = None)
     """
     if folder.exists() and any(folder.iterdir()):
         raise DataError(f"{folder} holds something already; choose another folder")
-    config = handed.config
-    if config.federation.table is not None or isinstance(handed.network(), Standardised):
+    config = opened.config
+    if config.federation.table is not None or isinstance(opened.network(), Standardised):
         raise ConfigError("MONAI's bundles are for images; a model for tables stays safetensors")
-    name, model = next(iter(handed.models.items()))
-    whole = network_of(config)().state_dict()
-    own = model.select(whole)  # without a method's own parts
+    name, model = next(iter(opened.models.items()))
+    carried = _carried(opened)
+    build = network_of(config) if carried is None else network_with(config, carried)
+    with ambient(0, "bundle"):
+        whole = build().state_dict()
+    own = model.select(whole)  # without what an algorithm added for training alone
     if any(name not in own or own[name].shape != whole[name].shape for name in whole):
         raise ConfigError(
             "an adapter that predicts by the statistics of its images wrote the model, which a "
             "bundle cannot do; use collegium predict"
         )
-    sees = _sees(handed, pictures)
+    sees = _sees(opened, pictures)
     if sees != "pictures" and config.federation.image.normalise == "scale":
         raise ConfigError(
             "image.normalise is scale, which needs pictures, and a bundle reads volumes as NIfTI; "
             "use collegium predict"
         )
-    divisors = _divisors(handed, 3 if sees == "volumes" else 2)
-    plan = Plan(config, name, sees, _network(config), divisors)
+    divisors = _divisors(opened, 3 if sees == "volumes" else 2)
+    plan = Plan(config, name, sees, _network(config, carried), divisors)
     unfinished = folder.with_name(f".{folder.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
         for part in ("models", "configs", "docs"):
             (unfinished / part).mkdir(parents=True)
-        if (code := _own_code(config)) is not None:
-            (unfinished / "scripts").mkdir()
-            shutil.copy(code, unfinished / "scripts" / code.name)
+        for code, script in _own_code(config, carried).items():
+            (unfinished / "scripts").mkdir(exist_ok=True)
+            shutil.copy(code, unfinished / "scripts" / script)
         export_model(own, unfinished / "models" / "model.safetensors")
         contents = {
             "configs/inference.json": json.dumps(inference_of(plan), indent=1),
-            "configs/metadata.json": json.dumps(metadata_of(handed, plan), indent=1),
-            "docs/README.md": readme_of(handed, plan),
+            "configs/metadata.json": json.dumps(metadata_of(opened, plan), indent=1),
+            "docs/README.md": readme_of(opened, plan),
         }
-        if (settings := settings_of(config, handed.seed)) is not None:
+        if (settings := settings_of(config, opened.algorithm, opened.seed)) is not None:
             contents[str(BUNDLE_SETTINGS)] = json.dumps(settings, indent=1)
         for path, text in contents.items():
             write_atomically(unfinished / path, text.encode())
@@ -107,13 +111,24 @@ def export_bundle(handed: Handed, folder: Path, *, pictures: bool | None = None)
     return folder
 
 
-def _network(config: ExperimentConfig) -> dict[str, Any]:
-    """Say how the network is made, with MONAI's classes where it has them."""
+def _carried(opened: OpenedModels) -> AlgorithmConfig | None:
+    """Return the algorithm whose addition to the network takes part in predictions, if it is so."""
+    method = build_algorithm(opened.algorithm)
+    return opened.algorithm if extends(opened.algorithm) and method.extension_predicts else None
+
+
+def _network(config: ExperimentConfig, carried: AlgorithmConfig | None) -> dict[str, Any]:
+    """Return how the network is built, with MONAI's classes if it has them.
+
+    Args:
+        config: The experiment.
+        carried: The algorithm that extends the network, if predictions need it.
+    """
     params = {**config.model.params}
     inputs = config.federation.image.inputs
     if inputs is not None:
         inputs *= 2 * config.federation.sampling.neighbours + 1
-    if config.model.name == "unet":
+    if config.model.name == "unet" and carried is None:
         channels = list(params.get("channels", (16, 32, 64, 128)))
         return {
             "_target_": "monai.networks.nets.UNet",
@@ -129,47 +144,66 @@ def _network(config: ExperimentConfig) -> dict[str, Any]:
     known = {"in_channels": inputs, "out_channels": config.federation.task.channels}
     taken = parameters_of(config.model.name)
     filled = {key: value for key, value in known.items() if key in taken and value is not None}
-    target, name = "collegium.models.factory.build_model", config.model.name
-    if (code := _own_code(config)) is not None:
-        made = f"{code.name}:{name.rpartition(':')[2]}"
-        name = f"$@bundle_root + '/scripts/{made}'"
-    return {"_target_": target, "name": name, **filled, **params}
+    code = _own_code(config, carried)
+    model = {"name": _in_bundle(config.model.name, code), **filled, **params}
+    if carried is None:
+        return {"_target_": "collegium.models.factory.build_model", **model}
+    return {
+        "_target_": "collegium.experiment.config.building.build_extended_network",
+        "model": model,
+        "algorithm": {"name": _in_bundle(carried.name, code), **carried.params},
+    }
 
 
-def _own_code(config: ExperimentConfig) -> Path | None:
-    """Give the file of a network that the user has written, which goes into the bundle."""
-    place = config.model.name.rpartition(":")[0]
-    return Path(place).expanduser().resolve() if place.endswith(".py") else None
+def _own_code(config: ExperimentConfig, carried: AlgorithmConfig | None) -> dict[Path, str]:
+    """Return the files that the user has written and the bundle needs -> their names in it."""
+    names: dict[Path, str] = {}
+    for name in (config.model.name, carried.name if carried else ""):
+        place = name.rpartition(":")[0]
+        if place.endswith(".py"):
+            path = Path(place).expanduser().resolve()
+            taken = path.name in names.values() and path not in names
+            names.setdefault(path, f"algorithm_{path.name}" if taken else path.name)
+    return names
 
 
-def _divisors(handed: Handed, axes: int) -> list[int]:
-    """Give what sizes are padded to multiples of, axis by axis; none where nothing is padded."""
-    strides = getattr(handed.network(), "strides", None)
-    if handed.config.federation.task.name == "classification" or not isinstance(strides, Sequence):
+def _in_bundle(name: str, code: Mapping[Path, str]) -> str:
+    """Return the name of a model or an algorithm; of the user's own file as an expression."""
+    place, _, attribute = name.rpartition(":")
+    if not place.endswith(".py"):
+        return name
+    file = code[Path(place).expanduser().resolve()]
+    return f"$@bundle_root + '/scripts/{file}:{attribute}'"
+
+
+def _divisors(opened: OpenedModels, axes: int) -> list[int]:
+    """Return what sizes are padded to multiples of, by axis; empty if nothing is padded."""
+    strides = getattr(opened.network(), "strides", None)
+    if opened.config.federation.task.name == "classification" or not isinstance(strides, Sequence):
         return []
     levels = [[level] * axes if isinstance(level, int) else level for level in strides]
     return [prod(level[axis] for level in levels) for axis in range(axes)]
 
 
-def _axes(handed: Handed) -> int:
-    """How many spatial axes the network sees: as is said, or as its convolutions have."""
-    said = handed.config.model.params.get("spatial_dims")
+def _axes(opened: OpenedModels) -> int:
+    """Return how many spatial axes the network takes: as configured, or as its convolutions."""
+    said = opened.config.model.params.get("spatial_dims")
     if said is not None:
         return int(said)
-    convolutions = (module for module in handed.network().modules() if isinstance(module, _ConvNd))
+    convolutions = (module for module in opened.network().modules() if isinstance(module, _ConvNd))
     return max((len(module.kernel_size) for module in convolutions), default=2)
 
 
-def _sees(handed: Handed, pictured: bool | None) -> Sees:
-    """What the network is shown; whether in two dimensions these are pictures may be known.
+def _sees(opened: OpenedModels, pictured: bool | None) -> Sees:
+    """Return what the network takes; in two dimensions, whether these are pictures may be known.
 
     Raises:
         ConfigError: The federation has both pictures and volumes.
     """
-    if _axes(handed) == 3:
+    if _axes(opened) == 3:
         return "volumes"
     if pictured is None:
-        pictured = _are_pictures(handed.config)
+        pictured = _are_pictures(opened.config)
     return "pictures" if pictured else "slices"
 
 
@@ -193,7 +227,7 @@ def _are_pictures(config: ExperimentConfig) -> bool:
 
 
 def _seen_at(config: ExperimentConfig, site: str) -> Iterator[bool]:
-    """Say of a site's first image that can be read whether it is a picture; else nothing."""
+    """Yield whether a site's first image that can be read is a picture."""
     try:
         cases = list_cases(config.federation, site)[0]
     except (CollegiumError, OSError):  # its images are elsewhere
@@ -217,4 +251,4 @@ def _is_picture(case: Case) -> bool:
     if image.name.lower().endswith((*nifti.SUFFIXES, *pictures.SUFFIXES)):
         return not image.name.lower().endswith(nifti.SUFFIXES)
     decoded = decode(image, series=case.series, both=case.label in case.images)
-    return decoded.array.ndim == 3 and decoded.stored is None  # else a slice in space
+    return decoded.array.ndim == 3 and decoded.orientation is None  # else a slice in space

@@ -1,4 +1,4 @@
-"""What a bundle says of itself: its metadata, as MONAI asks for them, and how it is run."""
+"""The texts of a bundle: its metadata, as MONAI asks for them, and how it is run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from collegium import __version__
 from collegium.deploy.bundlegraph import SUFFIXES, Plan
-from collegium.deploy.models import Handed
+from collegium.deploy.models import OpenedModels
 
 _OTHERS = {
     "pictures": """Save other kinds, such as DICOM, NRRD or NumPy, as PNG with 8 or 16 bits, with
@@ -33,19 +33,19 @@ _MEANS = {
 }
 
 
-def metadata_of(handed: Handed, plan: Plan) -> dict[str, Any]:
-    """Give what stands in ``configs/metadata.json``.
+def metadata_of(opened: OpenedModels, plan: Plan) -> dict[str, Any]:
+    """Return the content of ``configs/metadata.json``.
 
     Args:
-        handed: The model.
+        opened: The model.
         plan: What the bundle computes.
     """
-    config = handed.config
+    config = opened.config
     versions = {package: metadata.version(package) for package in ("monai", "torch", "numpy")}
     reader = "pillow" if plan.sees == "pictures" else "nibabel"
     needs = {package: metadata.version(package) for package in ("safetensors", reader)}
     needs["pytorch-ignite"] = "0.4.11"  # of MONAI's evaluator
-    if config.model.name != "unet":
+    if plan.needs_collegium:
         needs["collegium"] = __version__
     return {
         "schema": "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/"
@@ -58,7 +58,7 @@ def metadata_of(handed: Handed, plan: Plan) -> dict[str, Any]:
         "required_packages_version": needs,
         "name": f"{config.name} {plan.name}",
         "task": config.federation.task.name,
-        "description": f"{handed.origin}; trained by federated learning",
+        "description": f"{opened.origin}; trained by federated learning",
         "authors": "the federation's sites",
         "copyright": "the federation's sites",
         "intended_use": "research; not a medical device",
@@ -101,23 +101,24 @@ def _data_format(plan: Plan) -> dict[str, Any]:
     }
 
 
-def readme_of(handed: Handed, plan: Plan) -> str:
-    """Give what stands in ``docs/README.md``.
+def readme_of(opened: OpenedModels, plan: Plan) -> str:
+    """Return the content of ``docs/README.md``.
 
     Args:
-        handed: The model.
+        opened: The model.
         plan: What the bundle computes.
     """
-    return f"""# {handed.config.name}
+    needs = " collegium" if plan.needs_collegium else ""
+    return f"""# {opened.config.name}
 
-{handed.origin}. Exported by Collegium {__version__} as a MONAI bundle.
+{opened.origin}. Exported by Collegium {__version__} as a MONAI bundle.
 
 ```bash
 python -m monai.bundle run --config_file configs/inference.json --bundle_root . \\
     --dataset_dir IMAGES --output_dir PREDICTIONS
 ```
 
-This needs `pip install 'monai[nibabel,pillow,ignite,fire]' safetensors`.
+This needs `pip install 'monai[nibabel,pillow,ignite,fire]' safetensors{needs}`.
 The weights are `models/model.safetensors`. For research; not a medical device.
 
 ## What it reads
@@ -129,7 +130,7 @@ The weights are `models/model.safetensors`. For research; not a medical device.
 
 
 def _reading(plan: Plan) -> str:
-    """Say which files are read, and how others become such."""
+    """Return which files are read, and how others are converted to them."""
     kinds = f"({', '.join(SUFFIXES[plan.sees])}; also in upper case)"
     channels = "Files `x_0000`, `x_0001` are the channels of one image."
     if plan.sees == "pictures":
@@ -141,7 +142,7 @@ def _reading(plan: Plan) -> str:
 
 
 def _intensities(plan: Plan) -> str:
-    """Say how intensities are normalised, and so how they have to be written."""
+    """Return how intensities are normalised, and so how they have to be written."""
     how, clip = plan.image.normalise, plan.image.clip
     if clip is not None:
         cut = f"cut off below {clip[0]:g} and above {clip[1]:g}, then {_DONE[how]}"

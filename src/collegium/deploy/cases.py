@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from collegium.core.dataset import Example
+from collegium.core.randomness import ambient
 from collegium.data.cache import PreparedCase
 from collegium.data.formats import write_mask
 from collegium.data.site import Case
 from collegium.data.unlabelled import is_file_name
-from collegium.deploy.models import Handed
+from collegium.deploy.models import OpenedModels
 from collegium.errors import DataError
 from collegium.evaluation.report.account import Picture
 from collegium.evaluation.report.overlays import draw_overlay
 from collegium.experiment.job_results import plane_of
-from collegium.experiment.preflight import build_network
 
 _SIDE = 128
 """Of the images by which a network is asked, a multiple of what networks divide sizes by."""
@@ -29,17 +29,22 @@ _KINDS = {2: "picture", 3: "volume"}
 """What images are called by their number of spatial axes."""
 
 
-def check_images(prepared: Sequence[PreparedCase], handed: Handed) -> None:
-    """Refuse images that the network cannot take, before it meets them.
+def check_images(prepared: Sequence[PreparedCase], opened: OpenedModels) -> None:
+    """Refuse images that the network cannot take, before any is predicted.
+
+    Args:
+        prepared: The images.
+        opened: The models.
 
     Raises:
         DataError: An image is a volume where the models were trained on pictures, or the other way
             round, or has other channels than those that they were trained on.
     """
-    sampling = handed.config.federation.sampling
+    sampling = opened.config.federation.sampling
     slices = 2 * sampling.neighbours + 1
-    network = build_network(handed.config).eval().to("meta")
-    said = handed.config.model.params.get("in_channels")
+    with ambient(0, "cases"):
+        network = opened.network().eval().to("meta")
+    said = opened.config.model.params.get("in_channels")
     found = {
         (image.shape[0], min(len(image.shape[1:]), len(sampling.crop or image.shape))): image.case
         for image in reversed(prepared)  # volumes are cut into slices where the crop has two axes
@@ -61,7 +66,7 @@ def check_images(prepared: Sequence[PreparedCase], handed: Handed) -> None:
 
 
 def _wanted(network: nn.Module, channels: int, axes: int) -> tuple[int, int]:
-    """Give how many channels and spatial axes a network on the device "meta" takes.
+    """Return how many channels and spatial axes a network on the device "meta" takes.
 
     It is asked whether it takes so many, or as many as one of its convolutions. Where it does not
     tell, it is taken to take so many.
@@ -110,7 +115,7 @@ def write_prediction(
     volume = len(prepared.shape) == 4
     whole = np.moveaxis(labels, 0, -1) if volume and labels.ndim == 3 else labels[0]
     if volume:
-        whole = np.moveaxis(whole, -1, prepared.across)
+        whole = np.moveaxis(whole, -1, prepared.slice_axis)
     return write_mask(whole, case.images[0], folder, case.case, classes=classes, series=case.series)
 
 
@@ -121,7 +126,15 @@ def draw_case(
     scores: Mapping[str, float | None],
     metric: str,
 ) -> Picture:
-    """Draw a plane of a case, with its score in the caption where it has one."""
+    """Draw a plane of a case, with its score in the caption if it has one.
+
+    Args:
+        caption: What the picture is called.
+        example: The case.
+        prediction: Its labels, (B, *spatial).
+        scores: Its scores; empty without a label.
+        metric: Which of them is shown.
+    """
     drawn = draw_overlay(*plane_of(example, prediction))
     if scores:
         value = scores.get(metric)

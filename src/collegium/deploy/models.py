@@ -1,4 +1,4 @@
-"""The models that are applied: those of a finished run, or files."""
+"""Opens trained models: those of a finished run, or files."""
 
 from __future__ import annotations
 
@@ -11,35 +11,33 @@ from typing import Any
 from torch import Tensor, nn
 
 from collegium.adaptation import outside
-from collegium.adaptation._opening import open_adapted
 from collegium.adaptation.base import GLOBAL
-from collegium.core.algorithm import Extended
+from collegium.core.algorithm import NetworkBuilder
+from collegium.core.model_parts import find_parts
 from collegium.core.randomness import ambient
 from collegium.core.tensors import Tensors
 from collegium.data.federation import sites_of
 from collegium.data.tables import Scaling
 from collegium.errors import CheckpointError, ConfigError
 from collegium.experiment.config.building import build_algorithm, network_of
-from collegium.experiment.config.experiment import ExperimentConfig
+from collegium.experiment.config.experiment import AlgorithmConfig, ExperimentConfig
 from collegium.experiment.grid import Job, holders, jobs_of
 from collegium.experiment.job_results import DEPLOYED
-from collegium.experiment.model_settings import read_settings
-from collegium.experiment.preflight import build_network
+from collegium.experiment.model_settings import extends, read_settings
 from collegium.experiment.runner import RUN_FILE, read_run_config
 from collegium.experiment.scaling import FILE, read_scaling
 from collegium.models.files import import_model
-from collegium.models.rotation import ROTATION, attach_rotation_head
 
 BUNDLE_MODEL = Path("models") / "model.safetensors"
 """In a bundle, the model."""
 
 BUNDLE_SETTINGS = Path("configs") / "collegium.json"
-"""In a bundle, what `collegium.adaptation.outside.SETTINGS` is beside other models."""
+"""In a bundle, what `collegium.adaptation.outside.SETTINGS_FILE` is beside other models."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which models of a finished run to take; None: whichever there is.
+    """A choice among the models of a finished run; None: whichever there is.
 
     Attributes:
         algorithm: label of the algorithm.
@@ -55,13 +53,14 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Handed:
-    """Models that were handed out, and the settings that they were trained with.
+class OpenedModels:
+    """Models to apply, and the settings that they were trained with.
 
     Attributes:
         models: the models by name.
-        network: makes their network.
+        network: builds their network, with what the algorithm added to it.
         config: the settings.
+        algorithm: the algorithm that trained them.
         origin: where they are from, in words.
         server: which of them are the server's own, see `collegium.adaptation.base.Sources`.
         seed: the seed that they were trained with.
@@ -72,6 +71,7 @@ class Handed:
     models: Mapping[str, Tensors]
     network: Callable[[], nn.Module]
     config: ExperimentConfig
+    algorithm: AlgorithmConfig
     origin: str
     server: Collection[str] = (GLOBAL,)
     seed: int = 0
@@ -80,14 +80,15 @@ class Handed:
 
 def open_models(
     place: Path, choice: Choice = Choice(), config: ExperimentConfig | None = None
-) -> Handed:
+) -> OpenedModels:
     """Open the models of a finished run, or those in a folder.
 
     Args:
         place: the output folder of a run; a bundle, whose one model is the global one; or a folder
             of ``<name>.safetensors``, where "global" names the global model and any other name a
             site's.
-        choice: which job of the run; of a folder its seed counts, as that of the adaptation.
+        choice: which job of the run; of a folder its seed counts, as that of the adaptation, and
+            its algorithm, if ``config`` is given.
         config: the experiment that a folder's models were trained with; None: the settings that the
             folder holds.
 
@@ -110,16 +111,17 @@ def open_models(
             f"{folder.parent} holds no models for hospitals outside; go on with: "
             f"collegium resume {place}"
         )
-    extended = Extended(network_of(job.config), build_algorithm(job.algorithm))
     models = outside.ModelFiles(folder)
     origin = f"{stored.name}: {job.name}"
-    return Handed(models, extended, job.config, origin, models.server, job.seed)
+    network = network_with(job.config, job.algorithm)
+    return OpenedModels(models, network, job.config, job.algorithm, origin, models.server, job.seed)
 
 
-def _open_folder(place: Path, choice: Choice, config: ExperimentConfig | None) -> Handed:
+def _open_folder(place: Path, choice: Choice, config: ExperimentConfig | None) -> OpenedModels:
     """Open models that were copied out of a run, or a bundle."""
     bundled = (place / BUNDLE_MODEL).is_file()
-    settings = place / (BUNDLE_SETTINGS if bundled else outside.SETTINGS)
+    settings = place / (BUNDLE_SETTINGS if bundled else outside.SETTINGS_FILE)
+    label = None if config is None else choice.algorithm
     if config is None and settings.is_file():
         config = read_settings(settings)
     if config is None:
@@ -133,24 +135,50 @@ def _open_folder(place: Path, choice: Choice, config: ExperimentConfig | None) -
     else:
         models = files = outside.ModelFiles(place)
         server = files.server
-    network = partial(_network, config, next(iter(models.values())))
+    algorithm = _algorithm_of(next(iter(models.values())), config, label)
+    network = network_with(config, algorithm)
     for name, model in models.items():
         _check_fit(model, network, f"the model {name} in {place}", config)
     seed = config.seeds[0] if choice.seed is None else choice.seed
-    return Handed(models, network, config, f"models in {place.name}", server, seed)
+    origin = f"models in {place.name}"
+    return OpenedModels(models, network, config, algorithm, origin, server, seed)
 
 
-def _network(config: ExperimentConfig, model: Tensors) -> nn.Module:
-    """Make the network of a model in a folder, with a rotation head where the model has one."""
-    module = build_network(config)
-    if any(name.startswith(f"{ROTATION}.") for name in model):
-        attach_rotation_head(module)
-    return module
+def network_with(config: ExperimentConfig, algorithm: AlgorithmConfig) -> NetworkBuilder:
+    """Return what builds the network of an experiment as an algorithm extends it.
+
+    Args:
+        config: the experiment.
+        algorithm: the algorithm that trained the models.
+    """
+    return NetworkBuilder(network_of(config), build_algorithm(algorithm))
 
 
-def _adapted(config: ExperimentConfig, model: Tensors) -> nn.Module:
-    """Make the network of a model that an adapter may have written."""
-    return open_adapted(_network(config, model), model)
+def _algorithm_of(model: Tensors, config: ExperimentConfig, label: str | None) -> AlgorithmConfig:
+    """Return the algorithm that trained a model: the one named, or the first whose tensors it has.
+
+    Raises:
+        ConfigError: no algorithm of the experiment has this label.
+    """
+    labels = [algorithm.label for algorithm in config.algorithms]
+    if label is not None and label not in labels:
+        raise ConfigError(
+            f"the experiment {config.name!r} has no algorithm {label!r}; choose one of "
+            f"{', '.join(labels)}"
+        )
+    candidates = [a for a in config.algorithms if label in (None, a.label)]
+    extending = [a for a in candidates if extends(a)]
+    for algorithm in extending:
+        with ambient(0, "fit"):
+            added = find_parts(network_with(config, algorithm)()).added
+        if added and added <= model.keys():
+            return algorithm
+    return next((a for a in candidates if a not in extending), candidates[0])
+
+
+def _adapted(network: NetworkBuilder, model: Tensors) -> nn.Module:
+    """Return the network of a model that an adapter may have written."""
+    return outside.adapted_network(network(), model)
 
 
 def _check_fit(
@@ -171,7 +199,7 @@ def _check_fit(
 
 
 def _difference(model: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
-    """Say where a model is not as it should be, for the first tensor of which that is so."""
+    """Return in words the first tensor that differs from what the network has."""
     for name, tensor in wanted.items():
         if name not in model:
             return f"it holds no {name}"
@@ -215,12 +243,12 @@ def open_model(
     config: ExperimentConfig | None = None,
     *,
     site: str | None = None,
-) -> Handed:
+) -> OpenedModels:
     """Open one model: the global one of a finished run, a site's own, or a file.
 
     Args:
         place: the output folder of a run; or a ``.safetensors`` file, also one that an adapter
-            wrote, see `collegium.adaptation._opening.open_adapted`.
+            wrote, see `collegium.adaptation.outside.adapted_network`.
         choice: which job of the run.
         config: the experiment that a file's model was trained with; None: the settings beside it.
         site: whose personal model; None: the global one.
@@ -233,7 +261,8 @@ def open_model(
     if not place.exists():
         raise ConfigError(f"{place}: there is no such run or file; correct the path")
     if not (place / RUN_FILE).exists():
-        settings = place.parent / outside.SETTINGS
+        settings = place.parent / outside.SETTINGS_FILE
+        label = None if config is None else choice.algorithm
         if config is None and place.is_file() and settings.is_file():
             config = read_settings(settings)
         if config is None or not place.is_file():
@@ -242,9 +271,11 @@ def open_model(
                 f"name it with --config"
             )
         model = import_model(place)
-        make = partial(_adapted, config, model)
-        _check_fit(model, make, f"the model {place}", config)
-        return Handed({place.stem: model}, make, config, place.name, seed=config.seeds[0])
+        algorithm = _algorithm_of(model, config, label)
+        build = partial(_adapted, network_with(config, algorithm), model)
+        _check_fit(model, build, f"the model {place}", config)
+        seed, models = config.seeds[0], {place.stem: model}
+        return OpenedModels(models, build, config, algorithm, place.name, seed=seed)
     stored = read_run_config(place)
     jobs = jobs_of(stored)
     job = _choose(jobs, choice, place)
@@ -261,10 +292,13 @@ def open_model(
             f"{job.name} has no {what}; choose another model with --site or --algorithm, or go on "
             f"with: collegium resume {place}"
         )
-    network = Extended(network_of(job.config), build_algorithm(job.algorithm))
-    origin = f"{stored.name}: {job.name}, {site or 'global'}"
     model, kept = import_model(file), file.parent / FILE
-    scaling = read_scaling(kept) if site is not None and kept.is_file() else None
-    return Handed(
-        {site or GLOBAL: model}, network, job.config, origin, seed=job.seed, scaling=scaling
+    return OpenedModels(
+        {site or GLOBAL: model},
+        network_with(job.config, job.algorithm),
+        job.config,
+        job.algorithm,
+        f"{stored.name}: {job.name}, {site or 'global'}",
+        seed=job.seed,
+        scaling=read_scaling(kept) if site is not None and kept.is_file() else None,
     )

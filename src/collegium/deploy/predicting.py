@@ -17,16 +17,16 @@ from collegium.core.files import write_atomically
 from collegium.core.randomness import ambient
 from collegium.data.cache import prepare
 from collegium.data.columns import SUFFIXES
-from collegium.data.federation import FederationConfig, task_at
+from collegium.data.federation import FederationConfig, task_of_site
 from collegium.data.sampling import ImageDataset
+from collegium.data.table_site import rows_to_predict
 from collegium.data.tables import Scaling, read_table
-from collegium.data.tabular import rows_to_predict
 from collegium.data.unlabelled import list_images
 from collegium.deploy.cases import check_images, write_prediction
-from collegium.deploy.models import Handed
+from collegium.deploy.models import OpenedModels
 from collegium.errors import ConfigError, DataError
 from collegium.experiment.config.building import task_of
-from collegium.experiment.jobs import cache_folder
+from collegium.experiment.federation import cache_folder
 from collegium.experiment.preflight import check_device
 from collegium.tasks import Task
 from collegium.training.loop import LocalTraining, TrainingConfig
@@ -39,7 +39,7 @@ SCORES = "scores.csv"
 
 
 def predict_folder(
-    handed: Handed,
+    opened: OpenedModels,
     place: Path,
     output: Path,
     *,
@@ -55,7 +55,7 @@ def predict_folder(
     ``scores.csv``.
 
     Args:
-        handed: The model; the first of several.
+        opened: The model; the first of several.
         place: Images as `collegium.data.unlabelled.list_images` finds them, or a table.
         output: A folder that is made; it must not hold anything.
         labels: A folder of masks, to score by.
@@ -73,7 +73,7 @@ def predict_folder(
     if output.exists() and any(output.iterdir()):
         raise DataError(f"{output} holds something already; choose another output folder")
     check_device(device)
-    config = handed.config
+    config = opened.config
     if labels is not None and config.federation.task.name != "segmentation":
         raise ConfigError("a folder of labels scores segmentations only; leave it out")
     unfinished = output.with_name(f".{output.name}.unfinished")
@@ -81,9 +81,9 @@ def predict_folder(
     unfinished.mkdir(parents=True)
     try:
         if config.federation.table is not None:
-            _predict_table(handed, place, unfinished, device)
+            _predict_table(opened, place, unfinished, device)
         else:
-            _predict_images(handed, place, unfinished, (labels, device))
+            _predict_images(opened, place, unfinished, (labels, device))
         if output.exists():
             output.rmdir()
         unfinished.rename(output)
@@ -93,29 +93,29 @@ def predict_folder(
 
 
 def _predict_images(
-    handed: Handed, place: Path, folder: Path, how: tuple[Path | None, str]
+    opened: OpenedModels, place: Path, folder: Path, how: tuple[Path | None, str]
 ) -> None:
     labels, device = how
-    config, federation = handed.config, handed.config.federation
+    config, federation = opened.config, opened.config.federation
     masks = federation.task.name == "segmentation"
     cases, problems = list_images(place, labels, masks=masks)
     if problems:
         more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
         raise DataError(f"{problems[0]}{more}")
-    name, says = next(iter(handed.models)), federation.task
+    name, says = next(iter(opened.models)), federation.task
     site = federation.sites.get(name)
     if site is not None:  # its own model expects what it has
-        says = task_at(federation, name)
+        says = task_of_site(federation, name)
         cases = [replace(case, channels=case.channels or site.channels) for case in cases]
     prepared = [prepare(case, federation.image, says, cache_folder()) for case in cases]
-    check_images(prepared, handed)
+    check_images(prepared, opened)
     data = ImageDataset(prepared, federation.sampling)
     if not masks:
-        _write_probabilities(handed, data, [case.case for case in cases], folder, device)
+        _write_probabilities(opened, data, [case.case for case in cases], folder, device)
         return
     task, rows = task_of(config), []
     labelled = all(case.label is not None for case in cases)
-    for index, example, prediction in _training(handed, device).predictions(_model(handed), data):
+    for index, example, prediction in _training(opened, device).predictions(_model(opened), data):
         write_prediction(cases[index], prepared[index], prediction, folder, says.classes)
         if labelled:
             rows.append(scored(task, example, prediction))
@@ -123,15 +123,15 @@ def _predict_images(
         write_table(rows, folder / SCORES)
 
 
-def _predict_table(handed: Handed, place: Path, folder: Path, device: str) -> None:
-    names, data = open_rows(place, handed.config.federation, handed.scaling)
-    _write_probabilities(handed, data, names, folder, device)
+def _predict_table(opened: OpenedModels, place: Path, folder: Path, device: str) -> None:
+    names, data = open_rows(place, opened.config.federation, opened.scaling)
+    _write_probabilities(opened, data, names, folder, device)
 
 
 def open_rows(
     place: Path, federation: FederationConfig, scaling: Scaling | None = None
 ) -> tuple[Sequence[str], Dataset]:
-    """Give the cases' names and the rows of a table that is only predicted.
+    """Return the cases' names and the rows of a table that is only predicted.
 
     Args:
         place: The table.
@@ -152,27 +152,33 @@ def open_rows(
 
 
 def _write_probabilities(
-    handed: Handed, data: Dataset, names: Sequence[str], folder: Path, device: str
+    opened: OpenedModels, data: Dataset, names: Sequence[str], folder: Path, device: str
 ) -> None:
-    task, classes = task_of(handed.config), handed.config.federation.task.classes
+    task, classes = task_of(opened.config), opened.config.federation.task.classes
     rows, scores = [], []
-    for index, example, found in _training(handed, device).predictions(_model(handed), data):
+    for index, example, found in _training(opened, device).predictions(_model(opened), data):
         rows.append(probabilities(names[index], found, classes))
         if "label" in example.batch:
             scores.append(scored(task, example, found))
     write_table(rows, folder / PROBABILITIES)
     if scores:
-        write_table(task.complete(scores), folder / SCORES)
+        write_table(task.add_set_scores(scores), folder / SCORES)
 
 
 def scored(task: Task, example: Example, prediction: Tensor) -> dict[str, Any]:
-    """Give the row of scores of a case."""
+    """Return the scores of a case, with its names.
+
+    Args:
+        task: The task.
+        example: The case, with its label.
+        prediction: As `Task.predict` returns it.
+    """
     about = {"case": example.case, "patient": example.patient}
     return {**about, **task.scores(prediction, example)}
 
 
 def probabilities(case: str, prediction: Tensor, classes: Sequence[str]) -> dict[str, str]:
-    """Give the row of a case: its class, and the probability of every class.
+    """Return the row of a case: its class, and the probability of every class.
 
     Args:
         case: The case.
@@ -186,18 +192,23 @@ def probabilities(case: str, prediction: Tensor, classes: Sequence[str]) -> dict
     return row
 
 
-def _training(handed: Handed, device: str) -> LocalTraining:
+def _training(opened: OpenedModels, device: str) -> LocalTraining:
     with ambient(0, "predict"):
-        module = handed.network()
-    return LocalTraining(module, task_of(handed.config), TrainingConfig(), device)
+        module = opened.network()
+    return LocalTraining(module, task_of(opened.config), TrainingConfig(), device)
 
 
-def _model(handed: Handed) -> Any:
-    return next(iter(handed.models.values()))
+def _model(opened: OpenedModels) -> Any:
+    return next(iter(opened.models.values()))
 
 
 def write_table(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Write rows with the same keys as CSV, the keys first."""
+    """Write rows with the same keys as CSV, the keys first.
+
+    Args:
+        rows: The rows; at least one.
+        path: The file.
+    """
     text = io.StringIO()
     table = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     table.writeheader()

@@ -141,7 +141,7 @@ def adapting_table(
 
 
 def _missing(lacking: Iterable[str], inside: Iterable[Row], *, any_scores: bool) -> str:
-    """Say of which algorithms there is nothing unadapted, by whether there could be."""
+    """Return notes on algorithms without an unadapted model, by whether there could be one."""
     if not any_scores:
         return "This run holds no scores of a site outside, so whether adapting helps is not known."
     models: dict[str, set[str]] = defaultdict(set)

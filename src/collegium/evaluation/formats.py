@@ -34,7 +34,12 @@ _COMPARISON_COLUMNS = (
 
 
 def cell_text(cell: Cell, unit: str = "") -> str:
-    """Return e.g. "0.812 ± 0.010 (note)"."""
+    """Return a cell as text, e.g. "0.812 ± 0.010 (note)".
+
+    Args:
+        cell: the cell.
+        unit: the unit of the metric.
+    """
     text = number(cell.mean, unit)
     if cell.sd is not None:
         text += f" {PLUS_MINUS} {number(cell.sd, unit)}"
@@ -161,7 +166,7 @@ def comparisons_to_latex(table: ComparisonTable, *, caption: str | None = None) 
 
 
 def _compared(table: ComparisonTable) -> str:
-    """What is compared, and which way is better."""
+    """Return in words what is compared, and which direction is better."""
     unit = f" ({table.unit})" if table.unit else ""
     setting = f", {table.variation}" if table.variation else ""
     better = "higher" if table.higher_is_better else "lower"
@@ -213,7 +218,7 @@ def _cells(table: MethodTable, method: Method) -> list[Cell]:
 
 
 def _about(table: MethodTable) -> str:
-    """What the numbers of a table are."""
+    """Return in words what the numbers of a table are."""
     unit = f" ({table.unit})" if table.unit else ""
     where = " at sites outside" if table.where == "outside" else ""
     setting = f", {table.variation}" if table.variation else ""

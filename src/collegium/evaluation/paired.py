@@ -100,7 +100,7 @@ class JoiningTable(ComparisonTable):
 
 @dataclass(frozen=True)
 class Comparing:
-    """How comparisons are made.
+    """The settings of comparisons.
 
     Attributes:
         higher_is_better: False for distances and losses.

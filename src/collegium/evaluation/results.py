@@ -73,7 +73,7 @@ class Row:
 
     @property
     def key(self) -> tuple[str | int, ...]:
-        """What the row is about; two rows with one key are the same measurement, made twice."""
+        """The key of the row; two rows with one key are the same measurement, made twice."""
         return (
             self.experiment, self.algorithm, self.seed, self.fold, self.variation, self.round,
             self.site, self.case, self.split, self.model, self.metric,

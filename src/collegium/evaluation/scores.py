@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Literal
 
 from collegium.evaluation.results import Row
-from collegium.tasks import RAREST, SHARED
+from collegium.tasks import RAREST_CLASS, SET_METRICS
 
 Where = Literal["inside", "outside"]
 """Scores at the sites that trained, or at sites that took no part."""
@@ -70,7 +70,12 @@ def site_means(rows: Iterable[Row]) -> SiteMeans:
 
 
 def seed_values(means: SiteMeans, site: str) -> list[float]:
-    """Return the defined means of a site, one per seed."""
+    """Return the defined means of a site, one per seed.
+
+    Args:
+        means: the means, by seed and site.
+        site: the site.
+    """
     values = (by_site.get(site) for by_site in means.values())
     return [value for value in values if value is not None]
 
@@ -85,10 +90,17 @@ def mean_over_seeds(rows: Iterable[Row]) -> float | None:
 def rarest_class(
     rows: Iterable[Row], metric: str, where: Where = "inside", variation: str = ""
 ) -> dict[str, int]:
-    """Return by site how many patients the rarest class has, of a metric that depends on it."""
+    """Return by site how many patients the rarest class has, of a metric that depends on it.
+
+    Args:
+        rows: the rows of results.
+        metric: the metric; of others nothing is returned.
+        where: which cases.
+        variation: the variation.
+    """
     found: dict[str, int] = {}
-    for row in rows if metric in SHARED else ():
-        if row.metric == RAREST and row.split == SPLITS[where] and row.variation == variation:
+    for row in rows if metric in SET_METRICS else ():
+        if row.metric == RAREST_CLASS and row.split == SPLITS[where] and row.variation == variation:
             found[row.site] = min(int(row.value or 0), found.get(row.site, int(row.value or 0)))
     return found
 

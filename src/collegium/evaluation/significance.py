@@ -64,7 +64,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Disparity:
-    """How unequal the sites are: largest minus smallest mean, and population sd of the means."""
+    """The disparity of the sites: largest minus smallest mean, and population sd of the means."""
 
     range: float
     sd: float
@@ -260,7 +260,12 @@ def corrected(tests: Sequence[RankTest]) -> list[RankTest]:
 
 
 def higher_is_better(metric: str, unit: str = "") -> bool:
-    """Return False for distances and losses, by unit or name (``hd95``, ``hd95_vessel``)."""
+    """Return False for distances and losses, by unit or name (``hd95``, ``hd95_vessel``).
+
+    Args:
+        metric: the metric's name.
+        unit: its unit.
+    """
     name = metric.lower().replace("/", "_")
     first = name.split("_")[0]
     return unit not in ("mm", "px") and not {name, first} & _LOWER_IS_BETTER
@@ -326,7 +331,7 @@ def verdict(interval: Interval, test: RankTest, *, higher_is_better: bool = True
 
 
 def _disagreement(interval: Interval, test: RankTest) -> str:
-    """What the test has against an interval that does not hold zero; empty where it agrees."""
+    """Return why the test contradicts an interval without zero; empty if it agrees."""
     if test.p is None or test.p_holm is None or interval.low is None:
         return "the differences are too small to be ranked"
     if test.p >= LEVEL:
@@ -345,7 +350,7 @@ def _disagreement(interval: Interval, test: RankTest) -> str:
 
 
 def _beside_zero(test: RankTest) -> list[str]:
-    """What the test says beside an interval that holds zero."""
+    """Return what the test adds to an interval that holds zero."""
     if test.p is None or test.p_holm is None:
         return []
     if test.p_holm >= LEVEL:

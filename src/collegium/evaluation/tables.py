@@ -88,7 +88,12 @@ class MethodTable:
 
 
 def method_name(algorithm: str, model: str) -> str:
-    """Return e.g. "Ditto personal" for ``ditto`` and ``personal``; own labels stay as they are."""
+    """Return e.g. "Ditto personal" for ``ditto`` and ``personal``; own labels stay as they are.
+
+    Args:
+        algorithm: the algorithm's label.
+        model: the kind of model.
+    """
     return f"{_SPELLED.get(algorithm, algorithm)} {model}".strip()
 
 
@@ -127,7 +132,12 @@ def number(value: float | None, unit: str = "", *, signed: bool = False) -> str:
 
 
 def interval_text(interval: Interval, unit: str = "") -> str:
-    """Return e.g. "[-0.012, +0.034]" with a typographic minus, or a dash where there is none."""
+    """Return an interval as text, e.g. "[-0.012, +0.034]" with a typographic minus, or a dash.
+
+    Args:
+        interval: the interval.
+        unit: the unit of the metric.
+    """
     if interval.low is None or interval.high is None:
         return DASH
     return (
@@ -206,7 +216,12 @@ def method_table(
 
 
 def cell_html(cell: Cell, unit: str = "") -> str:
-    """Return a ``<td>`` with everything escaped: the best in bold, the second underlined."""
+    """Return a ``<td>`` with everything escaped: the best in bold, the second underlined.
+
+    Args:
+        cell: the cell.
+        unit: the unit of the metric.
+    """
     text = html.escape(number(cell.mean, unit))
     tag = {1: "strong", 2: "u"}.get(cell.rank)
     if tag:

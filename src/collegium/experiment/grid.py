@@ -1,4 +1,4 @@
-"""Which runs an experiment is made of: variations by folds by seeds by algorithms.
+"""The jobs of an experiment: variations by folds by seeds by algorithms.
 
 Every job of the grid has settings of its own, an `ExperimentConfig` without variations and with
 the fold's site outside, and a folder. Jobs that would train the same models share one training:
@@ -25,7 +25,7 @@ from collegium.experiment.config.experiment import (
     to_dict,
 )
 from collegium.experiment.config.overrides import set_value
-from collegium.experiment.config.yamlfile import Place, Source
+from collegium.experiment.config.yaml_file import Place, Source
 
 JobKey = tuple[str, str, str, int]
 """Variation, the site left out, label of the algorithm, seed; the first two may be empty."""
@@ -58,7 +58,7 @@ class Job:
 
     @property
     def key(self) -> JobKey:
-        """What the job is named by."""
+        """The names by which the job is found."""
         return self.variation, self.left_out, self.algorithm.label, self.seed
 
     @property
@@ -122,7 +122,7 @@ def holders(jobs: Sequence[Job]) -> dict[JobKey, Job]:
     """Return by key the job that holds the training of each: itself, or another one.
 
     Of several that would train the same models it is the first that has done so, else the first. So
-    a run may be extended by a job before the one that has trained, and nothing is trained anew.
+    a run may be extended by a job before the one that has trained, and nothing is trained again.
     """
     first: dict[str, Job] = {}
     for job in sorted(jobs, key=lambda job: not job.trained):

@@ -1,4 +1,4 @@
-"""What a finished job leaves behind: rows of the tidy table, models, pictures of test cases."""
+"""Writes the results of a finished job: its rows, its models, pictures of test cases."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from collegium.adaptation.outside import INDEX, SETTINGS
+from collegium.adaptation.outside import INDEX_FILE, SETTINGS_FILE
 from collegium.core.dataset import Dataset, Example
 from collegium.core.files import write_atomically
 from collegium.evaluation.report.overlays import choose_cases, draw_layers, draw_overlay
@@ -22,10 +22,10 @@ from collegium.evaluation.results import Row
 from collegium.experiment.config.building import task_of
 from collegium.experiment.grid import Job
 from collegium.models.files import export_model
-from collegium.runtime.client import BEST, ClientRuntime
+from collegium.runtime.client import ClientRuntime
 from collegium.runtime.run import Run
-from collegium.runtime.state import Store
-from collegium.tasks import ABOUT, RAREST, SegmentationTask
+from collegium.runtime.selection import BestModel
+from collegium.tasks import NON_SCORE_KEYS, RAREST_CLASS, SegmentationTask
 
 Array = NDArray[Any]
 
@@ -40,7 +40,7 @@ DEPLOYED = Path("server") / "deployed"
 
 
 def _about(job: Job) -> dict[str, Any]:
-    """What all rows of a job say."""
+    """Return the columns that all rows of a job share."""
     return {
         "experiment": job.config.name,
         "algorithm": job.algorithm.label,
@@ -53,7 +53,13 @@ def _about(job: Job) -> dict[str, Any]:
 def job_rows(
     job: Job, run: Run, scores: Mapping[str, Mapping[str, list[dict[str, Any]]]]
 ) -> Iterator[Row]:
-    """Yield a row per round, site and measurement, then one per test case, model and metric."""
+    """Yield a row per round, site and measurement, then one per test case, model and metric.
+
+    Args:
+        job: the job.
+        run: its finished run.
+        scores: its test scores, by site and kind of model, a mapping for each case.
+    """
     task, about = task_of(job.config), _about(job)
     records = run.records()
     for record in records:
@@ -106,7 +112,14 @@ def job_rows(
 
 
 def outside_rows(job: Job, site: str, adapter: str, folder: Path) -> Iterator[Row]:
-    """Yield a row per case and metric of an adaptation whose scores are stored in a folder."""
+    """Yield a row per case and metric of an adaptation.
+
+    Args:
+        job: the job.
+        site: the site outside.
+        adapter: the adapter's label.
+        folder: where the scores of the adaptation are stored.
+    """
     stored = json.loads((folder / SCORES_FILE).read_text(encoding="utf-8"))
     units = task_of(job.config).units
     where = {"site": site, "split": "outside", "model": adapter, "seconds": stored["seconds"]}
@@ -120,10 +133,10 @@ def _score_rows(
     """Yield a row per case and metric; and one of how many patients the rarest class has."""
     for case in cases:
         named = {"case": case["case"], "patient": case["patient"]}
-        for metric in (key for key in case if key not in ABOUT):
+        for metric in (key for key in case if key not in NON_SCORE_KEYS):
             yield Row(**about, **named, metric=metric, value=case[metric], unit=units[metric])
-    if cases and RAREST in cases[0]:
-        yield Row(**about, metric=RAREST, value=cases[0][RAREST], unit="patients")
+    if cases and RAREST_CLASS in cases[0]:
+        yield Row(**about, metric=RAREST_CLASS, value=cases[0][RAREST_CLASS], unit="patients")
 
 
 def write_models(
@@ -143,21 +156,22 @@ def write_models(
     selected = run.best()
     if selected:
         export_model(selected["model"], root / "server" / "global.safetensors")
-    if not (root / DEPLOYED / INDEX).exists():
+    if not (root / DEPLOYED / INDEX_FILE).exists():
         models = run.deploy()
         for name, model in models.items():
             export_model(model, root / DEPLOYED / f"{name}.safetensors")
         if settings is not None:
             text = json.dumps(settings, indent=1)
-            write_atomically(root / DEPLOYED / SETTINGS, text.encode())
+            write_atomically(root / DEPLOYED / SETTINGS_FILE, text.encode())
         roles: dict[str, list[str]] = {"server": [], "personal": []}
         for name in sorted(models):
             roles["personal" if name in sites else "server"].append(name)
-        write_atomically(root / DEPLOYED / INDEX, json.dumps(roles).encode())
+        write_atomically(root / DEPLOYED / INDEX_FILE, json.dumps(roles).encode())
     for site in sites:
-        kept = Store(root / "clients" / site)
-        if kept.path(BEST).exists():
-            export_model(kept.load(BEST)["model"], kept.root / "personal.safetensors")
+        folder = root / "clients" / site
+        best = BestModel(folder).load()
+        if best is not None:
+            export_model(best["model"], folder / "personal.safetensors")
 
 
 def write_overlays(
@@ -171,6 +185,13 @@ def write_overlays(
 
     They are its best, median and worst case, and a few that are the same for every method. Only
     segmentations are drawn.
+
+    Args:
+        clients: the clients, by site.
+        run: the finished run.
+        scores: the test scores, by site and kind of model.
+        metric: ranks the cases.
+        folder: where the pictures go.
     """
     index = []
     selected = run.best()
@@ -195,7 +216,7 @@ def write_overlays(
     write_atomically(folder / "index.json", json.dumps(index).encode())
 
 
-class Kept:
+class PackedPredictions:
     """Predictions of a site's cases, packed, until their scores tell which of them to draw."""
 
     def __init__(self) -> None:
@@ -221,7 +242,7 @@ class Kept:
 
 
 def write_outside_overlays(
-    kept: Kept,
+    kept: PackedPredictions,
     data: Dataset,
     scores: Sequence[Mapping[str, Any]],
     about: Mapping[str, str],
@@ -267,10 +288,15 @@ def _draw(example: Example, prediction: Tensor, folder: Path, stem: str) -> dict
 
 
 def plane_of(example: Example, prediction: Tensor) -> tuple[Array, Array, Array, Array | None]:
-    """Return image (C, H, W), label, prediction and, where there is one, field of view (H, W).
+    """Return a plane of a case: image (C, H, W), label, prediction and field of view (H, W).
 
-    Of a volume, or of a stack of slices, it is the slice with most foreground; where the axes are
-    the patient's, the first goes to the right and the second up, as front or head do.
+    Of a volume, or of a stack of slices, it is the slice with most foreground; if the axes are the
+    patient's, the first runs to the right and the second up, as front or head do. The field of view
+    is None if there is none.
+
+    Args:
+        example: the case.
+        prediction: its labels, (B, *spatial).
     """
     tensors = {**example.batch, "image": example.image, "prediction": prediction}
     arrays: dict[str, Array] = {key: tensor.cpu().numpy() for key, tensor in tensors.items()}

@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from collegium.adaptation import outside
 from collegium.adaptation.base import Sources
-from collegium.core.algorithm import Extended
-from collegium.core.dataset import ConcatDataset, Dataset
 from collegium.core.files import write_atomically
-from collegium.data.federation import open_federation, open_site, sites_of
-from collegium.data.site import Site
 from collegium.evaluation.results import ROWS_FILE, Row
 from collegium.experiment.config.building import (
     adapters_of,
     build_adapter,
     build_algorithm,
-    build_coding,
-    network_of,
+    build_codecs,
     task_of,
 )
-from collegium.experiment.config.experiment import AdapterConfig, ExperimentConfig, parse_config
-from collegium.experiment.grid import Job, JobKey, holders, jobs_of
+from collegium.experiment.config.experiment import AdapterConfig
+from collegium.experiment.federation import OpenedExperiment, job_clients
+from collegium.experiment.grid import Job, JobKey
 from collegium.experiment.job_results import (
     ACCOUNT_FILE,
     DEPLOYED,
     SCORES_FILE,
-    Kept,
+    PackedPredictions,
     job_rows,
     outside_rows,
     write_models,
@@ -42,12 +35,10 @@ from collegium.experiment.job_results import (
     write_overlays,
 )
 from collegium.experiment.model_settings import settings_of
-from collegium.experiment.scaling import FILE, Scaled, scale_together, write_scaling
+from collegium.experiment.scaling import FILE, write_scaling
 from collegium.runtime import process
-from collegium.runtime.client import ClientRuntime
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.run import RoundRecord, Run
-from collegium.runtime.simulation import build_clients, build_run
 
 
 @dataclass(frozen=True)
@@ -92,57 +83,21 @@ class Event:
 Observer = Callable[[Event], None]
 
 
-def cache_folder() -> Path:
-    """Return where decoded cases are kept: ``$COLLEGIUM_CACHE`` or the user's cache folder."""
-    default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "collegium"
-    return Path(os.environ.get("COLLEGIUM_CACHE", default)).expanduser()
+def run_job(opened: OpenedExperiment, key: JobKey, observe: Observer) -> None:
+    """Run one job from where it stands, and write its rows and overlays.
 
+    Args:
+        opened: the experiment.
+        key: the job's key.
+        observe: called with every event.
 
-def open_sites(config: ExperimentConfig, base: Path) -> dict[str, Site]:
-    """Open the inside sites, with the splits stored in the folder ``base``."""
-    return open_federation(config.federation, cache_folder(), 0, base / "splits")
-
-
-def job_clients(data: Mapping[str, Any], key: JobKey) -> dict[str, ClientRuntime]:
-    """Build a job's clients from the configuration as plain data, as a worker process does."""
-    jobs = jobs_of(parse_config(data))
-    job = next(job for job in jobs if job.key == tuple(key))
-    holder = holders(jobs)[job.key]
-    config = holder.config
-    return build_clients(
-        build_algorithm(holder.algorithm),
-        open_sites(config, holder.base),
-        trained_network(holder),
-        task_of(config),
-        config.training,
-        seed=holder.seed,
-        root=holder.folder,
-        device=config.engine.device,
-        coding=build_coding(config, holder.algorithm),
-    )
-
-
-def trained_network(job: Job) -> Callable[[], nn.Module]:
-    """Return what makes the network that a job trains, its scaling filled in where it has one.
-
-    The sites are asked for what the scaling needs where nobody has asked them yet.
+    Raises:
+        CollegiumError: in one sentence, whatever cannot work; finished rounds are kept.
     """
-    config, network = job.config, network_of(job.config)
-    table = config.federation.table
-    if table is None or table.scale != "federation":
-        return network
-    sites, folder = open_sites(config, job.base), job.folder.parents[1]
-    scaling = scale_together(sites, table, network, task_of(config), folder=folder)
-    return Scaled(network, table, scaling)
-
-
-def run_job(data: Mapping[str, Any], key: JobKey, observe: Observer) -> None:
-    """Run one job from where it stands, and write its rows and overlays."""
-    jobs = jobs_of(parse_config(data))
-    job = next(job for job in jobs if job.key == tuple(key))
+    job = opened.job(key)
     if (job.folder / ROWS_FILE).exists():
         return
-    config, metric = job.config, task_of(job.config).metric
+    config, holder = job.config, opened.holder(job)
     process.prepare(config.engine.threads)
     about: dict[str, Any] = {
         "algorithm": job.algorithm.label,
@@ -150,48 +105,47 @@ def run_job(data: Mapping[str, Any], key: JobKey, observe: Observer) -> None:
         "variation": job.variation,
         "left_out": job.left_out,
         "rounds": config.rounds,
-        "metric": metric,
+        "metric": task_of(config).metric,
     }
     observe(Event("job", **about))
-    holder = holders(jobs)[job.key]
-    build = partial(job_clients, data, key)
-    run, scores = _train(holder, build, lambda record: observe(_round_event(record, about)))
+    run, scores = _train(opened, holder, lambda record: observe(_round_event(record, about)))
     table = config.federation.table
-    for name, client in build().items() if table and table.scale == "site" else ():
-        if client.site.scaling is not None:
-            write_scaling(holder.folder / "clients" / name / FILE, client.site.scaling)
+    for name, site in opened.federation(holder).sites.items() if table else ():
+        if table is not None and table.scale == "site" and site.scaling is not None:
+            write_scaling(holder.folder / "clients" / name / FILE, site.scaling)
     if job.seed == config.seeds[0]:
-        write_overlays(build(), run, scores, metric, job.folder / "overlays")
-    rows = [*job_rows(job, run, scores), *_adapt(job, holder, about, observe)]
+        clients, folder = opened.clients(holder), job.folder / "overlays"
+        write_overlays(clients, run, scores, about["metric"], folder)
+    rows = [*job_rows(job, run, scores), *_adapt(opened, job, holder, about, observe)]
     text = "".join(json.dumps(asdict(row)) + "\n" for row in rows)
     write_atomically(job.folder / ROWS_FILE, text.encode())
     observe(Event("done", **about))
 
 
 def _train(
-    job: Job,
-    build: Callable[[], dict[str, ClientRuntime]],
-    observe: Callable[[RoundRecord], None],
+    opened: OpenedExperiment, job: Job, observe: Callable[[RoundRecord], None]
 ) -> tuple[Run, dict[str, Any]]:
     """Train and test; return the run and its test scores. Does nothing twice."""
-    config, names = job.config, sites_of(job.config.federation)
-    transport = InProcess(build, config.engine.workers, config.engine.threads)
-    run = build_run(
+    config, federation = job.config, opened.federation(job)
+    workers = config.engine.workers
+    build = partial(opened.clients, job)
+    if workers > 1:  # these open the experiment themselves
+        build = partial(job_clients, opened.data, job.key)
+    transport = InProcess(build, workers, config.engine.threads)
+    run = federation.run(
         build_algorithm(job.algorithm),
-        names,
-        trained_network(job),
         transport,
         rounds=config.rounds,
-        metric=task_of(config).metric,
         seed=job.seed,
         root=job.folder,
         evaluate_every=config.evaluation.every,
         on_failure=config.on_failure,
-        coding=build_coding(config, job.algorithm),
+        codecs=build_codecs(config, job.algorithm),
     )
     try:
         scores = run.execute(observe)
-        write_models(run, job.folder, names, settings_of(config, job.seed))
+        settings = settings_of(config, job.algorithm, job.seed)
+        write_models(run, job.folder, federation.names, settings)
     finally:
         transport.close()
     return run, scores
@@ -213,17 +167,18 @@ def _round_event(record: RoundRecord, about: Mapping[str, Any]) -> Event:
     )
 
 
-def _adapt(job: Job, holder: Job, about: Mapping[str, Any], observe: Observer) -> Iterator[Row]:
+def _adapt(
+    opened: OpenedExperiment, job: Job, holder: Job, about: Mapping[str, Any], observe: Observer
+) -> Iterator[Row]:
     """Yield the scores of every adapter at every site outside; what is stored is not done again."""
     adapters = adapters_of(job.config, job.algorithm)
     sites = [job.left_out] if job.left_out else job.config.federation.outside
     for site in sites if adapters else ():
-        data = open_outside(job.config, site, job.base)
         for adapter in adapters:
             folder = job.folder / "outside" / site / adapter.label
             if not _is_done(folder, adapter):
                 observe(Event("adapt", **about, text=f"{adapter.label} at {site}"))
-                _adapt_once(job, holder, adapter, site, data, folder)
+                _adapt_once(opened, job, holder, adapter, site, folder)
             yield from outside_rows(job, site, adapter.label, folder)
 
 
@@ -239,28 +194,27 @@ def _settings(adapter: AdapterConfig) -> dict[str, Any]:
     return {"name": adapter.name, "label": adapter.label, **adapter.params}
 
 
-def open_outside(config: ExperimentConfig, site: str, base: Path) -> Dataset:
-    """Return all cases of a site outside: none of them has trained a model that it receives."""
-    splits = base / "splits" / f"{site}.json"
-    opened = open_site(config.federation, site, cache_folder(), 0, splits)
-    return ConcatDataset([opened.train, opened.val, opened.test])
-
-
 def _adapt_once(
-    job: Job, holder: Job, config: AdapterConfig, site: str, data: Dataset, folder: Path
+    opened: OpenedExperiment,
+    job: Job,
+    holder: Job,
+    config: AdapterConfig,
+    site: str,
+    folder: Path,
 ) -> None:
-    """Adapt to one site, and store what came of it: the account first, the scores last."""
-    models = outside.ModelFiles(holder.folder / DEPLOYED)
+    """Adapt to one site, and store the outcome: the account first, the scores last."""
+    models, data = outside.ModelFiles(holder.folder / DEPLOYED), opened.outside(job, site)
+    federation = opened.variation(job.variation)
     sources = Sources(
         models,
-        Extended(network_of(job.config), build_algorithm(job.algorithm)),
-        task_of(job.config),
-        job.config.engine.device,
+        federation.builder(build_algorithm(job.algorithm)),
+        federation.task,
+        federation.device,
         job.seed,
         models.server,
     )
-    kept = Kept() if job.seed == job.config.seeds[0] else None
-    found = outside.adapt_and_score(build_adapter(config), sources, data, see=kept)
+    kept = PackedPredictions() if job.seed == job.config.seeds[0] else None
+    found = outside.adapt_and_score(build_adapter(config), sources, data, on_prediction=kept)
     account = {
         "adapter": _settings(config),
         "algorithm": job.algorithm.label,
@@ -268,7 +222,7 @@ def _adapt_once(
         "site": site,
         "cases": len(data),
         "seconds": found.seconds,
-        **outside.describe(found.adapted.account),
+        **found.result.record.to_dict(),
     }
     (folder / SCORES_FILE).unlink(missing_ok=True)  # of an adaptation with other settings
     write_atomically(folder / ACCOUNT_FILE, json.dumps(account, indent=1).encode())

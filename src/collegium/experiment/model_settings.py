@@ -3,23 +3,39 @@
 from pathlib import Path
 from typing import Any
 
+from collegium.core.algorithm import Algorithm
 from collegium.errors import ConfigError
-from collegium.experiment.config.experiment import ExperimentConfig, parse_config, to_dict
-from collegium.experiment.config.yamlfile import read_yaml_file
+from collegium.experiment.config.building import build_algorithm
+from collegium.experiment.config.experiment import (
+    AlgorithmConfig,
+    ExperimentConfig,
+    parse_config,
+    to_dict,
+)
+from collegium.experiment.config.yaml_file import read_yaml_file
 
 
-def settings_of(config: ExperimentConfig, seed: int) -> dict[str, Any] | None:
+def settings_of(
+    config: ExperimentConfig, algorithm: AlgorithmConfig, seed: int
+) -> dict[str, Any] | None:
     """Return what it takes to use the models of a run elsewhere, and no site and no path.
 
+    Args:
+        config: the experiment.
+        algorithm: the algorithm that trained the models, which may have extended their network.
+        seed: of the run.
+
     Returns:
-        An experiment, as far as predictions depend on it; None where its network is made by code
-        of the user's own, which does not travel.
+        An experiment, as far as predictions depend on it; None where the network is built or
+        extended by code of the user's own, which does not travel.
     """
-    if ":" in config.model.name:
+    if ":" in config.model.name or (extends(algorithm) and ":" in algorithm.name):
         return None
     whole = to_dict(config)
     whole["model"].pop("weights", None)  # the file of what the models hold
-    federation = whole["federation"]
+    federation, added = whole["federation"], {}
+    if extends(algorithm):
+        added = {"algorithm": {"name": algorithm.name, **algorithm.params}}
     kept = {key: federation[key] for key in ("name", "task", "image", "table")}
     sampling = {key: federation["sampling"][key] for key in ("crop", "neighbours")}
     return {
@@ -28,7 +44,13 @@ def settings_of(config: ExperimentConfig, seed: int) -> dict[str, Any] | None:
         "model": whole["model"],
         "inference": whole["inference"],
         "federation": {**kept, "sampling": sampling},
+        **added,
     }
+
+
+def extends(algorithm: AlgorithmConfig) -> bool:
+    """Return whether an algorithm adds layers to the network that it trains."""
+    return type(build_algorithm(algorithm)).extend is not Algorithm.extend
 
 
 def read_settings(path: Path) -> ExperimentConfig:
@@ -38,14 +60,14 @@ def read_settings(path: Path) -> ExperimentConfig:
         ConfigError: With one sentence for every problem found.
     """
     data, _ = read_yaml_file(path)
-    federation, model = data.get("federation"), data.get("model")
-    unknown = data.keys() - {"name", "seeds", "model", "inference", "federation"}
-    name = model.get("name") if isinstance(model, dict) else model
-    if unknown or not isinstance(federation, dict) or ":" in str(name):
+    federation, given = data.get("federation"), [data.get("model"), data.get("algorithm", "fedavg")]
+    unknown = data.keys() - {"name", "seeds", "model", "inference", "federation", "algorithm"}
+    names = [entry.get("name") if isinstance(entry, dict) else entry for entry in given]
+    if unknown or not isinstance(federation, dict) or any(":" in str(name) for name in names):
         raise ConfigError(
             f"{path} is not what Collegium writes beside models; copy the folder again, or name "
             f"the experiment that they were trained with by --config"
         )
     site = {"folder" if federation.get("table") is None else "table": "."}
     sites = {"federation": {**federation, "sites": {"none": site}}}
-    return parse_config({**data, **sites, "algorithms": ["fedavg"], "rounds": 1}, str(path))
+    return parse_config({"algorithm": "fedavg", "rounds": 1, **data, **sites}, str(path))

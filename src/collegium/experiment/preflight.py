@@ -1,16 +1,16 @@
-"""What can be known to fail is told before the first round: engine, device, network, data."""
+"""Checks before the first round of what can be known to fail: engine, device, network, data."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
+from collegium.core.algorithm import NetworkBuilder
 from collegium.core.model_parts import find_parts
 from collegium.core.randomness import ambient, generator
 from collegium.data.federation import sites_of
-from collegium.data.site import Site
 from collegium.errors import CollegiumError, ConfigError
 from collegium.experiment.config.building import (
     adapters_of,
@@ -21,22 +21,18 @@ from collegium.experiment.config.building import (
 )
 from collegium.experiment.config.experiment import ExperimentConfig
 from collegium.experiment.grid import folds_of
-
-ENGINES = ("inprocess",)
+from collegium.runtime.federation import Federation
 
 Sample = tuple[Tensor, Tensor]
 """The shapes of a batch's images and of what a network gives for them, as tensors on "meta"."""
 
 
 def check_engine(config: ExperimentConfig) -> None:
-    """Check that the engine and the device exist.
+    """Check that the device of the engine exists.
 
     Raises:
-        ConfigError: one of them does not.
+        ConfigError: It does not.
     """
-    name = config.engine.name
-    if name not in ENGINES:
-        raise ConfigError(f"engine.name is {name!r}; this version has {', '.join(ENGINES)}")
     check_device(config.engine.device, "engine.device")
 
 
@@ -63,8 +59,12 @@ def check_device(device: str, key: str = "--device") -> None:
         raise ConfigError(f"{key} is {device!r}, but torch finds {found}; use {other}")
 
 
-def check_network(config: ExperimentConfig, sites: Mapping[str, Site]) -> Sample | None:
-    """Let the network take one batch of every site and see that its loss can be computed.
+def check_network(config: ExperimentConfig, federation: Federation) -> Sample | None:
+    """Check that the network takes a batch of every site and that its loss can be computed.
+
+    Args:
+        config: The experiment, whose settings messages name.
+        federation: Its federation.
 
     Returns:
         The last batch; None where no site has training cases.
@@ -73,10 +73,10 @@ def check_network(config: ExperimentConfig, sites: Mapping[str, Site]) -> Sample
         ConfigError: the network cannot be built, or does not suit the images or the task.
         DataError: a site's images do not fit into one batch.
     """
-    network, task = build_network(config).eval(), task_of(config)
+    network, task = _sample_network(federation.network).eval(), federation.task
     sample = None
-    for site in sites.values():
-        rows = range(min(len(site.train), config.training.batch_size))
+    for site in federation.sites.values():
+        rows = range(min(len(site.train), federation.training.batch_size))
         if not rows:
             continue
         rngs = [generator(0, "preflight", site.name, row) for row in rows]
@@ -99,7 +99,7 @@ def check_network(config: ExperimentConfig, sites: Mapping[str, Site]) -> Sample
 
 
 def _samples(site: str, shape: tuple[int, ...]) -> str:
-    """Say what a site trains on: images, or rows of a table."""
+    """Return in words what a site trains on: images, or rows of a table."""
     if len(shape) == 1:
         return f"rows of site {site}, which have {shape[0]} features"
     return f"images of site {site}, whose samples have {shape[0]} channels and {shape[1:]} pixels"
@@ -123,9 +123,8 @@ def check_setups(config: ExperimentConfig, variation: str = "") -> None:
             several.
     """
     for algorithm in config.algorithms:
-        method, module = build_algorithm(algorithm), build_network(config)
-        method.extend(module)
-        parts = find_parts(module)
+        method = build_algorithm(algorithm)
+        parts = find_parts(_sample_network(NetworkBuilder(network_of(config), method)))
         for left_out, fold in folds_of(config):
             try:
                 method.check_setup(sorted(sites_of(fold.federation)), parts)
@@ -135,7 +134,7 @@ def check_setups(config: ExperimentConfig, variation: str = "") -> None:
 
 
 def check_adapters(config: ExperimentConfig, sample: Sample | None) -> None:
-    """Check that every adapter finds what it needs in the models that will be handed out.
+    """Check that every adapter finds what it needs in the models that sites outside will get.
 
     Args:
         config: The experiment, in one fold.
@@ -162,31 +161,19 @@ def check_adapters(config: ExperimentConfig, sample: Sample | None) -> None:
                 )
             if "personal" in adapter.needs and not shared:
                 raise ConfigError(
-                    f"the adapter {chosen.label!r} needs personal models, and no site hands its "
-                    f"own out; write share: [personal] at those that agree to it"
+                    f"the adapter {chosen.label!r} needs personal models, and no site shares "
+                    f"its own; write share: [personal] at those that agree to it"
                 )
-            module = build_network(config)
-            method.extend(module)
-            adapter.check(module)
+            adapter.check(_sample_network(NetworkBuilder(network_of(config), method)))
             if sample is not None:
                 adapter.check_output(task_of(config), *sample)
 
 
-def build_network(config: ExperimentConfig) -> nn.Module:
-    """Make the network of an experiment.
+def _sample_network(build: Callable[[], nn.Module]) -> nn.Module:
+    """Return a network to try things with; torch's generator stays as it is.
 
     Raises:
         ConfigError: It cannot be built.
     """
-    model = config.model
-    try:
-        with ambient(0, "preflight"):
-            return network_of(config)()
-    except CollegiumError:
-        raise
-    except (RuntimeError, ValueError, TypeError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ConfigError(
-            f"the model {model.name!r} cannot be built from {dict(model.params)} ({reason}); "
-            f"correct what stands under model"
-        ) from error
+    with ambient(0, "preflight"):
+        return build()

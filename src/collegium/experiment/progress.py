@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
+from collegium.core.text import format_bytes, format_duration
+
 if TYPE_CHECKING:
     from collegium.experiment.jobs import Event
 
@@ -24,7 +26,7 @@ MOST_SITES = 6
 def show_progress(
     console: Console, jobs: int | None, now: Callable[[], float] = time.monotonic
 ) -> "Iterator[Callable[[Event], None]]":
-    """Give the observer of a run, and tidy the terminal up after it.
+    """Yield the observer of a run, and tidy the terminal up after it.
 
     Args:
         console: Where to show it; bars if it is a terminal that can move its cursor.
@@ -67,7 +69,7 @@ class Clock:
             self.done.add(job)
 
     def remaining(self, event: "Event") -> float | None:
-        """Give the seconds that the job of an event still takes; None before its first round."""
+        """Return the seconds that the job of an event still takes; None before its first round."""
         job = job_of(event)
         if job not in self.last:
             return None
@@ -137,7 +139,7 @@ class Bars:
 
 
 def job_of(event: "Event") -> Job:
-    """Give the key of an event's job."""
+    """Return the key of an event's job."""
     return event.variation, event.left_out, event.algorithm, event.seed
 
 
@@ -156,7 +158,7 @@ def measurements(event: "Event") -> list[str]:
         if (known := defined(values))
     ]
     if event.bytes_up or event.bytes_down:
-        words += [f"up {byte_count(event.bytes_up)}", f"down {byte_count(event.bytes_down)}"]
+        words += [f"up {format_bytes(event.bytes_up)}", f"down {format_bytes(event.bytes_down)}"]
     return words
 
 
@@ -174,21 +176,4 @@ def sites(values: Mapping[str, float]) -> str:
 
 def eta(seconds: float | None) -> str:
     """Write how long something still takes; nothing where it is not known."""
-    return "" if seconds is None else f"eta {duration(seconds)}"
-
-
-def duration(seconds: float) -> str:
-    """Write seconds as `8s`, `1m40s` or `2h05m`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours}h{minutes:02d}m"
-    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
-
-
-def byte_count(count: int) -> str:
-    """Write bytes as `512 B`, `2.1 MB` or `1.0 GB`."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= factor:
-            return f"{count / factor:.1f} {unit}"
-    return f"{count} B"
+    return "" if seconds is None else f"eta {format_duration(seconds)}"

@@ -30,11 +30,12 @@ from collegium.experiment.config.experiment import (
     parse_config,
     to_dict,
 )
-from collegium.experiment.grid import Job, JobKey, folds_of, holders, jobs_of, variations_of
-from collegium.experiment.jobs import Event, Observer, open_sites, run_job
+from collegium.experiment.federation import OpenedExperiment
+from collegium.experiment.grid import Job, JobKey, folds_of, holders, jobs_of
+from collegium.experiment.jobs import Event, Observer, run_job
 from collegium.experiment.preflight import check_adapters, check_engine, check_network, check_setups
 from collegium.runtime import process
-from collegium.runtime.simulation import check_method
+from collegium.runtime.federation import Federation
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ LISTENING_SECONDS = 3.0
 """How long a stopped experiment waits for its processes and for their last words."""
 
 RUN_FILE = "run.json"
-"""What a run was made with: configuration, versions, machine."""
+"""The file of what a run was made with: configuration, versions, machine."""
 
 
 def run_experiment(config: ExperimentConfig, observe: Observer = lambda event: None) -> Path:
@@ -50,7 +51,7 @@ def run_experiment(config: ExperimentConfig, observe: Observer = lambda event: N
 
     Args:
         config: the experiment.
-        observe: told what happens.
+        observe: called with every event.
 
     Returns:
         The output folder.
@@ -62,28 +63,28 @@ def run_experiment(config: ExperimentConfig, observe: Observer = lambda event: N
     with lock(output):
         _write_run_file(config, output)
         process.prepare(config.engine.threads)
-        for variation, settings in variations_of(config).items():
-            _check(settings, output / variation)
+        opened = OpenedExperiment(config)
+        for variation, settings in opened.variations.items():
+            _check(settings, opened.variation(variation))
             check_setups(settings, variation)
             _warn_of_idle_adapters(settings, variation)
-        _run_jobs(config, observe)
+        _run_jobs(opened, observe)
         _write_results(collect_rows(config), output)
     return output
 
 
-def _check(config: ExperimentConfig, base: Path) -> None:
-    """Check before the first round what can be known to fail; splits are stored in ``base``."""
+def _check(config: ExperimentConfig, federation: Federation) -> None:
+    """Check before the first round what can be known to fail."""
     check_engine(config)
-    sites = open_sites(config, base)
-    sample = check_network(config, sites)
+    sample = check_network(config, federation)
     for algorithm in config.algorithms:
-        check_method(build_algorithm(algorithm), config.training, sites)
+        federation.check(build_algorithm(algorithm))
     for _, fold in folds_of(config):
         check_adapters(fold, sample)
 
 
 def _warn_of_idle_adapters(config: ExperimentConfig, variation: str) -> None:
-    """Say so where adapters are configured and there is no site to adapt to."""
+    """Warn if adapters are configured and there is no site to adapt to."""
     chosen = [adapters_of(config, algorithm) for algorithm in config.algorithms]
     labels = dict.fromkeys(adapter.label for adapters in chosen for adapter in adapters)
     if labels and config.protocol == "inside" and not config.federation.outside:
@@ -96,7 +97,14 @@ def _warn_of_idle_adapters(config: ExperimentConfig, variation: str) -> None:
 
 
 def resume_experiment(output: Path, observe: Observer = lambda event: None) -> Path:
-    """Go on with the experiment in ``output``.
+    """Continue an experiment.
+
+    Args:
+        output: its output folder.
+        observe: called with every event.
+
+    Returns:
+        The output folder.
 
     Raises:
         CheckpointError: there is none.
@@ -187,25 +195,24 @@ def _extend(stored: ExperimentConfig, config: ExperimentConfig, output: Path) ->
         shutil.rmtree(output / "splits", ignore_errors=True)
 
 
-def _run_jobs(config: ExperimentConfig, observe: Observer) -> None:
+def _run_jobs(opened: OpenedExperiment, observe: Observer) -> None:
     """Run all jobs; where a client fails, the others still run before the error is raised.
 
     Jobs that use the training of another run after all those that train.
     """
-    data, jobs = to_dict(config), jobs_of(config)
-    held = holders(jobs)
-    training = [job for job in jobs if held[job.key] is job]
-    using = [job for job in jobs if held[job.key] is not job]
+    config, held = opened.config, holders(opened.jobs)
+    training = [job for job in opened.jobs if held[job.key] is job]
+    using = [job for job in opened.jobs if held[job.key] is not job]
     failures: list[ClientError] = []
     for batch in (training, using):
         if config.engine.jobs == 1:
             for job in batch:
                 try:
-                    run_job(data, job.key, observe)
+                    run_job(opened, job.key, observe)
                 except ClientError as error:
                     _note_failure(error, job, failures, observe)
         elif batch:
-            _run_jobs_at_once(data, batch, config.engine.jobs, failures, observe)
+            _run_jobs_at_once(opened, batch, failures, observe)
     if failures:
         raise failures[0]
 
@@ -219,39 +226,36 @@ def _note_failure(
     observe(Event("note", algorithm=job.algorithm.label, seed=job.seed, text=text))
 
 
-_events: Any = None
-"""In a process that runs jobs: where their events go."""
+_worker: tuple[OpenedExperiment, Any]
+"""In a process that runs jobs: the experiment, and the queue to which events go."""
 
 
-def _begin_job(queue: Any) -> None:
-    global _events
-    _events = queue
+def _start_worker(data: Mapping[str, Any], queue: Any) -> None:
+    global _worker
+    _worker = OpenedExperiment(parse_config(data)), queue
 
 
-def _run_job(data: Mapping[str, Any], key: JobKey) -> None:
-    run_job(data, key, _events.put)
+def _run_job(key: JobKey) -> None:
+    opened, queue = _worker
+    run_job(opened, key, queue.put)
 
 
 def _run_jobs_at_once(
-    data: Mapping[str, Any],
-    jobs: Sequence[Job],
-    processes: int,
-    failures: list[ClientError],
-    observe: Observer,
+    opened: OpenedExperiment, jobs: Sequence[Job], failures: list[ClientError], observe: Observer
 ) -> None:
     """Run jobs in a few processes of their own."""
     from threading import Thread
 
-    context = multiprocessing.get_context("spawn")
+    engine, context = opened.config.engine, multiprocessing.get_context("spawn")
     queue = context.Queue()
     listener = Thread(target=_listen, args=(queue, observe), daemon=True)
     listener.start()
     try:
         with (
-            process.environment_of_workers(data["engine"]["threads"]),
-            ProcessPoolExecutor(processes, context, _begin_job, (queue,)) as pool,
+            process.environment_of_workers(engine.threads),
+            ProcessPoolExecutor(engine.jobs, context, _start_worker, (opened.data, queue)) as pool,
         ):
-            futures = {pool.submit(_run_job, data, job.key): job for job in jobs}
+            futures = {pool.submit(_run_job, job.key): job for job in jobs}
             try:
                 for future in as_completed(futures):
                     try:
@@ -269,7 +273,7 @@ def _run_jobs_at_once(
 
 
 def _end_jobs() -> None:
-    """Let the processes that run jobs end as Ctrl-C makes them; end those that do not.
+    """Wait until the processes that run jobs have ended by Ctrl-C; end those that do not.
 
     What is stored stays whole, whenever a process ends.
     """

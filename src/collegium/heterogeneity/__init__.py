@@ -1,1 +1,1 @@
-"""How different sites are: distances, groups, embeddings and spectra. Pure functions."""
+"""Differences between sites: distances, clusters, embeddings, spectra and the survey."""

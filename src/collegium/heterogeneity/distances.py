@@ -1,8 +1,8 @@
 """Distances between sites, from numbers about their cases.
 
-What the distance-aware methods compare (Eq. 1 and Appendix C of distance-aware averaging) and
-what pFedNet's similarity network is built on. Every function that takes sites by name answers with
-a matrix (N, N) of float64 whose rows and columns follow the sorted names.
+Distance-aware averaging (Eq. 1 and Appendix C) and pFedNet's similarity graph are built on them.
+Every function that takes sites by name returns a matrix (N, N) of float64 whose rows and columns
+follow the sorted names.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,52 +19,46 @@ Normalise = Literal["none", "pooled_std"]
 Between = Literal["centroid", "pairwise", "energy"]
 
 
-def emd(a: ArrayLike, b: ArrayLike) -> float:
-    """The earth mover's distance of two samples of one quantity, in its unit.
-
-    The Wasserstein-1 distance of the two empirical distributions, which is the area between their
-    distribution functions: exact, without bins, and for any two counts.
-
-    Args:
-        a: (n,) values.
-        b: (m,) values.
-
-    Raises:
-        DataError: a sample is empty, not a list of numbers, or holds NaN or infinite values.
-    """
-    return _emd_of_sorted(_sample(a, "the first sample"), _sample(b, "the second sample"))
-
-
 def emd_matrix(samples: Mapping[str, ArrayLike], *, normalise: Normalise = "none") -> Array:
-    """Earth mover's distances of one quantity between all pairs of sites.
+    """Return the earth mover's distances of one quantity between all pairs of sites.
+
+    These are Wasserstein-1 distances of empirical distributions, the areas between two distribution
+    functions: exact, without bins, and for any numbers of cases.
 
     Args:
-        samples: by site one value per case.
-        normalise: "none" keeps the unit, as the paper does; "pooled_std" divides by `pooled_std`,
-            so that quantities of different units can be averaged.
+        samples: by site one value per case, (n,).
+        normalise: "none" keeps the unit, as the paper does; "pooled_std" divides by the standard
+            deviation over the cases of all sites together (divisor n), so that quantities of
+            different units can be averaged.
+
+    Returns:
+        (N, N).
 
     Raises:
         ConfigError: ``normalise`` is neither of the two.
         DataError: a site has no values, or NaN or infinite ones.
     """
-    columns = _columns(samples)
-    matrix = pair_matrix(columns, _emd_of_sorted)
-    return matrix / scale(normalise, lambda: _spread(columns))
+    columns = {
+        site: np.sort(_finite(np.asarray(samples[site], np.float64), _of(site), axes=1))
+        for site in sorted(samples)
+    }
+    matrix = pair_matrix(columns, _emd)
+    return matrix / scale(normalise, lambda: float(np.concatenate([*columns.values()]).std()))
 
 
 def emd_of_histograms(a: tuple[ArrayLike, ArrayLike], b: tuple[ArrayLike, ArrayLike]) -> float:
-    """The earth mover's distance of two histograms, each of bins of its own.
+    """Return the earth mover's distance of two histograms, each with bins of its own.
 
     The values of a bin are taken as spread evenly over it; those of a bin without width all lie at
     its edge. For these distributions the distance is exact: the area between the two quantile
-    functions, which are straight lines between the levels where a bin begins or ends.
+    functions, which are straight lines between the levels at which a bin begins or ends.
 
     Args:
         a: counts (k,) and edges (k + 1,), as of `numpy.histogram`; counts need not be whole.
-        b: the same, of other bins if need be.
+        b: the same, possibly of other bins.
 
     Raises:
-        DataError: counts are negative, all zero or not finite, edges fall or are not finite, or
+        DataError: counts are negative, all zero or not finite, edges decrease or are not finite, or
             there is not one more edge than counts.
     """
     first, second = _QuantileFunction.of(*a), _QuantileFunction.of(*b)
@@ -99,7 +93,7 @@ class _QuantileFunction:
         if not np.isfinite(mass).all() or (mass < 0).any() or not mass.sum() > 0:
             raise DataError("a histogram's counts are negative, not finite or all zero")
         if not np.isfinite(borders).all() or (np.diff(borders) < 0).any():
-            raise DataError("a histogram's edges fall or are not finite; sort them")
+            raise DataError("a histogram's edges decrease or are not finite; sort them")
         used = mass > 0
         levels = np.concatenate([[0.0], np.cumsum(mass[used])]) / mass[used].sum()
         levels[-1] = 1.0
@@ -113,17 +107,8 @@ class _QuantileFunction:
         return self.starts[stretch] * (1 - part) + self.ends[stretch] * part
 
 
-def pooled_std(samples: Mapping[str, ArrayLike]) -> float:
-    """The standard deviation of a quantity over the cases of all sites together (divisor n).
-
-    Raises:
-        DataError: a site has no values, or NaN or infinite ones.
-    """
-    return _spread(_columns(samples))
-
-
 def federation_value(matrix: ArrayLike) -> float:
-    """How different the sites are in one number: the mean over all pairs of sites; 0 for one site.
+    """Return the mean distance over all pairs of sites; 0 for one site.
 
     Raises:
         DataError: it is no distance matrix (see `checked`).
@@ -134,56 +119,52 @@ def federation_value(matrix: ArrayLike) -> float:
 
 
 @dataclass(frozen=True)
-class Combined:
-    """The distance of the sites by intensity and label, and what it was made of.
+class CombinedDistances:
+    """The distances of the sites by several kinds of metadata.
 
     Attributes:
-        matrix: (N, N), the mean of the two matrices chosen.
-        modality: whose intensities tell the sites apart most.
-        label: whose volumes tell the sites apart most.
-        by_modality: the federation value of every modality.
-        by_label: the federation value of every label.
+        matrix: (N, N), the mean of the matrices chosen, one of each kind.
+        names: of each kind, the name of the matrix chosen.
     """
 
     matrix: Array
-    modality: str
-    label: str
-    by_modality: Mapping[str, float]
-    by_label: Mapping[str, float]
+    names: tuple[str, ...]
 
 
-def combine(intensity: Mapping[str, ArrayLike], label: Mapping[str, ArrayLike]) -> Combined:
-    """Average the most telling modality and the most telling label (paper, Appendix C).
+def combine(*kinds: Mapping[str, ArrayLike]) -> CombinedDistances:
+    """Average, over kinds of metadata, the matrix in which the sites differ most (Appendix C).
 
-    Of each kind the matrix with the largest federation value is kept; of equals the first by name.
-    In the paper's units labels (mL) drown intensities (z-scores); `emd_matrix` can normalise both.
+    Of each kind the matrix with the largest `federation_value` is kept; of equal ones the first by
+    name. In the paper's units labels (mL) dominate intensities (z-scores); `emd_matrix` can
+    normalise both.
 
     Args:
-        intensity: by modality the matrix of the cases' largest intensities.
-        label: by label the matrix of the cases' volumes.
+        *kinds: by channel, the distances of the cases' largest intensities; by label, the
+            distances of their volumes. A kind without matrices is left out.
 
     Raises:
-        DataError: a kind has no matrix, a matrix is no distance matrix, or sizes differ.
+        DataError: no kind has a matrix, a matrix is no distance matrix, or sizes differ.
     """
-    values, chosen, names = [], [], []
-    for kind, matrices in (("intensities", intensity), ("labels", label)):
-        if not matrices:
-            raise DataError(f"there are no distances by {kind} to combine; ask the sites for both")
-        values.append({name: federation_value(matrix) for name, matrix in sorted(matrices.items())})
-        names.append(max(values[-1], key=values[-1].__getitem__))
+    names, chosen = [], []
+    for matrices in filter(None, kinds):
+        values = {name: federation_value(matrix) for name, matrix in sorted(matrices.items())}
+        names.append(max(values, key=values.__getitem__))
         chosen.append(checked(matrices[names[-1]]))
-    if chosen[0].shape != chosen[1].shape:
-        raise DataError(
-            f"distances by intensity are of {len(chosen[0])} sites, those by label of "
-            f"{len(chosen[1])}; ask the same sites for both"
-        )
-    return Combined((chosen[0] + chosen[1]) / 2, names[0], names[1], values[0], values[1])
+    if not chosen:
+        raise DataError("there are no distances to combine; ask the sites for their statistics")
+    for other in chosen[1:]:
+        if other.shape != chosen[0].shape:
+            raise DataError(
+                f"one kind of metadata is known of {len(chosen[0])} sites, another of "
+                f"{len(other)}; ask the same sites for both"
+            )
+    return CombinedDistances(np.mean(chosen, axis=0), tuple(names))
 
 
 def centroid_distances(
     embeddings: Mapping[str, ArrayLike], *, between: Between = "centroid"
 ) -> Array:
-    """Euclidean distances between the embeddings of all pairs of sites.
+    """Return the Euclidean distances between the embeddings of all pairs of sites.
 
     Eq. 1 of the paper is undefined for unequal numbers of cases; the distance of the means is what
     its figures suggest.
@@ -220,7 +201,7 @@ def centroid_distances(
 
 
 def l1_distances(sketches: Mapping[str, ArrayLike]) -> Array:
-    """Sums of absolute differences between all pairs of sketches, as pFedNet's code compares sites.
+    """Return the sums of absolute differences between all pairs of sketches, as in pFedNet's code.
 
     Args:
         sketches: by site an array of any shape, the same for all.
@@ -232,7 +213,7 @@ def l1_distances(sketches: Mapping[str, ArrayLike]) -> Array:
 
 
 def euclidean_distances(vectors: Mapping[str, ArrayLike]) -> Array:
-    """Euclidean distances between all pairs of vectors, such as shares of labels.
+    """Return the Euclidean distances between all pairs of vectors, such as shares of labels.
 
     Args:
         vectors: by site an array of any shape, the same for all.
@@ -268,7 +249,15 @@ def checked(matrix: ArrayLike) -> Array:
 
 
 def pair_matrix(of_sites: Mapping[str, Any], distance: Callable[[Any, Any], float]) -> Array:
-    """Return the symmetric matrix of a distance between all pairs; sites in sorted order."""
+    """Return the symmetric matrix of a distance between all pairs of sites.
+
+    Args:
+        of_sites: by site what is compared.
+        distance: takes those of two sites.
+
+    Returns:
+        (N, N), sites in sorted order.
+    """
     items = [of_sites[site] for site in sorted(of_sites)]
     matrix = np.zeros((len(items), len(items)))
     for i, first in enumerate(items):
@@ -278,7 +267,11 @@ def pair_matrix(of_sites: Mapping[str, Any], distance: Callable[[Any, Any], floa
 
 
 def scale(normalise: Normalise, spread: Callable[[], float]) -> float:
-    """Return what distances are divided by: 1, or the ``spread``; 1 where nothing varies.
+    """Return the divisor of a matrix of distances.
+
+    Args:
+        normalise: "none": 1; "pooled_std": the spread, or 1 if nothing varies.
+        spread: returns the standard deviation over all cases.
 
     Raises:
         ConfigError: ``normalise`` is none of the words.
@@ -288,15 +281,11 @@ def scale(normalise: Normalise, spread: Callable[[], float]) -> float:
     return (spread() or 1.0) if normalise == "pooled_std" else 1.0
 
 
-def _emd_of_sorted(a: Array, b: Array) -> float:
+def _emd(a: Array, b: Array) -> float:
     every = np.sort(np.concatenate([a, b]))
     share_a = np.searchsorted(a, every[:-1], side="right") / len(a)
     share_b = np.searchsorted(b, every[:-1], side="right") / len(b)
     return float((np.abs(share_a - share_b) * np.diff(every)).sum())
-
-
-def _spread(columns: Mapping[str, Array]) -> float:
-    return float(np.concatenate(list(columns.values())).std())
 
 
 def _mean_pair(a: Array, b: Array) -> float:
@@ -307,14 +296,6 @@ def _mean_pair(a: Array, b: Array) -> float:
 
 def _of(site: str) -> str:
     return f"site {site!r}"
-
-
-def _columns(samples: Mapping[str, ArrayLike]) -> dict[str, Array]:
-    return {site: _sample(samples[site], _of(site)) for site in sorted(samples)}
-
-
-def _sample(values: ArrayLike, whose: str) -> Array:
-    return np.sort(_finite(np.asarray(values, np.float64), whose, axes=1))
 
 
 def _vectors(of_sites: Mapping[str, ArrayLike]) -> dict[str, Array]:

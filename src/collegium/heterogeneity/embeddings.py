@@ -15,12 +15,13 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from collegium.core.randomness import generator
+from collegium.core.dataset import Dataset
+from collegium.core.randomness import ambient, generator
 from collegium.errors import ConfigError, DataError
 
 Array = NDArray[np.float64]
 Encoder = Callable[[Tensor], Tensor]
-"""Gives a feature map (B, C, *spatial') for images (B, channels, *spatial).
+"""Returns a feature map (B, C, *spatial') of images (B, channels, *spatial).
 
 A pre-trained network in evaluation mode is one, as is `SeededEncoder`. All sites must use the same.
 """
@@ -29,12 +30,12 @@ COMPONENTS = 2
 
 
 def pca2(table: ArrayLike) -> tuple[Array, Array]:
-    """The first two principal components of a table, of which every row is an observation.
+    """Return the first two principal components of a table whose rows are observations.
 
     Columns are centred, not scaled. The sign of a component is arbitrary and would make equal sites
-    look different; here the largest of its loadings by magnitude is positive, of equals the first.
-    (The paper says nothing about signs.) A component that does not exist, because the rows vary in
-    fewer directions, is 0 throughout.
+    look different; here the largest of its loadings by magnitude is positive, of equal ones the
+    first. (The paper does not mention signs.) A component that does not exist, because the rows
+    vary in fewer directions, is 0 throughout.
 
     Args:
         table: (rows, columns); for a feature map, channels and positions.
@@ -61,22 +62,8 @@ def pca2(table: ArrayLike) -> tuple[Array, Array]:
     return centred @ loadings, loadings
 
 
-def component_angle(v: ArrayLike, w: ArrayLike) -> float:
-    """The angle between two vectors in degrees, from 0 to 180 (paper, Appendix E).
-
-    Raises:
-        DataError: a vector has no length, or the two have different shapes.
-    """
-    a, b = np.asarray(v, np.float64), np.asarray(w, np.float64)
-    sizes = np.linalg.norm(a), np.linalg.norm(b)
-    if a.shape != b.shape or not all(0 < size < math.inf for size in sizes):
-        raise DataError("an angle needs two vectors of one shape and of a finite length above 0")
-    a, b = a / sizes[0], b / sizes[1]
-    return math.degrees(2 * math.atan2(np.linalg.norm(a - b), np.linalg.norm(a + b)))
-
-
 def embed(features: ArrayLike) -> Array:
-    """The embedding of one image: its feature map's channels, each by two components.
+    """Return the embedding of one image: its feature map's channels, each by two components.
 
     Channels are the observations and positions the variables, so that maps to be compared must
     have one size, and images one grid. The paper's encoder has 512 channels, its embeddings 1024
@@ -102,11 +89,11 @@ def embed(features: ArrayLike) -> Array:
 
 
 def embed_image(image: Tensor, encoder: Encoder, grid: int = 64) -> Array:
-    """The embedding of an image of any size: brought to a fixed grid, encoded, reduced.
+    """Return the embedding of an image of any size, resized to a fixed grid.
 
     Args:
         image: (channels, *spatial), with two or three spatial axes.
-        encoder: gives the feature map.
+        encoder: returns the feature map.
         grid: every side is resized to this many pixels by averaging over areas, so that the maps of
             all images of all sites agree.
 
@@ -114,7 +101,7 @@ def embed_image(image: Tensor, encoder: Encoder, grid: int = 64) -> Array:
         (2 C,), see `embed`.
 
     Raises:
-        ConfigError: there are other than two or three spatial axes, or the grid is not positive.
+        ConfigError: there are other than two or three spatial axes, or the grid is below 1.
         DataError: the encoder gave no feature map, or NaN or infinite values.
     """
     axes = image.ndim - 1
@@ -128,16 +115,62 @@ def embed_image(image: Tensor, encoder: Encoder, grid: int = 64) -> Array:
         return embed(encoder(resized)[0].cpu().numpy())
 
 
+def embed_cases(data: Dataset, encoder: Encoder, grid: int) -> Tensor:
+    """Return one embedding per case, in the order of the cases: (n, D) float32.
+
+    Args:
+        data: whole cases. A volume is embedded as one, whether or not it is trained on in slices;
+            an image without spatial axes is its own embedding.
+        encoder: takes images (1, channels, *spatial) and returns feature maps (1, C, *spatial').
+        grid: see `embed_image`.
+    """
+    rows = []
+    for index in range(len(data)):
+        image = data.example(index).image.float()
+        if image.ndim > 2:
+            whole = image.movedim(0, 1) if len(image) > 1 else image[0]
+            rows.append(torch.from_numpy(embed_image(whole, encoder, grid)).float())
+        else:
+            rows.append(image[0])
+    return torch.stack(rows) if rows else torch.zeros(0, 0)
+
+
+def make_encoder(name: str) -> Encoder:
+    """Return an encoder in evaluation mode; random weights are the same at every site.
+
+    Args:
+        name: a built-in model such as "resnet18_encoder", or the user's own as "file.py:factory",
+            with its default parameters; "resnet18_encoder@file.safetensors" with trained weights.
+            Empty: `SeededEncoder`.
+
+    Raises:
+        ConfigError: there is no such model, or the user's factory or the weights cannot be used.
+    """
+    from collegium.models.factory import MODELS, build_model
+
+    if not name:
+        return SeededEncoder()
+    built_in, _, weights = name.partition("@")
+    try:
+        with ambient(0, "encoder"):
+            if weights and built_in in MODELS:
+                return build_model(built_in, weights=weights).eval()
+            encoder: Encoder = build_model(name).eval()
+    except ConfigError as error:
+        raise ConfigError(f"encoder: {error}") from error
+    return encoder
+
+
 @dataclass(frozen=True)
 class SeededEncoder:
-    """An untrained convolutional network: the encoder where no pre-trained one is at hand.
+    """An untrained convolutional network, the encoder if no pre-trained one is available.
 
     Layers of 3 x 3 (x 3) convolutions of stride 2 with ReLU between them. Its weights are drawn
     from named generators, so that every site has the same without exchanging them, and they are
     the same in every run.
 
-    What it is worth: random filters respond to brightness, contrast and coarse structure, which is
-    where cameras, scanners and protocols differ. Three public sites of retinal photographs come out
+    Random filters respond to brightness, contrast and coarse structure, in which cameras, scanners
+    and protocols differ. Three public sites of retinal photographs come out
     farther from each other (energy distance, 20 images each) than any half of one from its other
     half. They know nothing of anatomy or disease, so that sites that differ in these alone may look
     equal. Distances have no unit, and are comparable only between equal ``seed``, ``widths`` and
@@ -172,6 +205,6 @@ class SeededEncoder:
         return features
 
     def _weight(self, layer: int, shape: tuple[int, ...]) -> Tensor:
-        """Normal weights whose variance keeps the size of the features (He et al., 2015)."""
+        """Return normal weights whose variance keeps the size of the features (He et al., 2015)."""
         draw = generator(self.seed, "encoder", len(shape) - 2, shape[1], layer)
         return torch.randn(shape, generator=draw) * math.sqrt(2 / math.prod(shape[1:]))

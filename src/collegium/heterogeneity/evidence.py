@@ -1,4 +1,4 @@
-"""Whether sites differ by more than chance: permutations of cases, and resampled cases."""
+"""Tests of whether sites differ by more than chance, by permuted and by resampled cases."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a permutation test says of a difference between sites.
+    """The result of a permutation test of a difference between sites.
 
     Attributes:
-        p: how often cases that were dealt out to the sites at random differ as much, from
+        p: how often cases that are assigned to the sites at random differ as much, from
             1 / (permutations + 1) to 1.
         effect: the share of the spread of all cases that lies between the sites, less what chance
-            alone puts there: about 0 where sites are alike, 1 where cases of a site are equal.
-        smallest_p: what ``p`` cannot go below with so few cases.
+            alone puts there: about 0 if sites are alike, 1 if all cases of a site are equal.
+        smallest_p: the least ``p`` that so few cases can give.
         cases: number of cases compared.
     """
 
@@ -40,13 +40,13 @@ def energy_test(
 ) -> Evidence:
     """Test whether all sites' cases come from one distribution (Rizzo and Szekely, 2010, DISCO).
 
-    The statistic is the between-sample energy, that is by how much cases of different sites are
-    farther apart than cases of one site. It sees differences of any kind, not of means alone. Cases
-    count as independent, which several cases of one patient are not.
+    The statistic is the between-sample energy: by how much cases of different sites are farther
+    apart than cases of one site. It detects differences of any kind, not of means alone. Cases are
+    assumed to be independent, which several cases of one patient are not.
 
     Args:
         samples: by site (n,) values or (n, D) embeddings, a row per case.
-        permutations: how often the cases are dealt out anew.
+        permutations: how often the cases are assigned to the sites at random.
         limit: with more cases in all, each site takes part with a random share of its cases.
         seed: names the generators.
 
@@ -55,7 +55,7 @@ def energy_test(
         DataError: a site has no cases, or NaN or infinite values.
     """
     rng = np.random.default_rng(seed_of(seed, "permutations"))
-    rows, sites = _together(samples, limit, rng)
+    rows, sites = _pooled_cases(samples, limit, rng)
     apart = _pair_distances(rows)
     total = apart.sum() / (2 * len(apart))
     if total <= 0:
@@ -70,10 +70,14 @@ def energy_test(
 
 
 def smallest_p(sizes: Sequence[int], permutations: int) -> float:
-    """Return the least p-value that `energy_test` can give for sites of these sizes.
+    """Return the least p-value that `energy_test` can give.
 
-    There are n! / (n_1! ... n_k!) ways to deal out the cases, of which those that only swap sites
-    of equal size are the same to the statistic.
+    There are n! / (n_1! ... n_k!) ways to assign the cases, of which those that only swap sites of
+    equal size give the same statistic.
+
+    Args:
+        sizes: n_i, the number of cases of each site.
+        permutations: how often the cases are assigned to the sites at random.
     """
     ways = math.lgamma(sum(sizes) + 1) - sum(math.lgamma(size + 1) for size in sizes)
     same = sum(math.lgamma(count + 1) for count in Counter(sizes).values())
@@ -97,11 +101,11 @@ def stability(
     draws: int = 200,
     seed: int = 0,
 ) -> dict[str, float]:
-    """Return how often each site is chosen when every site's cases are drawn anew (bootstrap).
+    """Return how often each site is chosen if every site's cases are resampled (bootstrap).
 
     Args:
         cases: by site the number of its cases.
-        choose: gives the chosen site for the rows drawn at each site.
+        choose: returns the chosen site for the rows drawn at each site.
         draws: how often.
         seed: names the generator.
     """
@@ -113,12 +117,12 @@ def stability(
     return {site: counts[site] / draws for site in sorted(cases)}
 
 
-def _together(
+def _pooled_cases(
     samples: Mapping[str, ArrayLike], limit: int, rng: np.random.Generator
 ) -> tuple[Array, NDArray[np.int64]]:
     """Return all cases in rows, and the index of the site that each belongs to."""
     if len(samples) < 2:
-        raise ConfigError("a difference takes two sites; there are fewer to compare; add sites")
+        raise ConfigError("a difference takes two sites, and there are fewer to compare; add sites")
     tables = {}
     for site, values in sorted(samples.items()):
         table = np.asarray(values, np.float64)

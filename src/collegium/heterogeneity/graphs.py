@@ -1,4 +1,4 @@
-"""The similarity network of pFedNet (its incidence matrix Q): who is near whom."""
+"""The similarity graph of pFedNet, whose incidence matrix is Q."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ Edge = tuple[int, int]
 
 
 def neighbours(distance: ArrayLike, k: int) -> list[list[int]]:
-    """The k nearest other sites of every site, the nearest first.
+    """Return the k nearest other sites of every site, the nearest first.
 
     A site is never its own neighbour, and of equally near sites the lower index comes first. The
     authors' code fills the diagonal with a number, so that there a site can become its own.
@@ -35,10 +35,14 @@ def neighbours(distance: ArrayLike, k: int) -> list[list[int]]:
 
 
 def check_neighbours(k: int, count: int) -> None:
-    """Check that each of so many sites can have k neighbours.
+    """Check that every site can have k neighbours.
+
+    Args:
+        k: number of neighbours.
+        count: number of sites.
 
     Raises:
-        ConfigError: It cannot.
+        ConfigError: k is not between 1 and count - 1.
     """
     if not 1 <= k <= count - 1:
         raise ConfigError(
@@ -48,9 +52,9 @@ def check_neighbours(k: int, count: int) -> None:
 
 
 def edges(neighbours: Sequence[Sequence[int]]) -> list[Edge]:
-    """The undirected edges (i, j) with i < j, sorted: one where either site names the other.
+    """Return the undirected edges (i, j), i < j, sorted: one if either site names the other.
 
-    Each edge comes once. Of the authors' scripts one loses edges that only the higher index names,
+    Of the authors' scripts one loses edges that only the higher index names,
     another counts mutual ones twice.
     """
     pairs = {(min(i, j), max(i, j)) for i, near in enumerate(neighbours) for j in near if i != j}
@@ -58,9 +62,9 @@ def edges(neighbours: Sequence[Sequence[int]]) -> list[Edge]:
 
 
 def incidence(count: int, edges: Sequence[Edge]) -> NDArray[np.float64]:
-    """The matrix Q (N, M): in the column of edge (i, j) +1 at i, -1 at j and 0 elsewhere.
+    """Return Q, (N, M): in the column of edge (i, j) +1 at i, -1 at j and 0 elsewhere.
 
-    Every column sums to 0. Which end has the plus does not matter to a norm of ZQ.
+    Every column sums to 0. Which end is positive does not matter to a norm of ZQ.
 
     Args:
         count: N, the number of sites.
@@ -75,3 +79,15 @@ def incidence(count: int, edges: Sequence[Edge]) -> NDArray[np.float64]:
             raise ConfigError(f"edge {(i, j)} does not join two of {count} sites")
         matrix[i, column], matrix[j, column] = 1.0, -1.0
     return matrix
+
+
+def incidence_of(sites: Sequence[str], edges: Sequence[Sequence[str]]) -> NDArray[np.float64]:
+    """Return Q, (N, M), of the edges between some sites.
+
+    Args:
+        sites: N names, in the order of the rows.
+        edges: pairs of names; an edge with another site is left out.
+    """
+    place = {site: index for index, site in enumerate(sites)}
+    within = [(place[a], place[b]) for a, b in edges if a in place and b in place]
+    return incidence(len(sites), within)

@@ -21,7 +21,7 @@ from collegium.errors import ConfigError, DataError, ProtocolError
 
 
 def window_radius(shape: Sequence[int], ratio: float) -> int:
-    """The radius b of the window, in frequencies: the smallest side times the ratio, rounded down.
+    """Return the radius b of the window: the smallest side times the ratio, rounded down.
 
     Args:
         shape: spatial shape of the images, two or three sides.
@@ -54,7 +54,7 @@ def amplitude_window(images: Tensor, ratio: float) -> Tensor:
 
     Returns:
         (B, C, 2b + 1, 2b + 1), or with a third such side for volumes; float64 for float64 images,
-        else float32.
+        otherwise float32.
 
     Raises:
         ConfigError: the ratio is out of range, or the images have other than two or three axes.
@@ -76,7 +76,7 @@ def transfer(images: Tensor, windows: Tensor) -> Tensor:
 
     Args:
         images: (B, C, *spatial).
-        windows: (B, C, 2b + 1, ...) as `amplitude_window` gives them. One image goes with many
+        windows: (B, C, 2b + 1, ...) as `amplitude_window` returns them. One image goes with many
             windows, and one window with many images: either B may be 1.
 
     Returns:
@@ -99,7 +99,7 @@ def transfer(images: Tensor, windows: Tensor) -> Tensor:
 
 
 def _low_frequencies(images: Tensor, radius: int) -> Tensor:
-    """The discrete Fourier transform at frequencies -b..b, on the last axis 0..b alone."""
+    """Return the discrete Fourier transform at frequencies -b..b, on the last axis 0..b alone."""
     *others, width = images.shape[2:]
     waves = _waves(range(radius + 1), width, images)
     parts = images @ torch.cat([waves.real, waves.imag]).T
@@ -111,7 +111,7 @@ def _low_frequencies(images: Tensor, radius: int) -> Tensor:
 
 
 def _image_of(spectrum: Tensor, shape: Sequence[int]) -> Tensor:
-    """The inverse of `_low_frequencies`, all other frequencies being 0."""
+    """Return the inverse of `_low_frequencies`, all other frequencies being 0."""
     *others, width = shape
     radius = spectrum.shape[-1] - 1
     real = spectrum.real
@@ -126,7 +126,7 @@ def _image_of(spectrum: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def _waves(frequencies: range, size: int, like: Tensor) -> Tensor:
-    """The rows exp(-2 pi i f n / size), on the device and of the type of ``like``."""
+    """Return the rows exp(-2 pi i f n / size), on the device and of the type of ``like``."""
     turns = torch.outer(torch.tensor(list(frequencies)), torch.arange(size)) % size
     angle = turns.double() * (-2 * math.pi / size)
     return torch.complex(angle.cos().to(like), angle.sin().to(like))

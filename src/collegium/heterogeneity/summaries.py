@@ -1,17 +1,17 @@
 """Summaries of one value per case, for sites that do not let these values leave.
 
 A summary is a histogram: ``{"edges": [k + 1 numbers], "counts": [k numbers]}``, plain lists that
-travel in any message. Where the edges lie is what the two kinds differ in: evenly between the
-smallest and the largest value (`histogram`), or so that all bins hold equally many (`quantiles`).
+any message can hold. The two kinds differ in their edges: evenly between the smallest and the
+largest value (`histogram`), or such that all bins hold equally many values (`quantiles`).
 
-What they cost. A distance takes the values of a bin as spread evenly over it. Wherever in the bin
-they truly are, moving them there costs at most half its width each, so the earth mover's distance
-of two summaries differs from that of the values by at most the sum of both `resolution`s: with k
-bins, half of 1/k of the first site's range plus half of 1/k of the second's, that is one bin's
-width where both are alike. This holds for either kind.
+Error: a distance takes the values of a bin as spread evenly over it. Wherever in the bin they truly
+are, moving them there costs at most half its width each, so the earth mover's distance of two
+summaries differs from that of the values by at most half the mean width of the bins, each as often
+as it counts, of both summaries together. With k bins this is half of 1/k of the first site's range
+plus half of 1/k of the second's, one bin's width if both are alike, for either kind.
 
-What they hide. Values inside a bin, but not the smallest and the largest, which are the outermost
-edges; and with about as many quantiles as cases, next to nothing.
+Privacy: the values inside a bin are hidden, but not the smallest and the largest, which are the
+outermost edges; with about as many quantiles as cases, next to nothing is hidden.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,10 +31,11 @@ def histogram(values: ArrayLike, bins: int = 32) -> Summary:
 
     Args:
         values: (n,).
-        bins: from the smallest to the largest value. Equal values are one bin without width.
+        bins: number of bins from the smallest to the largest value. Equal values are one bin
+            without width.
 
     Raises:
-        ConfigError: there is less than one bin.
+        ConfigError: there are no bins.
         DataError: there are no values, or NaN or infinite ones.
     """
     ordered = _ordered(values, bins)
@@ -55,7 +56,7 @@ def quantiles(values: ArrayLike, steps: int = 32) -> Summary:
         steps: number of bins between quantiles; each counts n / steps.
 
     Raises:
-        ConfigError: there is less than one step.
+        ConfigError: there are no steps.
         DataError: there are no values, or NaN or infinite ones.
     """
     ordered = _ordered(values, steps)
@@ -64,54 +65,27 @@ def quantiles(values: ArrayLike, steps: int = 32) -> Summary:
     return _summary(ordered[ranks], [count / steps] * steps)
 
 
-def emd(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]) -> float:
-    """The earth mover's distance of two summaries (see `distances.emd_of_histograms`).
-
-    Raises:
-        ProtocolError: one of them is no summary.
-    """
-    return distances.emd_of_histograms(_read(a, "a summary"), _read(b, "a summary"))
-
-
 def emd_matrix(
     summaries: Mapping[str, Mapping[str, Sequence[float]]],
     *,
     normalise: distances.Normalise = "none",
 ) -> Array:
-    """Earth mover's distances between all pairs of sites, in sorted order, from their summaries.
+    """Return the earth mover's distances between all pairs of sites, from their summaries.
 
     Args:
         summaries: by site the summary of one quantity.
-        normalise: as in `distances.emd_matrix`.
+        normalise: as in `distances.emd_matrix`, values being spread evenly in their bins.
+
+    Returns:
+        (N, N), sites in sorted order.
 
     Raises:
         ConfigError: ``normalise`` is none of the words.
         ProtocolError: what a site sent is no summary.
     """
-    read = {site: _read(summaries[site], f"what site {site!r} sent") for site in sorted(summaries)}
+    read = {site: _read(summaries[site], site) for site in sorted(summaries)}
     matrix = distances.pair_matrix(read, distances.emd_of_histograms)
-    return matrix / distances.scale(normalise, lambda: _spread(list(read.values())))
-
-
-def pooled_std(summaries: Mapping[str, Mapping[str, Sequence[float]]]) -> float:
-    """The standard deviation of a quantity over the cases of all sites, values spread in bins.
-
-    Raises:
-        ProtocolError: what a site sent is no summary.
-    """
-    return _spread([_read(value, f"what site {site!r} sent") for site, value in summaries.items()])
-
-
-def resolution(summary: Mapping[str, Sequence[float]]) -> float:
-    """How far a summary is from the values it was made of, at most, by earth mover's distance.
-
-    Half the mean width of the bins, each as often as it counts.
-
-    Raises:
-        ProtocolError: it is no summary.
-    """
-    counts, edges = _read(summary, "a summary")
-    return float((counts * np.diff(edges)).sum() / counts.sum() / 2)
+    return matrix / distances.scale(normalise, lambda: _pooled_std(list(read.values())))
 
 
 def _ordered(values: ArrayLike, bins: int) -> Array:
@@ -130,23 +104,24 @@ def _summary(edges: ArrayLike, counts: ArrayLike) -> Summary:
     return {name: np.asarray(value, np.float64).tolist() for name, value in plain.items()}
 
 
-def _read(summary: Mapping[str, Sequence[float]], whose: str) -> tuple[Array, Array]:
-    """Return counts and edges of what another site may have made.
+def _read(summary: Mapping[str, Sequence[float]], site: str) -> tuple[Array, Array]:
+    """Return counts and edges of a summary that a site sent.
 
     Raises:
         ProtocolError: it is no summary.
     """
     if not isinstance(summary, Mapping) or summary.keys() != {"edges", "counts"}:
-        raise ProtocolError(f"{whose} is no summary; it needs edges and counts")
+        raise ProtocolError(f"what site {site!r} sent is no summary; it needs edges and counts")
     try:
         counts, edges = np.asarray(summary["counts"], float), np.asarray(summary["edges"], float)
         distances.emd_of_histograms((counts, edges), (counts, edges))
     except (DataError, TypeError, ValueError) as error:
-        raise ProtocolError(f"{whose} is no summary: {error}") from error
+        raise ProtocolError(f"what site {site!r} sent is no summary: {error}") from error
     return counts, edges
 
 
-def _spread(read: list[tuple[Array, Array]]) -> float:
+def _pooled_std(read: list[tuple[Array, Array]]) -> float:
+    """Return the standard deviation over all sites' values, spread evenly in their bins."""
     counts = np.concatenate([mass for mass, _ in read])
     middles = np.concatenate([(edges[:-1] + edges[1:]) / 2 for _, edges in read])
     widths = np.concatenate([np.diff(edges) for _, edges in read])

@@ -1,4 +1,4 @@
-"""Networks: building one by name, and which of its tensors play which part."""
+"""Networks: building one by name, and the roles of its tensors."""
 
 from collegium.core.model_parts import ModelParts, find_parts
 from collegium.models.factory import MODELS, build_model

@@ -1,9 +1,11 @@
-"""What the built-in networks share: how a setting is refused, and MONAI's names of norms."""
+"""Shared by the built-in networks: rules about several parameters, and MONAI's norms."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from collegium.errors import ConfigError
+
+MonaiNorm = Literal["batch", "instance"]
 
 MONAI_NORMS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "batch": ("BATCH", {}),
@@ -14,12 +16,6 @@ MONAI_NORMS: Mapping[str, tuple[str, dict[str, Any]]] = {
 
 Rule = tuple[str, object, str, bool]
 """Name of a setting, its value, what to set it to, and whether it can work."""
-
-
-def at_least(minimum: float, settings: Mapping[str, float]) -> list[Rule]:
-    """Give the rules that settings are not below a minimum."""
-    wanted = f"at least {minimum}"
-    return [(key, value, wanted, value >= minimum) for key, value in settings.items()]
 
 
 def require(model: str, *rules: Rule) -> None:

@@ -1,29 +1,30 @@
 """DenseNet-BC (Huang et al., CVPR 2017, https://arxiv.org/abs/1608.06993), by MONAI."""
 
 from collections.abc import Sequence
+from typing import Annotated, Literal
 
+from annotated_types import MinLen
 from torch import nn
 
-from collegium.models._settings import MONAI_NORMS, at_least, require
-
-STEMS = ("small", "large")
-"""What a DenseNet may begin with; see `monai_densenet`."""
+from collegium.core.settings import Fraction, PositiveInt, validated
+from collegium.models._settings import MONAI_NORMS, MonaiNorm
 
 
+@validated
 def monai_densenet(
     *,
-    spatial_dims: int = 2,
-    in_channels: int = 3,
-    out_channels: int = 2,
-    growth: int = 6,
-    blocks: Sequence[int] = (16, 16, 16),
-    init_features: int = 12,
-    bn_size: int = 4,
-    stem: str = "small",
-    norm: str = "batch",
-    dropout: float = 0.0,
+    spatial_dims: Literal[2, 3] = 2,
+    in_channels: PositiveInt = 3,
+    out_channels: PositiveInt = 2,
+    growth: PositiveInt = 6,
+    blocks: Annotated[Sequence[PositiveInt], MinLen(1)] = (16, 16, 16),
+    init_features: PositiveInt = 12,
+    bn_size: PositiveInt = 4,
+    stem: Literal["small", "large"] = "small",
+    norm: MonaiNorm = "batch",
+    dropout: Fraction = 0.0,
 ) -> nn.Module:
-    """MONAI's DenseNet-BC for classification.
+    """Return MONAI's DenseNet-BC for classification.
 
     The defaults are the network of the pFedNet paper, for images of 32 x 32. DenseNet-121 has
     growth 32, blocks (6, 12, 24, 16), init_features 64 and the large stem. A transition always
@@ -43,20 +44,11 @@ def monai_densenet(
         dropout: Probability after each layer, in [0, 1).
 
     Returns:
-        The network; it gives logits (B, out_channels).
+        The network; its output is logits (B, out_channels).
 
     Raises:
         ConfigError: A parameter has a value that cannot work.
     """
-    require(
-        "densenet",
-        ("spatial_dims", spatial_dims, "2 or 3", spatial_dims in (2, 3)),
-        *at_least(1, {"growth": growth, "init_features": init_features, "bn_size": bn_size}),
-        ("blocks", blocks, "at least one number of layers", bool(blocks) and min(blocks) >= 1),
-        ("stem", stem, " or ".join(STEMS), stem in STEMS),
-        ("norm", norm, " or ".join(MONAI_NORMS), norm in MONAI_NORMS),
-        ("dropout", dropout, "at least 0 and below 1", 0 <= dropout < 1),
-    )
     from monai.networks.nets.densenet import DenseNet
 
     network = DenseNet(

@@ -1,7 +1,7 @@
-"""Build a network from the name and the parameters that a configuration gives.
+"""Build a network from the name and the parameters of a configuration.
 
-The initial weights come from torch's ambient random state: whoever wants the same weights again
-forks and seeds it around `build_model`.
+The initial weights come from torch's ambient random state: to get the same weights again, fork and
+seed it around `build_model`.
 """
 
 import importlib
@@ -9,14 +9,24 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from annotated_types import MinLen
 from torch import nn
 
+from collegium.core.setting_problems import Problem
+from collegium.core.settings import (
+    Fraction,
+    NonNegativeInt,
+    PositiveInt,
+    argument_problems,
+    refusal,
+    validated,
+)
 from collegium.core.text import did_you_mean
 from collegium.core.userfile import import_file
 from collegium.errors import ConfigError
-from collegium.models._settings import MONAI_NORMS, require
+from collegium.models._settings import MONAI_NORMS, MonaiNorm, require
 from collegium.models.densenet import monai_densenet
 from collegium.models.resnet import ResNet18Encoder, monai_resnet18
 from collegium.models.tables import MLP, Logistic
@@ -26,21 +36,22 @@ from collegium.models.unet import IOPUNet
 Factory = Callable[..., nn.Module]
 
 
+@validated
 def monai_unet(
     *,
-    spatial_dims: int = 2,
-    in_channels: int = 3,
-    out_channels: int = 2,
-    channels: Sequence[int] = (16, 32, 64, 128),
-    strides: Sequence[int | Sequence[int]] | None = None,
-    num_res_units: int = 1,
-    norm: str = "batch",
-    dropout: float = 0.0,
+    spatial_dims: Literal[2, 3] = 2,
+    in_channels: PositiveInt = 3,
+    out_channels: PositiveInt = 2,
+    channels: Annotated[Sequence[PositiveInt], MinLen(2)] = (16, 32, 64, 128),
+    strides: Sequence[PositiveInt | Sequence[PositiveInt]] | None = None,
+    num_res_units: NonNegativeInt = 1,
+    norm: MonaiNorm = "batch",
+    dropout: Fraction = 0.0,
 ) -> nn.Module:
-    """MONAI's U-Net with residual units.
+    """Return MONAI's U-Net with residual units.
 
-    Sizes of images must be multiples of the product of the strides, axis by axis;
-    `SegmentationTask.predict` pads to that, and crops for training have to respect it.
+    The sides of images must be multiples of the product of the strides, axis by axis;
+    `SegmentationTask.predict` pads to such a size, and training crops must have one.
 
     Args:
         spatial_dims: 2 or 3.
@@ -48,7 +59,7 @@ def monai_unet(
         out_channels: Classes, the background included.
         channels: Channels of each level, the top one first; at least two levels.
         strides: Down-sampling between the levels, one fewer than `channels`: a number, or one for
-            each axis, such as (1, 2, 2) where slices are thick. None: 2 everywhere.
+            each axis, such as (1, 2, 2) for thick slices. None: 2 everywhere.
         num_res_units: Units in each residual block; 0 for plain convolutions.
         norm: "batch", or "instance" (with scale and shift).
         dropout: Probability, in [0, 1).
@@ -63,12 +74,8 @@ def monai_unet(
     whole = f"a whole number for each level, or {spatial_dims} of them, one for each axis"
     require(
         "unet",
-        ("spatial_dims", spatial_dims, "2 or 3", spatial_dims in (2, 3)),
-        ("channels", channels, "at least two numbers of channels", len(channels) >= 2),
         ("strides", strides, "one fewer than channels", len(levels) == len(channels) - 1),
         ("strides", strides, whole, all(_is_stride(level, spatial_dims) for level in levels)),
-        ("norm", norm, " or ".join(MONAI_NORMS), norm in MONAI_NORMS),
-        ("dropout", dropout, "at least 0 and below 1", 0 <= dropout < 1),
     )
     from monai.networks.nets.unet import UNet
 
@@ -85,13 +92,13 @@ def monai_unet(
 
 
 def _stride(stride: int | Sequence[int]) -> int | tuple[int, ...]:
-    """One level's stride as MONAI takes it."""
+    """Return one level's stride as MONAI takes it."""
     return tuple(stride) if isinstance(stride, Sequence) else stride
 
 
 def _is_stride(stride: int | tuple[int, ...], spatial_dims: int) -> bool:
     axes = stride if isinstance(stride, tuple) else (stride,) * spatial_dims
-    return len(axes) == spatial_dims and all(isinstance(s, int) and s >= 1 for s in axes)
+    return len(axes) == spatial_dims
 
 
 _FACTORIES: Mapping[str, Factory] = {
@@ -117,7 +124,7 @@ MODELS: Mapping[str, str] = MappingProxyType(
         "logistic": "logistic regression, for tables",
     }
 )
-"""The built-in networks: name and one line about each."""
+"""The built-in networks: a one-line description by name."""
 
 
 def build_model(name: str, **params: Any) -> nn.Module:
@@ -126,7 +133,7 @@ def build_model(name: str, **params: Any) -> nn.Module:
     Args:
         name: One of `MODELS`, or the user's own as "path/to/file.py:factory" or
             "package.module:factory"; a factory is a class or a function that returns a module.
-        **params: What the configuration gives beside the name.
+        **params: The parameters of the network.
 
     Returns:
         A new network; its initial weights come from torch's ambient random state.
@@ -141,16 +148,19 @@ def build_model(name: str, **params: Any) -> nn.Module:
             f"of {', '.join(MODELS)}, or to file.py:factory."
         )
     _check_params(name, factory, params)
+    problems = argument_problems(factory, params)
+    if problems:
+        raise refusal(name, problems)
     model = factory(**params)
     if not isinstance(model, nn.Module):
         raise ConfigError(
-            f"the model {name!r} gave a {type(model).__name__}: return a torch.nn.Module."
+            f"the model {name!r} returned a {type(model).__name__}: return a torch.nn.Module."
         )
     return model
 
 
 def parameters_of(name: str) -> frozenset[str]:
-    """Give the names of the parameters that a model takes.
+    """Return the names of the parameters that a model takes.
 
     Raises:
         ConfigError: There is no such model.
@@ -160,8 +170,18 @@ def parameters_of(name: str) -> frozenset[str]:
     return frozenset(known)
 
 
+def parameter_problems(name: str, params: Mapping[str, Any]) -> list[Problem]:
+    """Return what is wrong with some of the parameters of a built-in network.
+
+    Args:
+        name: One of `MODELS`.
+        params: Some of its parameters; that others are missing is no problem.
+    """
+    return argument_problems(_FACTORIES[name], params, title=name)
+
+
 def _check_params(name: str, factory: Factory, params: Mapping[str, Any]) -> None:
-    """Refuse parameters that the factory does not take, and miss those that it needs."""
+    """Check that the factory takes all the parameters, and that none is missing."""
     signature = inspect.signature(factory).parameters.values()
     known = [
         parameter.name
@@ -185,27 +205,27 @@ def _check_params(name: str, factory: Factory, params: Mapping[str, Any]) -> Non
 
 
 def _load(name: str) -> Factory:
-    """Find the user's own factory."""
-    place, _, attribute = name.rpartition(":")
-    if place.endswith(".py"):
-        module = import_file(Path(place).expanduser().resolve())
+    """Import the user's own factory."""
+    source, _, attribute = name.rpartition(":")
+    if source.endswith(".py"):
+        module = import_file(Path(source).expanduser().resolve())
     else:
-        module = _load_module(name, place)
+        module = _load_module(name, source)
     factory = getattr(module, attribute, None)
     if not callable(factory):
         raise ConfigError(
-            f"the model {name!r} cannot be built because {place} defines no class or function "
+            f"the model {name!r} cannot be built because {source} defines no class or function "
             f"{attribute!r}{did_you_mean(attribute, vars(module)) or ':'} correct model.name."
         )
-    found: Factory = factory
-    return found
+    loaded: Factory = factory
+    return loaded
 
 
-def _load_module(name: str, place: str) -> ModuleType:
+def _load_module(name: str, source: str) -> ModuleType:
     try:
-        return importlib.import_module(place)
+        return importlib.import_module(source)
     except ImportError as error:
         raise ConfigError(
-            f"the model {name!r} cannot be built because {place!r} cannot be imported ({error}): "
+            f"the model {name!r} cannot be built because {source!r} cannot be imported ({error}): "
             f"install the package or correct model.name."
         ) from error

@@ -1,8 +1,9 @@
-"""Models as files: reading what others trained, writing what a run ended with.
+"""Models as files: reading pretrained models, writing the models of a run.
 
-Written files are safetensors with one tensor per memory: where several names share one (tied
-weights), the first holds it, and the entry ``ties`` of the file's metadata, a JSON mapping from
-each other name to that one, says so. A reader who does not know of it finds all but those names.
+Files are written as safetensors with one tensor for each memory: if several names share one (tied
+weights), it is stored under the first, and the entry ``ties`` of the file's metadata is a JSON
+mapping from each other name to the first. Readers that do not know the entry find all names but
+those.
 """
 
 import json
@@ -23,20 +24,20 @@ from collegium.errors import CheckpointError, StorageError
 logger = logging.getLogger(__name__)
 
 TIES = "ties"
-"""The metadata entry that says which names share the tensor of which."""
+"""The metadata entry that maps names to the names whose tensors they share."""
 
 WRAPPERS = ("model", "state_dict")
-"""Keys under which training code commonly puts the weights beside other things."""
+"""Keys under which training code commonly stores the weights."""
 
 PREFIX = "module."
-"""What `DataParallel` puts before every name."""
+"""The prefix that `DataParallel` adds to every name."""
 
 
 def import_model(path: Path) -> Tensors:
     """Read a model from a safetensors file or a torch state dict.
 
-    A state dict may lie under "model" or "state_dict". Names that share memory still do
-    afterwards. A prefix "module." that all names carry is taken off, and said to be.
+    A state dict may be stored under "model" or "state_dict". Names that share memory still do
+    afterwards. A prefix "module." of all names is removed, with a warning in the log.
 
     Raises:
         CheckpointError: the file is damaged, or holds no model.
@@ -47,22 +48,22 @@ def import_model(path: Path) -> Tensors:
 
 
 def import_safetensors(path: Path) -> Tensors:
-    """Read a model from a safetensors file, and from no other kind; else as `import_model`.
+    """Read a model from a safetensors file, otherwise as `import_model` does.
 
     Raises:
-        CheckpointError: the file is damaged, or no safetensors file.
+        CheckpointError: the file is damaged, or is no safetensors file.
         StorageError: the file cannot be read.
     """
     if _is_torch(path):
-        raise CheckpointError(f"{path} is a file of torch; convert it to safetensors")
+        raise CheckpointError(f"{path} is a PyTorch file; convert it to safetensors")
     return _without_prefix(Tensors(_state_dict(_read_safetensors(path), path)), path)
 
 
 def _without_prefix(model: Tensors, path: Path) -> Tensors:
-    """Take off a `PREFIX` that all names carry."""
+    """Remove a `PREFIX` that all names have."""
     if model and all(name.startswith(PREFIX) for name in model):
         logger.warning(
-            "%s: all %d names carry 'module.' (saved from DataParallel); the prefix was taken off",
+            "%s: all %d names carry 'module.' (saved from DataParallel); the prefix was removed",
             path, len(model),
         )  # fmt: skip
         model = Tensors((name.removeprefix(PREFIX), tensor) for name, tensor in model.items())
@@ -70,7 +71,11 @@ def _without_prefix(model: Tensors, path: Path) -> Tensors:
 
 
 def export_model(model: Tensors, path: Path) -> None:
-    """Write ``model`` as safetensors, whole or not at all.
+    """Write a model as safetensors, atomically.
+
+    Args:
+        model: the model; tensors that share memory are stored once.
+        path: the file.
 
     Raises:
         StorageError: the disk is full or not writable.
@@ -81,19 +86,19 @@ def export_model(model: Tensors, path: Path) -> None:
         holder = first.setdefault(identity(tensor), name)
         if holder != name:
             ties[name] = holder
-    held = {
+    stored = {
         name: tensor.detach().to("cpu", copy=True).contiguous()
         for name, tensor in model.without(ties).items()
     }
     metadata = {"format": "pt"} | ({TIES: json.dumps(ties)} if ties else {})
-    write_atomically(path, safetensors.torch.save(held, metadata=metadata))
+    write_atomically(path, safetensors.torch.save(stored, metadata=metadata))
 
 
 def _is_torch(path: Path) -> bool:
-    """Whether a file was written by `torch.save`, by its start: a zip archive or a pickle.
+    """Return whether `torch.save` wrote a file, which then begins as a zip archive or a pickle.
 
-    A safetensors file starts with the size of its header, which may look like a pickle's start, but
-    is below 2^32, and the header is JSON.
+    A safetensors file begins with the size of its header, which may look like the start of a
+    pickle, but is below 2^32, and the header is JSON.
     """
     try:
         with path.open("rb") as file:
@@ -111,10 +116,10 @@ def _damaged(path: Path) -> CheckpointError:
 
 def _read_torch(path: Path) -> Any:
     try:
-        with warnings.catch_warnings():  # of pickles that torch did not write
+        with warnings.catch_warnings():  # about pickles that torch did not write
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds for what it cannot read
+    except Exception as error:  # torch raises many kinds for files that it cannot read
         if "Unsupported" in str(error):
             raise CheckpointError(
                 f"{path} holds more than tensors and plain values, which is not loaded because it "

@@ -6,16 +6,16 @@ from torch.nn import functional
 
 
 class GhostBatchNorm(nn.BatchNorm1d):
-    """Batch normalisation whose statistics are those of virtual batches, parts of the batch.
+    """Batch normalisation with the statistics of virtual batches, parts of the batch.
 
-    Each part moves the running statistics once. A last part of a single row, which has no
+    Each part updates the running statistics once. A last part of a single row, which has no
     variance, joins the part before it; a batch of a single row is normalised by the running
-    statistics and does not move them. In evaluation mode this is plain batch normalisation.
+    statistics and does not update them. In evaluation mode this is plain batch normalisation.
 
     Args:
         num_features: Columns.
         virtual_batch_size: Rows of a part, at least 2; None: the whole batch.
-        momentum: Share of a part's statistics in the running ones, as torch counts it.
+        momentum: Weight of a part's statistics in the running ones, as in torch.
     """
 
     def __init__(
@@ -36,12 +36,12 @@ class GhostBatchNorm(nn.BatchNorm1d):
         return torch.cat([*map(super().forward, parts)])
 
     def _sizes(self, rows: int) -> list[int]:
-        """The rows of every part."""
+        """Return the number of rows of every part."""
         size = self.virtual_batch_size or rows
         sizes = [size] * (rows // size)
-        rest = rows % size
-        if rest == 1 and sizes:
+        remainder = rows % size
+        if remainder == 1 and sizes:
             sizes[-1] += 1
-        elif rest:
-            sizes.append(rest)
+        elif remainder:
+            sizes.append(remainder)
         return sizes

@@ -1,18 +1,18 @@
 """The rotation task of TTT (Sun et al., 2020, https://arxiv.org/abs/1909.13231).
 
-An image is turned by 0, 90, 180 or 270 degrees, and a head on the network's encoder says by how
-many of these quarter turns. The task needs no label, so that it can be learnt anywhere.
+An image is rotated by 0, 90, 180 or 270 degrees, and a head on the network's encoder predicts the
+number of quarter turns. The task needs no labels, so that it can be learnt at any site.
 """
 
 import math
 import sys
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
+from torch.utils.hooks import RemovableHandle
 
 from collegium.core.model_parts import find_parts, head_layer
 from collegium.errors import ConfigError
@@ -22,18 +22,18 @@ ROTATION = "rotation"
 """The name of the head among a network's submodules."""
 
 TURNS = 4
-"""How many quarter turns there are; also the classes of the task."""
+"""The number of quarter turns, which are the classes of the task."""
 
 
 class RotationHead(nn.Module):
     """Global average pooling and a linear layer to four numbers.
 
-    As a submodule it passes on what it is given, so that networks that run their submodules one
-    after the other, such as `nn.Sequential`, answer as before. Its weights are no `nn.Linear`, so
-    that it is not taken for the head of the network.
+    As a submodule it returns its input, so that networks that run their submodules one after the
+    other, such as `nn.Sequential`, have the same output as before. Its weights are no `nn.Linear`,
+    so that it is not taken for the head of the network.
 
     Args:
-        channels: of the encoder's output.
+        channels: channels of the encoder's output.
     """
 
     def __init__(self, channels: int) -> None:
@@ -43,7 +43,7 @@ class RotationHead(nn.Module):
         self.bias = nn.Parameter(torch.empty(TURNS).uniform_(-bound, bound))
 
     def forward(self, features: Tensor) -> Tensor:
-        """Return what comes in."""
+        """Return the input."""
         return features
 
     def logits(self, features: Tensor) -> Tensor:
@@ -55,9 +55,9 @@ class RotationHead(nn.Module):
         channels = self.weight.shape[1]
         if features.ndim < 2 or features.shape[1] != channels:
             raise ConfigError(
-                f"the rotation head was made for {channels} channels, but the encoder gives "
+                f"the rotation head was made for {channels} channels, but the encoder returns "
                 f"{tuple(features.shape)}; let the last submodule of roles['encoder'] end with the "
-                f"layer that gives the encoder's output"
+                f"layer that returns the encoder's output"
             )
         pooled = features.flatten(2).mean(dim=2) if features.ndim > 2 else features
         return functional.linear(pooled, self.weight, self.bias)
@@ -85,7 +85,7 @@ def attach_rotation_head(module: nn.Module) -> None:
             f"{type(module).__name__} has something named {ROTATION!r} already; rename it"
         )
     find_parts(module)  # refuses roles that are not well declared
-    layer, channels = _place(module)
+    layer, channels = _output_layer(module)
     module.add_module(ROTATION, RotationHead(channels).to(layer.weight))
 
 
@@ -104,38 +104,38 @@ def rotation_head(module: nn.Module) -> RotationHead:
 
 
 def rotation_logits(module: nn.Module, images: Tensor, *, learn_statistics: bool = True) -> Tensor:
-    """Return the rotation head's answer; the path up of the network does not run.
+    """Return the output of the rotation head; the decoder of the network does not run.
 
     Args:
-        module: a network with a rotation head, in whichever mode it is.
+        module: a network with a rotation head, in training or evaluation mode.
         images: (B, C, *spatial).
-        learn_statistics: whether running statistics move where the network is in training mode.
+        learn_statistics: whether running statistics are updated in training mode.
 
     Returns:
-        (B, 4); column k belongs to k quarter turns.
+        (B, 4), the logits; column k belongs to k quarter turns.
 
     Raises:
         ConfigError: the network has no such head, or never runs the encoder's last layer.
     """
     head = rotation_head(module)
     buffers = {} if learn_statistics else {n: b.clone() for n, b in module.named_buffers()}
-    hook = _stop_at(module)
+    hook = _stop_after_encoder(module)
     try:
         functional_call(module, buffers, (images,))
-    except _Reached as reached:
-        return head.logits(reached.features)
+    except _EncoderOutput as output:
+        return head.logits(output.features)
     finally:
         hook.remove()
     raise ConfigError(
         f"the last submodule of {type(module).__name__}.roles['encoder'] does not run when the "
-        f"network does; name the one that gives the encoder's output"
+        f"network does; name the one that returns the encoder's output"
     )
 
 
-def square(images: Tensor) -> Tensor:
-    """Return the middle of (B, C, *spatial), square in the first two spatial axes.
+def crop_square(images: Tensor) -> Tensor:
+    """Return the centre of (B, C, *spatial), square in the first two spatial axes.
 
-    Images without a plane stay as they are.
+    Images with fewer than two spatial axes are returned unchanged.
     """
     if images.ndim < 4:
         return images
@@ -145,11 +145,11 @@ def square(images: Tensor) -> Tensor:
     return images
 
 
-def turn(images: Tensor, turns: Tensor) -> Tensor:
-    """Return (B, C, side, side, ...), each image turned in the plane of its first two axes.
+def rotate(images: Tensor, turns: Tensor) -> Tensor:
+    """Return (B, C, side, side, ...), each image rotated in the plane of its first two axes.
 
-    What has no plane, a signal (B, C, length) or a vector (B, length), counts as a ring, which is
-    turned by a shift of a quarter of its length along the last axis.
+    A signal (B, C, length) or a vector (B, length) has no plane and counts as a ring, which is
+    rotated by shifts of a quarter of its length along the last axis.
 
     Args:
         images: (B, ...), square in the first two spatial axes.
@@ -166,71 +166,71 @@ def turn(images: Tensor, turns: Tensor) -> Tensor:
 def rotation_loss(
     module: nn.Module, images: Tensor, turns: Tensor, *, learn_statistics: bool = True
 ) -> Tensor:
-    """Return the mean cross-entropy of the rotation task on images that are turned here.
+    """Rotate images, and return the mean cross-entropy of the rotation task.
 
     Args:
         module: a network with a rotation head.
         images: (B, C, *spatial), square in the first two spatial axes.
-        turns: (B,), int64, by how many quarter turns each is turned.
+        turns: (B,), int64, the quarter turns of each image.
         learn_statistics: as in `rotation_logits`.
     """
-    turned = turn(images, turns)
-    logits = rotation_logits(module, turned, learn_statistics=learn_statistics)
+    rotated = rotate(images, turns)
+    logits = rotation_logits(module, rotated, learn_statistics=learn_statistics)
     return functional.cross_entropy(logits, turns.to(logits.device))
 
 
-class _Reached(Exception):  # noqa: N818  (no error: the features are there, the rest is not needed)
-    """The encoder's output was reached."""
+class _EncoderOutput(Exception):  # noqa: N818  (no error: it ends the forward pass early)
+    """The features that the encoder returned."""
 
     def __init__(self, features: Tensor) -> None:
         super().__init__()
         self.features = features
 
 
-def _stop_at(module: nn.Module) -> Any:
-    """Let the next forward pass end at the encoder's output, by `_Reached`."""
-    deepest = _deepest(module)
-    if deepest is None:
-        return head_layer(module).register_forward_pre_hook(_stop_before)
-    return deepest.register_forward_hook(_stop_after)
+def _stop_after_encoder(module: nn.Module) -> RemovableHandle:
+    """Add a hook that raises `_EncoderOutput` in the next forward pass."""
+    last = _last_encoder_layer(module)
+    if last is None:
+        return head_layer(module).register_forward_pre_hook(_raise_input)
+    return last.register_forward_hook(_raise_output)
 
 
-def _stop_before(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-    raise _Reached(inputs[0])
+def _raise_input(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    raise _EncoderOutput(inputs[0])
 
 
-def _stop_after(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    raise _Reached(output)
+def _raise_output(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    raise _EncoderOutput(output)
 
 
-def _deepest(module: nn.Module) -> nn.Module | None:
-    """Return the encoder's last layer; None where no encoder is known."""
+def _last_encoder_layer(module: nn.Module) -> nn.Module | None:
+    """Return the encoder's last layer, or None if the network declares no encoder."""
     declared = getattr(module, "roles", {}).get("encoder")
     if declared:
         return module.get_submodule(declared[-1])
-    library = sys.modules.get("monai.networks.nets.unet")  # loaded if the module is one of its own
+    library = sys.modules.get("monai.networks.nets.unet")  # loaded if the module is its UNet
     if library is None or not isinstance(module, library.UNet):
         return None
     *_, bottom = (level for level in module.modules() if isinstance(level, library.SkipConnection))
-    deepest: nn.Module = bottom.submodule
-    return deepest
+    last: nn.Module = bottom.submodule
+    return last
 
 
-def _place(module: nn.Module) -> tuple[nn.Linear | _ConvNd, int]:
-    """Return the layer that tells the channels of the encoder's output, and these.
+def _output_layer(module: nn.Module) -> tuple[nn.Linear | _ConvNd, int]:
+    """Return the layer that determines the channels of the encoder's output, and their number.
 
     Raises:
-        ConfigError: no convolution or linear layer is there to tell.
+        ConfigError: there is no convolution or linear layer.
     """
-    deepest = _deepest(module)
-    place = head_layer(module) if deepest is None else deepest
+    last = _last_encoder_layer(module)
+    place = head_layer(module) if last is None else last
     layers = [layer for layer in place.modules() if isinstance(layer, nn.Linear | _ConvNd)]
     if not layers:
         raise ConfigError(
             f"the encoder of {type(module).__name__} ends with a {type(place).__name__}, which "
-            f"does not tell its channels; name a block with a convolution last in roles['encoder']"
+            f"has no known channels; name a block with a convolution last in roles['encoder']"
         )
-    layer = layers[0] if deepest is None else layers[-1]
+    layer = layers[0] if last is None else layers[-1]
     if isinstance(layer, nn.Linear):
-        return layer, layer.in_features if deepest is None else layer.out_features
-    return layer, layer.in_channels if deepest is None else layer.out_channels
+        return layer, layer.in_features if last is None else layer.out_features
+    return layer, layer.in_channels if last is None else layer.out_channels

@@ -1,4 +1,4 @@
-"""A network whose inputs are scaled inside, so that its model carries the scaling."""
+"""A network that standardises its inputs, so that the scaling is part of its model."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,14 +7,14 @@ from torch import nn
 
 
 class Standardised(nn.Module):
-    """Subtracts a shift from every feature and multiplies it by a factor, then asks a network.
+    """A network on standardised features: each minus a shift, times a factor.
 
-    Shift and factor are buffers: they travel with the model and are not trained. A missing feature,
+    Shift and factor are buffers: they are part of the model and are not trained. A missing feature,
     NaN, becomes 0 after scaling, the mean.
 
     Args:
         network: Takes (B, features).
-        features: How many there are.
+        features: The number of features.
     """
 
     shift: torch.Tensor
@@ -33,7 +33,7 @@ class Standardised(nn.Module):
         return {role: [f"network.{name}" for name in names] for role, names in own.items()}
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """Give what the network gives for scaled (B, features)."""
+        """Return the network's output for (B, features), which are standardised first."""
         scaled = torch.nan_to_num((features - self.shift) * self.factor, nan=0.0)
         output: torch.Tensor = self.network(scaled)
         return output

@@ -1,18 +1,20 @@
 """Networks for tables: logistic regression and the multi-layer perceptron."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import MinLen
 from torch import nn
 
-from collegium.models._settings import at_least, require
+from collegium.core.settings import Fraction, PositiveInt, validated
 from collegium.models.ghost import GhostBatchNorm
 
 
 class TableNetwork(nn.Module):
-    """A network that takes rows of a table, (B, in_features) float32, and gives (B, out_features).
+    """The base class of networks for tables, from (B, in_features) float32 to (B, out_features).
 
-    It says so by its type: what is made for images, such as the rotation task, refuses it.
+    Code for images, such as the rotation task, refuses networks of this type.
     """
 
 
@@ -24,14 +26,13 @@ class Logistic(TableNetwork):
         out_features: Classes; 1 for a single logit.
     """
 
-    def __init__(self, in_features: int, out_features: int) -> None:
+    @validated
+    def __init__(self, in_features: PositiveInt, out_features: PositiveInt) -> None:
         super().__init__()
-        sizes = {"in_features": in_features, "out_features": out_features}
-        require("logistic", *at_least(1, sizes))
         self.head = nn.Linear(in_features, out_features)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """Give logits (B, out_features)."""
+        """Return logits (B, out_features) for (B, in_features)."""
         logits: torch.Tensor = self.head(features)
         return logits
 
@@ -53,23 +54,17 @@ class MLP(TableNetwork):
         dropout: Probability, in [0, 1).
     """
 
+    @validated
     def __init__(
         self,
-        in_features: int,
-        out_features: int,
+        in_features: PositiveInt,
+        out_features: PositiveInt,
         *,
-        hidden: Sequence[int] = (64, 32),
-        norm: str = "batch",
-        dropout: float = 0.0,
+        hidden: Annotated[Sequence[PositiveInt], MinLen(1)] = (64, 32),
+        norm: Literal["batch", "none"] = "batch",
+        dropout: Fraction = 0.0,
     ) -> None:
         super().__init__()
-        require(
-            "mlp",
-            *at_least(1, {"in_features": in_features, "out_features": out_features}),
-            ("hidden", hidden, "at least one width", bool(hidden) and min(hidden) >= 1),
-            ("norm", norm, " or ".join(NORMS), norm in NORMS),
-            ("dropout", dropout, "at least 0 and below 1", 0 <= dropout < 1),
-        )
         layers: list[nn.Module] = []
         for source, width in zip([in_features, *hidden[:-1]], hidden, strict=True):
             layers += [
@@ -82,6 +77,6 @@ class MLP(TableNetwork):
         self.head = nn.Linear(hidden[-1], out_features)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """Give logits (B, out_features)."""
+        """Return logits (B, out_features) for (B, in_features)."""
         logits: torch.Tensor = self.head(self.body(features))
         return logits

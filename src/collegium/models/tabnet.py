@@ -4,19 +4,22 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
+from typing import Annotated
 
 import torch
+from annotated_types import Ge
 from torch import Tensor, nn
 from torch.nn import functional
 
+from collegium.core.settings import NonNegativeInt, PositiveInt, Share, validated
 from collegium.errors import ConfigError
-from collegium.models._settings import at_least, require
+from collegium.models._settings import require
 from collegium.models.ghost import GhostBatchNorm
 from collegium.models.tables import TableNetwork
 
 
 def sparsemax(scores: Tensor) -> Tensor:
-    """The Euclidean projection of each row onto the probability simplex.
+    """Return the Euclidean projection of each row onto the probability simplex.
 
     The closed form of Martins and Astudillo (2016, https://arxiv.org/abs/1602.02068), Algorithm 1:
     max(z - tau, 0), with tau such that the entries sum to 1.
@@ -38,29 +41,29 @@ def sparsemax(scores: Tensor) -> Tensor:
 
 
 class TabNet(TableNetwork):
-    """TabNet for tables of numbers: steps that each look at a few columns, chosen row by row.
+    """TabNet for tables of numbers: steps that each use a few columns, selected row by row.
 
-    With f the columns, normalised over the batch, step i chooses by sparsemax and transforms:
+    With f the columns, normalised over the batch, step i selects by sparsemax and transforms:
 
         M[i] = sparsemax(P[i-1] h_i(a[i-1])),   P[i] = prod_{j <= i} (gamma - M[j])
         d[i], a[i] = f_i(M[i] f),   logits = W sum_i ReLU(d[i])
 
     h_i is a linear layer and ghost batch normalisation. f_i is a feature transformer: layers
     (linear, ghost batch normalisation, gated linear unit), the first ones shared by all steps, each
-    but the first added to its input and scaled by sqrt(0.5). a[0] comes from a transformer of its
-    own.
+    but the first added to its input and scaled by sqrt(0.5). a[0] comes from a separate
+    transformer.
 
     As in the authors' code, steps share linear layers but not the normalisation after them, no
     linear layer has a bias, and weights start from Glorot's uniform distribution. There are
-    `n_steps` masks, where the authors' code counts the transformer that gives a[0] as a step too.
-    Left out: the sparsity loss, which would need a place in the task's loss (`masks` gives what it
-    is computed from), and the decoder for self-supervised learning.
+    `n_steps` masks, whereas the authors' code counts the transformer of a[0] as a step too. Left
+    out: the sparsity loss, which would have to be a part of the task's loss (it is computed from
+    `masks`), and the decoder for self-supervised learning.
 
     Args:
         in_features: Columns of the table.
         out_features: Classes; 1 for a single logit.
         groups: Lists of columns (counted from 0) that share one entry of the mask, such as the
-            one-hot columns of one category. A column in no list has an entry of its own.
+            one-hot columns of one category. A column in no list has a separate entry.
         n_d: Width of the decision d.
         n_a: Width of the attention a.
         n_steps: Decision steps.
@@ -68,39 +71,32 @@ class TabNet(TableNetwork):
         n_independent: Layers of a feature transformer that belong to one step.
         n_shared: Layers that all steps share.
         virtual_batch_size: Rows of a virtual batch, at least 2; see `GhostBatchNorm`.
-        momentum: Of the running statistics, as torch counts it: the share of what is new. (The
-            paper counts what is kept, and tries 0.6 to 0.98; at 0.98, here 0.02, they are still far
-            behind after the few steps of a first round.)
+        momentum: Weight of the new statistics in the running ones, as in torch. (In the paper it is
+            the weight of the old ones, 0.6 to 0.98; at 0.98, here 0.02, they still lag far behind
+            after the few steps of a first round.)
     """
 
     _entry: Tensor
 
+    @validated
     def __init__(
         self,
-        in_features: int,
-        out_features: int,
+        in_features: PositiveInt,
+        out_features: PositiveInt,
         *,
         groups: Sequence[Sequence[int]] | None = None,
-        n_d: int = 8,
-        n_a: int = 8,
-        n_steps: int = 3,
-        gamma: float = 1.3,
-        n_independent: int = 2,
-        n_shared: int = 2,
-        virtual_batch_size: int = 128,
-        momentum: float = 0.1,
+        n_d: PositiveInt = 8,
+        n_a: PositiveInt = 8,
+        n_steps: PositiveInt = 3,
+        gamma: Annotated[float, Ge(1)] = 1.3,
+        n_independent: NonNegativeInt = 2,
+        n_shared: NonNegativeInt = 2,
+        virtual_batch_size: Annotated[int, Ge(2)] = 128,
+        momentum: Share = 0.1,
     ) -> None:
         super().__init__()
         layers = n_independent + n_shared
-        require(
-            "tabnet",
-            *at_least(1, {"in_features": in_features, "out_features": out_features}),
-            *at_least(1, {"n_d": n_d, "n_a": n_a, "n_steps": n_steps, "gamma": gamma}),
-            *at_least(0, {"n_independent": n_independent, "n_shared": n_shared}),
-            ("n_shared", n_shared, "1 or more, or n_independent", layers >= 1),
-            *at_least(2, {"virtual_batch_size": virtual_batch_size}),
-            ("momentum", momentum, "above 0 and at most 1", 0 < momentum <= 1),
-        )
+        require("tabnet", ("n_shared", n_shared, "1 or more, or n_independent", layers >= 1))
         entries = _entries(groups or (), in_features)
         self.n_d, self.gamma, self.entries = n_d, gamma, max(entries) + 1
         self.register_buffer("_entry", torch.tensor(entries), persistent=False)
@@ -117,21 +113,21 @@ class TabNet(TableNetwork):
         self.head = _linear(n_d, out_features)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Give logits (B, out_features) for (B, in_features)."""
+        """Return logits (B, out_features) for (B, in_features)."""
         decisions = [decision for _, decision in self._steps(features)]
         logits: Tensor = self.head(torch.stack(decisions).sum(dim=0))
         return logits
 
     def masks(self, features: Tensor) -> Tensor:
-        """Give what every step looks at: (n_steps, B, entries).
+        """Return the masks of all steps, (n_steps, B, entries), for (B, in_features).
 
         An entry is a column or a group, numbered by its first column. In training mode running
-        statistics move.
+        statistics are updated.
         """
         return torch.stack([mask for mask, _ in self._steps(features)])
 
     def _steps(self, features: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Give mask and decision of every step."""
+        """Yield mask and decision of every step."""
         features = self.norm(features)
         attended = self.start(features, self.shared)[:, self.n_d :]  # a[0]
         prior = features.new_ones(len(features), self.entries)  # P[0]
@@ -144,7 +140,7 @@ class TabNet(TableNetwork):
 
 
 class _FeatureTransformer(nn.Module):
-    """The layers of one step, after those that all share, and the normalisation after each."""
+    """The layers of one step, after the shared ones, and the normalisation after each layer."""
 
     def __init__(
         self, n_shared: int, widths: Sequence[int], norm: Callable[[int], nn.Module]
@@ -162,19 +158,19 @@ class _FeatureTransformer(nn.Module):
 
 
 def _linear(in_features: int, out_features: int) -> nn.Linear:
-    """A linear layer without bias, by Glorot's uniform distribution."""
+    """Return a linear layer without bias, from Glorot's uniform distribution."""
     layer = nn.Linear(in_features, out_features, bias=False)
     nn.init.xavier_uniform_(layer.weight)
     return layer
 
 
 def _gated_layers(widths: Sequence[int]) -> nn.ModuleList:
-    """Linear layers from width to width, each twice as wide for the gate."""
+    """Return linear layers from width to width, each twice as wide for the gate."""
     return nn.ModuleList(_linear(source, 2 * width) for source, width in pairwise(widths))
 
 
 def _entries(groups: Sequence[Sequence[int]], columns: int) -> list[int]:
-    """The entry of the mask that belongs to each column."""
+    """Return the entry of the mask that belongs to each column."""
     group_of: dict[int, int] = {}
     for number, group in enumerate(groups):
         for column in group:
@@ -184,12 +180,9 @@ def _entries(groups: Sequence[Sequence[int]], columns: int) -> list[int]:
                     f"name each column once at most, counted from 0."
                 )
             group_of[column] = number
-    found: dict[tuple[str, int], int] = {}
-    for column in range(columns):
-        found.setdefault(_owner(column, group_of), len(found))
-    return [found[_owner(column, group_of)] for column in range(columns)]
-
-
-def _owner(column: int, group_of: dict[int, int]) -> tuple[str, int]:
-    """Whose entry a column uses: its group's or its own."""
-    return ("group", group_of[column]) if column in group_of else ("column", column)
+    owners = [
+        ("group", group_of[column]) if column in group_of else ("column", column)
+        for column in range(columns)
+    ]
+    entries = {owner: entry for entry, owner in enumerate(dict.fromkeys(owners))}
+    return [entries[owner] for owner in owners]

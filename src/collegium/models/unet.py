@@ -2,17 +2,17 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from collegium.errors import ConfigError
+from collegium.core.settings import PositiveInt, validated
 
 
 def _group_norm(channels: int) -> nn.Module:
-    """Eight groups, or fewer where eight does not divide the channels."""
+    """Return a group normalisation with eight groups, or fewer if eight is no divisor."""
     return nn.GroupNorm(math.gcd(8, channels), channels)
 
 
@@ -25,11 +25,11 @@ NORMS: Mapping[str, Callable[[int], nn.Module]] = {
     "instance": _instance_norm,
     "group": _group_norm,
 }
-"""The normalisations that `IOPUNet` knows, each with scale and shift."""
+"""The normalisations of `IOPUNet`, each with scale and shift."""
 
 
 def _block(in_channels: int, out_channels: int, norm: Callable[[int], nn.Module]) -> nn.Sequential:
-    """Twice: convolution, normalisation, ReLU."""
+    """Return two times convolution, normalisation and ReLU."""
     layers: list[nn.Module] = []
     for channels in (in_channels, out_channels):
         layers += [
@@ -49,8 +49,8 @@ class IOPUNet(nn.Module):
     The authors' code also holds an unused head for a rotation task, which is left out here.
 
     Height and width need not be multiples of 16: the input is padded with zeros below and to the
-    right up to the next multiple, and the logits are cut back to the input's size. Instance and
-    group normalisation see the padding, so a few pixels there change their statistics.
+    right up to the next multiple, and the logits are cropped to the input's size. The padding
+    enters the statistics of instance and group normalisation.
 
     Args:
         in_channels: Channels of the image.
@@ -66,14 +66,16 @@ class IOPUNet(nn.Module):
     }
     depth: ClassVar[int] = 4
 
+    @validated
     def __init__(
-        self, in_channels: int = 3, out_channels: int = 2, *, base: int = 32, norm: str = "batch"
+        self,
+        in_channels: PositiveInt = 3,
+        out_channels: PositiveInt = 2,
+        *,
+        base: PositiveInt = 32,
+        norm: Literal["batch", "instance", "group"] = "batch",
     ) -> None:
         super().__init__()
-        if norm not in NORMS:
-            raise ConfigError(
-                f"the U-Net has no norm {norm!r}: set model.norm to one of {', '.join(NORMS)}."
-            )
         make_norm = NORMS[norm]
         widths = [base * 2**level for level in range(self.depth)]
         sources = [in_channels, *widths[:-1]]
@@ -91,7 +93,7 @@ class IOPUNet(nn.Module):
         self.head = nn.Conv2d(base, out_channels, kernel_size=1)
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
-        """Give logits (B, out_channels, H, W) for an image (B, in_channels, H, W) of any size."""
+        """Return logits (B, out_channels, H, W) for images (B, in_channels, H, W) of any size."""
         height, width = image.shape[-2:]
         multiple = 2**self.depth
         features = functional.pad(image, (0, -width % multiple, 0, -height % multiple))

@@ -1,1 +1,1 @@
-"""Runs an algorithm: server, clients, engines, stored state and the ledger of what left a site."""
+"""Runs of algorithms: server, clients, engines, stored states and the sites' ledgers."""

@@ -1,4 +1,4 @@
-"""The client runtime: runs handlers of the client half.
+"""The client runtime: runs the client half of an algorithm at one site.
 
 Owns the client's data, state, randomness, ledger and best model.
 """
@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from collegium.compression.session import (
-    AGAIN,
-    KEY,
+    CODEC_KEY,
     NO_CODECS,
+    RESEND_REQUEST,
     ClientSession,
-    Coding,
-    Form,
+    Codecs,
+    EncodedReply,
     LostReference,
-    Sent,
+    ModelLayout,
     on_device,
 )
 from collegium.core.algorithm import Algorithm, State
@@ -43,6 +43,7 @@ from collegium.errors import (
     describe_failure,
 )
 from collegium.runtime.ledger import Ledger
+from collegium.runtime.selection import BestModel
 from collegium.runtime.server import Request, handler_of
 from collegium.runtime.state import Store
 from collegium.training.fisher import diagonal_fisher
@@ -51,15 +52,12 @@ from collegium.training.objectives import Objective
 
 logger = logging.getLogger(__name__)
 
-BEST = "best"
-"""Name under which a site keeps its best personal model."""
-
 
 class ClientRuntime:
-    """A site that answers requests.
+    """A site that responds to requests.
 
     Handling is a pure function of the request and of the state committed before it: a request may
-    come twice, and any client may be rebuilt between two requests.
+    arrive twice, and any client may be rebuilt between two requests.
 
     Args:
         site: the site's data and policy.
@@ -68,7 +66,7 @@ class ClientRuntime:
         seed: of the run.
         root: the site's own folder for this run.
         pool: the training data of all sites, in a simulation.
-        coding: the codecs of training exchanges; the server must have the same.
+        codecs: the codecs of training exchanges; the server must have the same.
     """
 
     def __init__(
@@ -80,18 +78,18 @@ class ClientRuntime:
         seed: int,
         root: Path,
         pool: Dataset | None = None,
-        coding: Coding = NO_CODECS,
+        codecs: Codecs = NO_CODECS,
     ) -> None:
         self.id, self.site, self.algorithm, self.training = site.name, site, algorithm, training
         self.seed, self.root = seed, root
         self.store = Store(root / "states")
-        self.kept = Store(root)
         self.ledger = Ledger(root / "ledger.jsonl")
+        self._best = BestModel(root)
         self.state: State = {}
-        self.memory: State = {}
+        self.codec_state: State = {}
         self.round = 0
-        self._coding = coding
-        self._form = Form(training.current(), training.parts.trainable) if coding else None
+        self._codecs = codecs
+        self._layout = ModelLayout(training.current(), training.parts.trainable) if codecs else None
         self._pool = pool
         self._path: tuple[str | int, ...] = ()
         self._purposes: set[str] = set()
@@ -120,10 +118,7 @@ class ClientRuntime:
 
     @property
     def local_steps(self) -> int | None:
-        """Optimiser steps per round where the recipe counts in steps.
-
-        None where it counts in epochs.
-        """
+        """Optimiser steps per round; None if the recipe counts in epochs."""
         return self.training.config.local_steps
 
     @property
@@ -142,7 +137,7 @@ class ClientRuntime:
         return self._pool
 
     def handle(self, request: Request) -> bytes:
-        """Answer ``request``; a failure is an answer too."""
+        """Return the packed envelope that responds to ``request``: a reply or an error."""
         try:
             reply, sent = self._run(request)
             coded = {"coded": sent.coded} if sent.coded else {}
@@ -150,7 +145,7 @@ class ClientRuntime:
             self.ledger.append(
                 reply,
                 data,
-                coded=sent.about,
+                coded=sent.ledger,
                 round=request.round,
                 exchange=request.exchange,
                 stage=request.stage,
@@ -159,7 +154,7 @@ class ClientRuntime:
             return data
         except LostReference as error:
             logger.warning("site %r, round %d: %s", self.id, request.round, error)
-            return AGAIN
+            return RESEND_REQUEST
         except Exception as error:
             unforeseen = not isinstance(error, CollegiumError)
             logger.warning(
@@ -172,8 +167,8 @@ class ClientRuntime:
             )
             return pack({"error": describe_failure(error)})
 
-    def _run(self, request: Request) -> tuple[dict[str, Any], Sent]:
-        """Run the handler; return its reply, and what leaves of it in which form."""
+    def _run(self, request: Request) -> tuple[dict[str, Any], EncodedReply]:
+        """Run the handler; return its reply, and the coded form in which it leaves."""
         method = handler_of(self.algorithm, request.method)
         before = (
             f"{request.round:06d}-{request.exchange:04d}"
@@ -184,8 +179,8 @@ class ClientRuntime:
         self.round = request.round
         self._path = ("client", self.id, request.round, request.stage, request.exchange)
         self._purposes, self._progress = set(), {}
-        side = self._side(request)
-        reply = dict(method(self, self._message(request, side)))
+        session = self._session(request)
+        reply = dict(method(self, self._message(request, session)))
         if self._progress:
             main = self._progress.get("fit") or next(iter(self._progress.values()))
             reply["progress"] = {
@@ -193,43 +188,45 @@ class ClientRuntime:
                 "steps": sum(p.steps for p in self._progress.values()),
             }
         self._check_egress(reply)
-        sent = Sent(reply, {}, {}) if side is None else side.send(reply)
+        sent = EncodedReply(reply, {}, {}) if session is None else session.encode_reply(reply)
         if request.stage == "train":
             self._commit(before, old)
             self.store.prune(f"{request.floor:06d}")
         return reply, sent
 
     def _load(self, before: str) -> bytes:
-        """Go back to the newest state before a name, and return it as stored."""
+        """Restore the newest state before a name, and return it as stored."""
         self.store.clean()
-        self.kept.clean()
+        self._best.clean()
         name = self.store.newest(before)
         data = self.store.read(name) if name else pack({})
         self.state = self.store.decode(name, data, self.training.device) if name else {}
-        self.memory = self.state.pop(KEY, {})
+        self.codec_state = self.state.pop(CODEC_KEY, {})
         return data
 
-    def _side(self, request: Request) -> ClientSession | None:
-        """Return what codes the exchange; None where nothing is coded."""
-        if self._form is None or request.stage != "train":
+    def _session(self, request: Request) -> ClientSession | None:
+        """Return the codecs of the exchange; None if nothing is coded."""
+        if self._layout is None or request.stage != "train":
             return None
-        place = (self.id, request.round, request.exchange)
-        return ClientSession(self._coding, self._form, self.memory, seed=self.seed, place=place)
+        position = (self.id, request.round, request.exchange)
+        return ClientSession(
+            self._codecs, self._layout, self.codec_state, seed=self.seed, position=position
+        )
 
-    def _message(self, request: Request, side: ClientSession | None) -> Message:
-        """Return a request's parts, where the client computes."""
+    def _message(self, request: Request, session: ClientSession | None) -> Message:
+        """Return a request's parts, on the device where the client computes."""
         device, sender = self.training.device, f"request {request.method!r}"
-        if side is None:
+        if session is None:
             return Message(unpack(request.payload, device), sender)
-        parts = side.receive(unpack(request.payload))
+        parts = session.decode_request(unpack(request.payload))
         return Message(on_device(parts, device), sender)
 
     def whole_state(self) -> State:
-        """Return what is stored: the algorithm's state, and what the codecs remember."""
-        return self.state | ({KEY: self.memory} if self.memory else {})
+        """Return the state to store: the algorithm's and that of the codecs."""
+        return self.state | ({CODEC_KEY: self.codec_state} if self.codec_state else {})
 
     def _commit(self, name: str, old: bytes) -> None:
-        """Store the state under ``name`` if the handler changed it."""
+        """Store the state under ``name`` if it changed; otherwise remove an older one."""
         new = pack(self.whole_state())
         if new != old:
             self.store.write(name, new)
@@ -250,14 +247,14 @@ class ClientRuntime:
 
     def may_send(self, part: str) -> bool:
         """Return whether the site's policy lets this part of a message out."""
-        kind = self.algorithm.all_sends()[part]
-        return may_leave(part, opt_in=kind.opt_in, **vars(self.site.policy))
+        schema = self.algorithm.all_sends()[part]
+        return may_leave(part, opt_in=schema.opt_in, **vars(self.site.policy))
 
     def rng(self, purpose: str) -> torch.Generator:
         """Return the generator for ``purpose``; a purpose may be used once in a handler."""
-        return generator(self.seed, *self._claim(purpose))
+        return generator(self.seed, *self._path_of(purpose))
 
-    def _claim(self, purpose: str) -> tuple[str | int, ...]:
+    def _path_of(self, purpose: str) -> tuple[str | int, ...]:
         if purpose in self._purposes:
             raise ProtocolError(
                 f"the random generator {purpose!r} was used twice in one handler; give "
@@ -279,14 +276,14 @@ class ClientRuntime:
         data: Dataset | None = None,
         stream: str = "fit",
     ) -> Tensors:
-        """Train ``model`` on the site's data; see `collegium.training.loop.LocalTraining.fit`.
+        """Train ``model`` on the site's data; without examples, return it as it is.
 
-        A site without training examples returns the model as it came.
+        See `collegium.training.loop.LocalTraining.fit`.
         """
-        path = self._claim(stream)
+        path = self._path_of(stream)
         examples = self.site.train if data is None else data
         if len(examples) == 0:
-            logger.warning("site %r has no training examples; its model stays as it came", self.id)
+            logger.warning("site %r has no training examples; its model stays as it was", self.id)
             return model
         keep = self.training.config.optimizer_state == "keep"
         key = f"optimizer/{stream}"
@@ -313,7 +310,7 @@ class ClientRuntime:
     def loss(self, model: Tensors) -> float:
         """Return the mean loss of ``model`` on the training data, in evaluation mode.
 
-        Every model sees the same crops.
+        All models of a request see the same crops.
         """
         return self.training.loss(
             model, self.site.train, seed=self.seed, path=(*self._path, "loss")
@@ -331,7 +328,7 @@ class ClientRuntime:
 
         See `collegium.training.fisher.diagonal_fisher`.
         """
-        path = self._claim(stream)
+        path = self._path_of(stream)
         return diagonal_fisher(
             self.training,
             model,
@@ -343,10 +340,10 @@ class ClientRuntime:
         )
 
     def score(self, model: Tensors, split: str, *, headline: bool = False) -> list[dict[str, Any]]:
-        """Score ``model`` on every case of a split, under pseudonyms.
+        """Return the scores of ``model`` on every case of a split, under pseudonyms.
 
-        The key to the pseudonyms is written to ``cases.csv`` in the site's own folder and never
-        leaves it.
+        The key to the pseudonyms is written to ``cases-SPLIT.csv`` in the site's own folder and
+        never leaves it.
 
         Args:
             model: a whole model.
@@ -366,7 +363,7 @@ class ClientRuntime:
             )
             key.append((case, patient, example.case, example.patient))
         self._write_key(split, key)
-        return task.complete(rows)
+        return task.add_set_scores(rows)
 
     def _write_key(self, split: str, key: Sequence[tuple[str, str, str, str]]) -> None:
         path = self.root / f"cases-{split}.csv"
@@ -381,18 +378,19 @@ class ClientRuntime:
     def keep_best(self, model: Tensors, scores: Sequence[Mapping[str, Any]]) -> None:
         """Keep ``model`` if its mean validation score is the best so far.
 
-        Without validation cases the newest is kept.
+        Without validation cases the newest model is kept.
+
+        Args:
+            model: a whole personal model.
+            scores: its scores on the validation cases, from `score`.
         """
         values = [row[self.training.task.metric] for row in scores]
-        defined = [value for value in values if value is not None]
-        score = sum(defined) / len(defined) if defined else None
-        old = self.kept.load(BEST) if self.kept.path(BEST).exists() else None
-        if old is None or old["score"] is None or (score is not None and score > old["score"]):
-            self.kept.save(BEST, {"round": self.round, "score": score, "model": model})
+        self._best.offer(model, values, number=self.round)
 
     def best(self) -> Tensors | None:
         """Return the best personal model kept so far."""
-        if not self.kept.path(BEST).exists():
+        found = self._best.load()
+        if found is None:
             return None
-        model: Tensors = self.kept.load(BEST)["model"]
+        model: Tensors = found["model"]
         return model.map(lambda tensor: tensor.to(self.training.device))

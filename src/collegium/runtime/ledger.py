@@ -1,8 +1,6 @@
-"""A site's own record of every message that left it.
+"""A site's own record of every message that left it: parts, time, size and hash, not the content.
 
-What, when, how much, with a hash, never the content.
-
-Each line holds the hash of the line before it, so that a changed or removed line shows.
+Each line holds the hash of the line before it, which reveals changed and removed lines.
 """
 
 from __future__ import annotations
@@ -29,11 +27,8 @@ def _digest(line: Mapping[str, Any]) -> str:
     ).hexdigest()
 
 
-def describe(part: Any) -> dict[str, Any]:
-    """Return names, shapes, dtypes and bytes of what is in ``part``.
-
-    Of plain values the bytes of their JSON.
-    """
+def describe_part(part: Any) -> dict[str, Any]:
+    """Return names, shapes, dtypes and bytes of the tensors of a part, or the bytes of its JSON."""
     tensors = [(name, t) for name, t in tensors_in(part)]
     if isinstance(part, Tensors) and not part:
         return {"tensors": [], "bytes": 0}
@@ -44,7 +39,11 @@ def describe(part: Any) -> dict[str, Any]:
 
 
 class Ledger:
-    """An append-only file with one line per message that left a site."""
+    """An append-only file with one line per message that left a site.
+
+    Args:
+        path: the file.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -63,7 +62,7 @@ class Ledger:
 
         Args:
             parts: the parts of the message by name.
-            data: the bytes that travel.
+            data: the bytes that leave.
             coded: for parts that leave through a codec, its name and the bytes that leave.
             **about: round, exchange, stage and method.
 
@@ -74,7 +73,7 @@ class Ledger:
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             **about,
             "parts": {
-                name: describe(part) | dict(coded.get(name, {}) if coded else {})
+                name: describe_part(part) | dict(coded.get(name, {}) if coded else {})
                 for name, part in parts.items()
             },
             "bytes": len(data),
@@ -83,7 +82,7 @@ class Ledger:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if not self.path.exists() or self.path.stat().st_size != self._size:
-                self._last = self._repair()  # another process answered for this site meanwhile
+                self._last = self._repair()  # another process wrote for this site meanwhile
             line["previous"] = self._last
             line["hash"] = _digest(line)
             with self.path.open("ab") as file:
@@ -95,10 +94,7 @@ class Ledger:
         self._last = line["hash"]
 
     def _repair(self) -> str:
-        """Return the last hash; a last line that a crash left unfinished is cut off.
-
-        Its message never left.
-        """
+        """Return the last hash, after removing an unfinished line, whose message never left."""
         if not self.path.exists():
             return START
         data = self.path.read_bytes()
@@ -109,10 +105,10 @@ class Ledger:
         return str(_parse(lines[-1]).get("hash")) if lines else START
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a ledger; an unfinished last line is not one.
+def read_ledger(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a ledger without an unfinished last one.
 
-    What is no longer JSON becomes an empty line, at which the chain breaks.
+    A line that is not JSON becomes an empty dictionary, at which the chain breaks.
     """
     if not path.exists():
         return []
@@ -129,9 +125,9 @@ def _parse(line: bytes) -> dict[str, Any]:
 
 
 def first_break(lines: list[dict[str, Any]]) -> int | None:
-    """Return the index of the first line that was changed or whose predecessor is missing.
+    """Return the index of the first line that was changed or whose predecessor is missing, or None.
 
-    None: the chain is whole.
+    None means that the chain is intact.
     """
     previous = START
     for index, line in enumerate(lines):
@@ -143,11 +139,8 @@ def first_break(lines: list[dict[str, Any]]) -> int | None:
 
 
 def summarise(path: Path) -> dict[str, Any]:
-    """Return what left a site.
-
-    Messages and bytes in all and per part, and whether the chain is whole.
-    """
-    lines = read(path)
+    """Return messages and bytes that left a site, in total and by part; is the chain intact?"""
+    lines = read_ledger(path)
     parts: dict[str, dict[str, int]] = {}
     for line in lines:
         for name, part in line.get("parts", {}).items():

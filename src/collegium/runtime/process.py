@@ -1,7 +1,8 @@
-"""What a process that trains must do first: threads, denormals, determinism, memory allocator."""
+"""Set-up of a process that trains: threads, denormals, determinism, memory allocator."""
 
 import ctypes
 import os
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,15 +11,13 @@ import torch
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "8000000000", "MALLOC_TRIM_THRESHOLD_": "16000000000"}
 """glibc settings for worker processes.
 
-Activations above 32 MB are else mapped and zeroed afresh at every step.
-
-Read by the C library when a process starts, hence set in the environment of the workers by whoever
-starts them.
+Without them activations above 32 MB are mapped and zeroed again at every step. The C library reads
+them when a process starts, hence they are set in the environment in which workers are started.
 """
 
 
 def prepare(threads: int = 1) -> None:
-    """Fix what the bits of a result depend on in this process.
+    """Fix all settings of this process on which the bits of a result depend.
 
     Denormal numbers are flushed to zero, which has to happen before torch starts its threads (a
     convolution over denormals is some hundred times slower); the number of threads decides in which
@@ -34,17 +33,20 @@ def prepare(threads: int = 1) -> None:
     torch.backends.cudnn.benchmark = False
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
-    torch.set_deterministic_debug_mode("error")  # without the second that the other call imports
-    # else every new tensor is filled once more
+    # takes a second less than torch.use_deterministic_algorithms, which imports a compiler
+    torch.set_deterministic_debug_mode("error")
+    # otherwise every new tensor is filled once more
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def _keep_freed_memory() -> None:
-    """Let the C library reuse large blocks of memory instead of mapping them afresh each time.
+    """Set glibc to reuse large blocks of memory instead of mapping them again each time.
 
-    What `ALLOCATOR` does for workers, for a process that runs already; only glibc has it. A process
-    that was started with a setting of its own keeps that.
+    The same as `ALLOCATOR`, for a process that is running already. A process that was started with
+    a setting of its own keeps it.
     """
+    if platform.system() == "Windows":
+        return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and not ALLOCATOR.keys() & os.environ:
         mmap_threshold, trim_threshold = -3, -1  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD
@@ -54,7 +56,7 @@ def _keep_freed_memory() -> None:
 
 @contextmanager
 def environment_of_workers(threads: int = 1) -> Iterator[None]:
-    """Set the environment with which workers must start, for those started inside the block."""
+    """Set the environment of worker processes that are started inside the block."""
     values = ALLOCATOR | {"OMP_NUM_THREADS": str(threads)}
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)

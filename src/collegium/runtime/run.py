@@ -10,10 +10,8 @@ from typing import Any
 
 from collegium.core.files import write_atomically
 from collegium.core.tensors import Tensors
+from collegium.runtime.selection import BestModel, mean_defined
 from collegium.runtime.server import ServerRuntime
-from collegium.runtime.state import Store
-
-BEST = "best"
 
 GLOBAL = "global"
 """The name of the global model among those for sites outside."""
@@ -21,19 +19,19 @@ GLOBAL = "global"
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """What is known of one round.
+    """The record of one round.
 
     Attributes:
-        round: its number; 0 is the set-up, and the number after the last round holds what the
-            algorithm does at the end.
+        round: its number; 0 is the set-up, and the number after the last round is the algorithm's
+            work at the end.
         losses: mean training loss by client.
         bytes_up: bytes that left each client.
         bytes_down: bytes sent to each client.
         seconds: seconds that each client worked.
         left_out: clients that failed and were left out, and why.
-        scores: mean validation score by kind of model and client; empty where the round was not
-            evaluated, None undefined.
-        numbers: what else the clients told of the round, by client and name.
+        scores: mean validation score by kind of model and client; empty if the round was not
+            evaluated, None if undefined.
+        numbers: other numbers that the clients reported, by client and name.
     """
 
     round: int
@@ -46,14 +44,8 @@ class RoundRecord:
     numbers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
-def mean_defined(values: list[float | None]) -> float | None:
-    """Return the mean of the defined values; None where there is none."""
-    defined = [value for value in values if value is not None]
-    return sum(defined) / len(defined) if defined else None
-
-
 class Run:
-    """Drives a `ServerRuntime` from wherever its stored state stands to the end.
+    """Runs a `ServerRuntime` from its stored state to the end.
 
     Args:
         server: the server half.
@@ -66,29 +58,25 @@ class Run:
     def __init__(
         self, server: ServerRuntime, rounds: int, metric: str, evaluate_every: int = 1
     ) -> None:
-        self.server, self.rounds, self.metric, self.evaluate_every = (
-            server,
-            rounds,
-            metric,
-            evaluate_every,
-        )
+        self.server, self.rounds = server, rounds
+        self.metric, self.evaluate_every = metric, evaluate_every
         self._records = server.store.root / "records"
-        self._kept = Store(server.store.root / "kept")
+        self._best = BestModel(server.store.root / "kept")
 
     def execute(
         self, observe: Callable[[RoundRecord], None] = lambda record: None
     ) -> dict[str, Any]:
-        """Run what is left and return the test scores by client, kind of model and case.
+        """Run the remaining rounds and return the test scores by client, kind of model and case.
 
         Args:
-            observe: called after every round, and after the end where it asked somebody.
+            observe: called after every round, and after the end if a client was asked there.
         """
         server = self.server
         finished = self._records / "test.json"
         if finished.exists():
             return dict(json.loads(finished.read_text()))
         server.begin(self._write_record)
-        self._kept.clean()
+        self._best.clean()
         self._evaluate_if_due()
         while server.round < self.rounds:
             server.advance(self._write_record)
@@ -107,16 +95,17 @@ class Run:
 
     def _write_record(self) -> None:
         server = self.server
-        if not 0 < server.round <= self.rounds and not server.traffic:
-            return  # a set-up or an end that asked nobody
+        stats = server.client_stats
+        if not 0 < server.round <= self.rounds and not stats:
+            return  # a set-up or an end that asked no client
         record = RoundRecord(
             server.round,
-            {client: traffic.loss for client, traffic in server.traffic.items()},
-            {client: traffic.bytes_up for client, traffic in server.traffic.items()},
-            {client: traffic.bytes_down for client, traffic in server.traffic.items()},
-            {client: traffic.seconds for client, traffic in server.traffic.items()},
+            {client: found.loss for client, found in stats.items()},
+            {client: found.bytes_up for client, found in stats.items()},
+            {client: found.bytes_down for client, found in stats.items()},
+            {client: found.seconds for client, found in stats.items()},
             server.left_out,
-            numbers={client: t.numbers for client, t in server.traffic.items() if t.numbers},
+            numbers={client: found.numbers for client, found in stats.items() if found.numbers},
         )
         write_atomically(self._record_path(server.round), json.dumps(asdict(record)).encode())
 
@@ -134,10 +123,10 @@ class Run:
         return record
 
     def _evaluate_if_due(self) -> RoundRecord:
-        """Evaluate the round just committed, unless that was done before a restart."""
+        """Evaluate the round just committed if it is due and was not done before a restart."""
         server, number = self.server, self.server.round
         due = number > 0 and (number % self.evaluate_every == 0 or number == self.rounds)
-        if number > self.rounds:  # the end, which most algorithms leave empty
+        if number > self.rounds:  # the end, in which most algorithms ask no client
             due = self._record_path(number).exists()
         path = self._records / f"evaluation-{number:06d}.json"
         if due and not path.exists():
@@ -159,28 +148,16 @@ class Run:
         """Keep the global model with the best mean over all sites' validation cases so far."""
         if not self.server.algorithm.has_global:
             return
-        score = mean_defined(
-            [
-                row[self.metric]
-                for reply in replies.values()
-                for row in reply["scores"].get("global", [])
-            ]
-        )
-        old = self._kept.load(BEST) if self._kept.path(BEST).exists() else None
-        if old is None or old["score"] is None or (score is not None and score > old["score"]):
-            state = {
-                "round": self.server.round,
-                "score": score,
-                "model": self.server.state["model"],
-            }
-            self._kept.save(BEST, state)
+        rows = [row for reply in replies.values() for row in reply["scores"].get("global", [])]
+        values = [row[self.metric] for row in rows]
+        self._best.offer(self.server.state["model"], values, number=self.server.round)
 
     def best(self) -> dict[str, Any] | None:
-        """Return round, score and tensors of the selected global model.
+        """Return ``round``, ``score`` and ``model`` of the selected global model.
 
         None for an algorithm without one.
         """
-        return dict(self._kept.load(BEST)) if self._kept.path(BEST).exists() else None
+        return self._best.load()
 
     def deploy(self) -> dict[str, Tensors]:
         """Return the models for sites outside, by name; the global one is the selected one."""

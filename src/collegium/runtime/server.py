@@ -1,9 +1,7 @@
-"""The two runtimes that every engine drives.
+"""The server runtime: runs the server half of an algorithm over any engine.
 
-One for the server half of an algorithm, one per client.
-
-An engine is a `Transport`: it carries requests to clients and brings back what they answered, in
-any order. Nothing else differs between engines, so a run has the same bits in all of them.
+An engine is a `Transport`: it carries requests to clients and brings back their responses, in any
+order. Nothing else differs between engines, so a run has the same bits in all of them.
 """
 
 from __future__ import annotations
@@ -16,24 +14,20 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from collegium.compression.session import (
-    AGAIN,
-    KEY,
+    CODEC_KEY,
     NO_CODECS,
-    Coding,
+    RESEND_REQUEST,
+    Codecs,
     Exchange,
-    Form,
+    ModelLayout,
     ServerSession,
 )
 from collegium.core.algorithm import Algorithm, Replies, State
 from collegium.core.message import Message, pack, unpack
 from collegium.core.model_parts import ModelParts
-from collegium.core.payloads import Expected, recorded
+from collegium.core.payloads import Expected, recorded_numbers
 from collegium.core.tensors import Tensors
-from collegium.errors import (
-    KINDS,
-    ClientError,
-    ProtocolError,
-)
+from collegium.errors import KINDS, ClientError, ProtocolError
 from collegium.runtime.state import Store
 
 logger = logging.getLogger(__name__)
@@ -43,11 +37,11 @@ Stage = Literal["train", "evaluate"]
 
 @dataclass(frozen=True)
 class Request:
-    """What a transport carries to a client.
+    """A request to one client to run a handler.
 
     Attributes:
-        client: who is asked.
-        round: the round in which the server asks.
+        client: the client's name.
+        round: the round of the request.
         exchange: position of this exchange within its round.
         stage: "train" may change the client's state; "evaluate" may not.
         method: name of the handler to run.
@@ -65,8 +59,14 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a transport brings back: the client's packed envelope and the seconds that it took."""
+class Response:
+    """The response of one client to a request.
+
+    Attributes:
+        client: the client's name.
+        data: the packed envelope: a reply or an error.
+        seconds: time that the client took.
+    """
 
     client: str
     data: bytes
@@ -74,17 +74,40 @@ class Answer:
 
 
 class Transport(Protocol):
-    """All that an engine must provide."""
+    """The interface of an engine."""
 
-    def exchange(self, requests: Iterable[Request]) -> Iterator[Answer]:
-        """Deliver the requests, which are made as they are taken; yield answers in any order."""
+    def exchange(self, requests: Iterable[Request]) -> Iterator[Response]:
+        """Deliver the requests, which are built as they are taken; yield responses in any order."""
 
     def close(self) -> None:
-        """Let go of whatever the engine holds."""
+        """Release all that the engine holds."""
+
+
+class RequestHandler(Protocol):
+    """The interface of a client to an engine."""
+
+    def handle(self, request: Request) -> bytes:
+        """Return the packed envelope that responds to ``request``."""
+
+
+def respond(client: RequestHandler, request: Request) -> Response:
+    """Return the response of a client to a request, with the time that it took.
+
+    Args:
+        client: the client that the request is for.
+        request: the request.
+    """
+    start = time.perf_counter()
+    data = client.handle(request)
+    return Response(request.client, data, time.perf_counter() - start)
 
 
 def handler_of(algorithm: Algorithm, name: str) -> Callable[..., Message]:
-    """Return the handler ``name``.
+    """Return a handler of an algorithm by name.
+
+    Args:
+        algorithm: the algorithm.
+        name: name of the method.
 
     Raises:
         ProtocolError: the method does not exist or is not marked as a handler, so that a server
@@ -98,8 +121,16 @@ def handler_of(algorithm: Algorithm, name: str) -> Callable[..., Message]:
 
 
 @dataclass
-class Traffic:
-    """What one client did in one round."""
+class ClientStats:
+    """Measurements of one client in one round.
+
+    Attributes:
+        bytes_up: bytes that left the client.
+        bytes_down: bytes sent to it.
+        seconds: time that it worked.
+        loss: its mean training loss.
+        numbers: other numbers that it reported; see `collegium.core.payloads.Numbers`.
+    """
 
     bytes_up: int = 0
     bytes_down: int = 0
@@ -109,7 +140,7 @@ class Traffic:
 
 
 class ServerRuntime:
-    """Runs the server half: asks clients, checks what they reply, commits every round.
+    """Runs the server half: asks clients, checks their replies, commits every round.
 
     Args:
         algorithm: the algorithm.
@@ -120,8 +151,7 @@ class ServerRuntime:
         root: folder of the server's state.
         on_failure: "fail" ends the run at the first client that fails or sends something unusable;
             "skip" leaves it out of that exchange and records it.
-        checkpoint_every: rounds between two commits; resuming repeats at most that many.
-        coding: the codecs of training exchanges.
+        codecs: the codecs of training exchanges.
         seed: of the run, for codecs that draw.
     """
 
@@ -135,28 +165,27 @@ class ServerRuntime:
         root: Path,
         *,
         on_failure: Literal["fail", "skip"] = "fail",
-        checkpoint_every: int = 1,
-        coding: Coding = NO_CODECS,
+        codecs: Codecs = NO_CODECS,
         seed: int = 0,
     ) -> None:
         self.algorithm, self.transport, self.parts = algorithm, transport, parts
         self.clients = sorted(clients)
-        self.on_failure, self.checkpoint_every = on_failure, checkpoint_every
+        self.on_failure = on_failure
         self.store = Store(root)
         self.state: State = {}
         self.round = 0
         self.stage: Stage = "train"
-        self.traffic: dict[str, Traffic] = {}
+        self.client_stats: dict[str, ClientStats] = {}
         self.left_out: list[dict[str, str]] = []
         self._make_model = make_model
         self._initial = make_model(0)
         self._expected = Expected(self._initial, parts, algorithm.hyperparameters())
         self._sends = algorithm.all_sends()
-        form = Form(self._initial, parts.trainable) if coding else None
-        self._wire = ServerSession(coding, form, seed=seed) if form else None
+        layout = ModelLayout(self._initial, parts.trainable) if codecs else None
+        self._session = ServerSession(codecs, layout, seed=seed) if layout else None
         self._exchange = 0
         self._committed = 0
-        self._open: Replies | None = None
+        self._pending: Replies | None = None
 
     @property
     def initial_model(self) -> Tensors:
@@ -175,24 +204,24 @@ class ServerRuntime:
         each: Mapping[str, Mapping[str, Any]] | None = None,
         **items: Any,
     ) -> Replies:
-        """Ask clients to run a handler; see `collegium.core.algorithm.Server.ask`.
+        """Ask clients to run a handler. See `collegium.core.algorithm.Server.ask`.
 
         Raises:
             ProtocolError: the method is not a handler, or a client is not in the federation.
         """
-        self._settle()
+        self._finish_exchange()
         name = method.__name__
         handler_of(self.algorithm, name)
         names = sorted(each if each is not None else self.clients if to is None else to)
-        strangers = set(names) - set(self.clients)
-        if strangers:
+        unknown = set(names) - set(self.clients)
+        if unknown:
             raise ProtocolError(
-                f"asked {', '.join(sorted(strangers))}, which is not in the federation"
+                f"asked {', '.join(sorted(unknown))}, which is not in the federation"
             )
         exchange, self._exchange = self._exchange, self._exchange + 1
         coded = None
-        if self._wire is not None and self.stage == "train":
-            coded = self._wire.exchange(items, each, names, place=(self.round, exchange))
+        if self._session is not None and self.stage == "train":
+            coded = self._session.exchange(items, each, names, position=(self.round, exchange))
         common = pack(items) if each is None and coded is None else b""
 
         def request(client: str) -> Request:
@@ -200,18 +229,18 @@ class ServerRuntime:
                 payload = coded.payload(client)
             else:
                 payload = common if each is None else pack({**items, **each[client]})
-            self.traffic.setdefault(client, Traffic()).bytes_down += len(payload)
+            self.client_stats.setdefault(client, ClientStats()).bytes_down += len(payload)
             floor = max(self._committed - 1, 0)
             return Request(client, self.round, exchange, self.stage, name, payload, floor)
 
-        self._open = Replies(self._receive(names, name, request, coded))
-        return self._open
+        self._pending = Replies(self._receive(names, name, request, coded))
+        return self._pending
 
-    def _settle(self) -> None:
-        """See the last exchange through before the next one begins."""
-        if self._open is not None:
-            self._open.finish()
-            self._open = None
+    def _finish_exchange(self) -> None:
+        """Wait for the replies to the last exchange that the algorithm has not read."""
+        if self._pending is not None:
+            self._pending.drain()
+            self._pending = None
 
     def _receive(
         self,
@@ -220,75 +249,77 @@ class ServerRuntime:
         request: Callable[[str], Request],
         coded: Exchange | None,
     ) -> Iterator[tuple[str, Message]]:
-        """Yield checked replies in sorted order, holding back those that come before their turn."""
-        waiting: dict[str, Answer] = {}
-        turn = iter(names)
-        expected = next(turn, None)
-        for answer in self._deliver(names, request):
-            waiting[answer.client] = answer
-            while expected in waiting:
-                message = self._open_answer(waiting.pop(expected), method, coded)
+        """Yield checked replies in sorted order; those that arrive early wait for their turn."""
+        early: dict[str, Response] = {}
+        remaining = iter(names)
+        expected = next(remaining, None)
+        for response in self._deliver(names, request):
+            early[response.client] = response
+            while expected in early:
+                message = self._open_response(early.pop(expected), method, coded)
                 if message is not None:
                     yield expected, message
-                expected = next(turn, None)
+                expected = next(remaining, None)
         if expected is not None:
             raise ProtocolError(
-                f"client {expected!r}, round {self.round}, {method}: the engine brought no answer"
+                f"client {expected!r}, round {self.round}, {method}: the engine brought no response"
             )
 
-    def _deliver(self, names: list[str], request: Callable[[str], Request]) -> Iterator[Answer]:
-        """Yield answers; a client that lost what it held is asked again, and sent everything."""
-        lost: list[Answer] = []
-        for answer in self.transport.exchange(map(request, names)):
-            if self._wire is not None and answer.data == AGAIN:
-                lost.append(answer)
+    def _deliver(self, names: list[str], request: Callable[[str], Request]) -> Iterator[Response]:
+        """Yield responses; a client that lost its reference is asked again and sent everything."""
+        lost: list[Response] = []
+        for response in self.transport.exchange(map(request, names)):
+            if self._session is not None and response.data == RESEND_REQUEST:
+                lost.append(response)
             else:
-                yield answer
-        for answer in lost:
-            logger.warning("client %r lost what it held; sending all again", answer.client)
-            assert self._wire is not None
-            self._wire.forget(answer.client)
-            self._count(answer)
+                yield response
+        for response in lost:
+            logger.warning(
+                "client %r lost its reference models; sending everything again", response.client
+            )
+            assert self._session is not None
+            self._session.forget(response.client)
+            self._count(response)
         if lost:
-            yield from self.transport.exchange(request(answer.client) for answer in lost)
+            yield from self.transport.exchange(request(response.client) for response in lost)
 
-    def _count(self, answer: Answer) -> Traffic:
-        traffic = self.traffic.setdefault(answer.client, Traffic())
-        traffic.bytes_up += len(answer.data)
-        traffic.seconds += answer.seconds
-        return traffic
+    def _count(self, response: Response) -> ClientStats:
+        stats = self.client_stats.setdefault(response.client, ClientStats())
+        stats.bytes_up += len(response.data)
+        stats.seconds += response.seconds
+        return stats
 
-    def _open_answer(
-        self, answer: Answer, method: str, coded: Exchange | None = None
+    def _open_response(
+        self, response: Response, method: str, coded: Exchange | None = None
     ) -> Message | None:
-        """Return the checked reply, or None where a failed client is left out."""
-        traffic = self._count(answer)
-        where = f"client {answer.client!r}, round {self.round}, {method}"
+        """Return the checked reply, or None if the client failed and is left out."""
+        stats = self._count(response)
+        where = f"client {response.client!r}, round {self.round}, {method}"
         try:
-            reply = self._check(unpack(answer.data), where, answer.client, coded)
+            reply = self._check(unpack(response.data), where, response.client, coded)
         except ClientError as error:
             if coded is not None:
-                coded.failed(answer.client)
+                coded.record_failure(response.client)
             if self.on_failure == "fail":
                 raise
             logger.warning("%s; left out of this exchange", error)
-            self.left_out.append({"client": answer.client, "method": method, "why": str(error)})
+            self.left_out.append({"client": response.client, "method": method, "why": str(error)})
             return None
         if coded is not None:
-            coded.done(answer.client, reply)
+            coded.record_reply(response.client, reply)
         if "progress" in reply and "loss" in reply["progress"]:
-            traffic.loss = reply["progress"]["loss"]
-        traffic.numbers |= recorded(self._sends, reply)
+            stats.loss = reply["progress"]["loss"]
+        stats.numbers |= recorded_numbers(self._sends, reply)
         return reply
 
     def _check(self, envelope: Any, where: str, client: str, coded: Exchange | None) -> Message:
-        """Return the message in ``envelope`` if every part is what the algorithm declares."""
+        """Return the message in ``envelope`` after checking every part against its schema."""
         if isinstance(envelope, dict) and isinstance(envelope.get("error"), dict):
             kind = KINDS.get(str(envelope["error"].get("kind")), ClientError)
             text = f"{where}: {envelope['error'].get('text')}"
             raise (kind if issubclass(kind, ClientError) else ClientError)(text)
         if not isinstance(envelope, dict) or not isinstance(envelope.get("reply"), dict):
-            raise ProtocolError(f"{where}: the answer is not a reply")
+            raise ProtocolError(f"{where}: the response is not a reply")
         reply: dict[str, Any] = envelope["reply"]
         if "coded" in envelope:
             reply = self._decode(reply, envelope["coded"], where, client, coded)
@@ -310,12 +341,15 @@ class ServerRuntime:
         try:
             if coded is None:
                 raise ProtocolError("it is coded, and the server has no codec; leave it out here")
-            return coded.reply(client, reply, entries)
+            return coded.decode_reply(client, reply, entries)
         except ProtocolError as error:
             raise ProtocolError(f"{where}: {error}") from error
 
-    def begin(self, committing: Callable[[], None] = lambda: None) -> None:
-        """Load the newest whole state, or run and commit the algorithm's set-up.
+    def begin(self, before_commit: Callable[[], None] = lambda: None) -> None:
+        """Load the newest undamaged state, or run and commit the algorithm's set-up.
+
+        Args:
+            before_commit: called before the set-up is committed.
 
         Raises:
             CheckpointError: every stored state is damaged.
@@ -325,84 +359,82 @@ class ServerRuntime:
         if found is not None:
             name, self.state = found
             self.round = self._committed = int(name)
-            memory = self.state.pop(KEY, {})
-            if self._wire is not None:
-                self._wire.memory = memory
+            codec_state = self.state.pop(CODEC_KEY, {})
+            if self._session is not None:
+                self._session.state = codec_state
             self.store.prune(name)
             return
         self.algorithm.check_setup(self.clients, self.parts)
-        self._commit(self.algorithm.setup, 0, committing)
+        self._run_and_commit(self.algorithm.setup, 0, before_commit)
 
-    def advance(self, committing: Callable[[], None] = lambda: None) -> None:
-        """Run the next round, call ``committing``, and commit the round.
+    def advance(self, before_commit: Callable[[], None] = lambda: None) -> None:
+        """Run and commit the next round.
 
-        What ``committing`` writes is thus never behind the committed state.
+        Args:
+            before_commit: called between the two, so that what it writes is never behind the
+                committed state.
         """
-        self._commit(self.algorithm.round, self.round + 1, committing)
+        self._run_and_commit(self.algorithm.round, self.round + 1, before_commit)
 
-    def conclude(self, committing: Callable[[], None] = lambda: None) -> None:
-        """Run, and commit like a round, what the algorithm does after the last round."""
-        self._commit(self.algorithm.finish, self.round + 1, committing, force=True)
+    def conclude(self, before_commit: Callable[[], None] = lambda: None) -> None:
+        """Run, and commit like a round, the algorithm's work after the last round.
 
-    def _commit(
-        self,
-        step: Callable[[Any], None],
-        number: int,
-        committing: Callable[[], None] = lambda: None,
-        *,
-        force: bool = False,
+        Args:
+            before_commit: see `advance`.
+        """
+        self._run_and_commit(self.algorithm.finish, self.round + 1, before_commit)
+
+    def _run_and_commit(
+        self, step: Callable[[Any], None], number: int, before_commit: Callable[[], None]
     ) -> None:
         self.round, self.stage, self._exchange = number, "train", 0
-        self.traffic, self.left_out = {}, []
+        self.client_stats, self.left_out = {}, []
         step(self)
-        self._settle()
-        committing()
-        if force or number % self.checkpoint_every == 0:
-            memory = self._wire.stored() if self._wire is not None else {}
-            state = self.state | ({KEY: memory} if memory else {})
-            self.store.save(f"{number:06d}", state)  # the rename inside is the commit point
-            self._committed = number
-            self.store.prune(f"{number:06d}")
+        self._finish_exchange()
+        before_commit()
+        codec_state = self._session.pruned_state() if self._session is not None else {}
+        state = self.state | ({CODEC_KEY: codec_state} if codec_state else {})
+        self.store.save(f"{number:06d}", state)  # the rename inside is the commit point
+        self._committed = number
+        self.store.prune(f"{number:06d}")
 
     def shared(self) -> dict[str, Any]:
-        """Return what clients receive to form their personal model and to be evaluated."""
+        """Return the parts that all clients receive. See `Algorithm.shared`."""
         return dict(self.algorithm.shared(self))
 
     def shared_with_each(self) -> dict[str, Mapping[str, Any]] | None:
-        """Return what single clients receive beside it; None where all receive the same."""
+        """Return the further parts of single clients; None if all clients receive the same."""
         each = {client: self.algorithm.shared_with(self, client) for client in self.clients}
         return each if any(each.values()) else None
 
-    def evaluate(self, method: Callable[..., Message], **items: Any) -> dict[str, Message]:
-        """Ask all clients to run a read-only handler and return the replies by client."""
+    def evaluate(
+        self,
+        method: Callable[..., Message],
+        *,
+        each: Mapping[str, Mapping[str, Any]] | None = None,
+        **items: Any,
+    ) -> dict[str, Message]:
+        """Ask all clients to run a read-only handler and return the replies by client.
+
+        Args:
+            method: a method of the algorithm marked as handler, which leaves the state alone.
+            each: further parts for single clients.
+            **items: the parts that all clients receive.
+        """
         self.stage, self._exchange = "evaluate", 0
-        self.traffic = {}
-        replies = dict(self.ask(method, **items).items())
-        self._open, self.stage = None, "train"
+        self.client_stats = {}
+        replies = dict(self.ask(method, each=each, **items).items())
+        self._pending, self.stage = None, "train"
         return replies
 
     def deploy(self) -> dict[str, Tensors]:
-        """Return the algorithm's models for a client outside and those that sites hand out."""
+        """Return the models for a client outside: the algorithm's and those that sites share."""
         self.stage, self._exchange = "evaluate", 0
         models = self.algorithm.deploy(self)
         if "personal" in self._sends:
             for client, reply in self.ask(self.algorithm.share_personal).items():
                 if "personal" in reply:
                     models[client] = reply["personal"]
-        self._settle()
+        self._finish_exchange()
         self.stage = "train"
         return models
-
-
-class Handles(Protocol):
-    """What an engine needs from a client: to answer a request."""
-
-    def handle(self, request: Request) -> bytes:
-        """Return the packed envelope that answers ``request``."""
-
-
-def answer(client: Handles, request: Request) -> Answer:
-    """Let ``client`` answer and take the time."""
-    start = time.perf_counter()
-    data = client.handle(request)
-    return Answer(request.client, data, time.perf_counter() - start)

@@ -1,48 +1,43 @@
-"""A federation in one call: from sites, a network and a task to the models and their scores.
+"""Runs a federation in one call: from sites, a model and a task to trained models and scores.
 
-This is the library's front door for those who bring their own network, data or loop over settings;
-experiments described by a file (`collegium.experiment.runner`) go through the same pieces.
+This is the library's entry point for those who bring their own network, data or loop over settings;
+experiments described by a file (`collegium.experiment`) use the same `Federation`.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from torch import nn
+from torch.utils import data
 
-from collegium.compression.session import NO_CODECS, Coding
-from collegium.core.algorithm import Algorithm, Extended
-from collegium.core.dataset import ConcatDataset
+from collegium.compression.session import NO_CODECS, Codecs
+from collegium.core.algorithm import Algorithm
+from collegium.core.dataset import Dataset
 from collegium.core.files import write_atomically
-from collegium.core.model_parts import find_parts
-from collegium.core.payloads import may_leave
-from collegium.core.randomness import ambient
 from collegium.core.tensors import Tensors
 from collegium.data.site import Site
-from collegium.errors import CheckpointError, ConfigError, EgressError
-from collegium.runtime.client import ClientRuntime
+from collegium.data.torch_dataset import as_dataset
+from collegium.errors import CheckpointError, ConfigError
 from collegium.runtime.engines.inprocess import InProcess
+from collegium.runtime.federation import Federation, ModuleCopies, Network
 from collegium.runtime.process import prepare
-from collegium.runtime.run import RoundRecord, Run
-from collegium.runtime.server import ServerRuntime, Transport
+from collegium.runtime.run import RoundRecord
 from collegium.tasks import Task
-from collegium.training.loop import LocalTraining, TrainingConfig
+from collegium.training.loop import TrainingConfig
 
-Network = Callable[[], nn.Module]
-"""Makes a new network.
-
-Its initial weights come from torch's generator, which is seeded around the call.
-"""
+Splits = Sequence[Dataset | data.Dataset[Any]]
+"""The training, validation and test data of a site."""
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """What a simulated federation ends with.
+    """The outcome of a simulated federation.
 
     Attributes:
         model: the global model selected on validation cases; None for an algorithm without one.
@@ -51,7 +46,7 @@ class Simulated:
         scores: test scores by site and kind of model, one mapping per case.
         records: what happened in each round.
         deployed: the models for sites outside the federation, by name: "global", and the personal
-            ones of the sites whose policy hands theirs out.
+            ones of the sites whose policy shares theirs.
     """
 
     model: Tensors | None
@@ -61,120 +56,10 @@ class Simulated:
     deployed: Mapping[str, Tensors]
 
 
-def initial_model(network: Network, seed: int, k: int = 0) -> Tensors:
-    """Return the ``k``-th initial model of the run with this seed."""
-    with ambient(seed, "model", k):
-        return Tensors(network().state_dict()).clone()
-
-
-def check_method(algorithm: Algorithm, training: TrainingConfig, sites: Mapping[str, Site]) -> None:
-    """Check before round 0 that the algorithm suits the recipe and every site's policy.
-
-    Raises:
-        ConfigError: the method needs another optimiser.
-        EgressError: a site's policy forbids what the method sends.
-    """
-    name, wanted = type(algorithm).__name__, algorithm.optimizers
-    if wanted is not None and training.optimizer_kind not in wanted:
-        raise ConfigError(
-            f"{name} is right with plain {', '.join(sorted(wanted))} only, not with "
-            f"{training.optimizer_kind}; set "
-            f"training.optimizer to {min(wanted)} and training.momentum to 0"
-        )
-    for site in sites.values():
-        refuse_forbidden(algorithm, site.name, site.policy.allow, site.policy.forbid)
-
-
-def refuse_forbidden(
-    algorithm: Algorithm, site: str, allow: Collection[str] | None, forbid: Collection[str]
-) -> None:
-    """Check before round 0 that a site's policy lets out what the algorithm sends in training.
-
-    Raises:
-        EgressError: it does not; the sentence names algorithm, part and site.
-    """
-    for name, part in algorithm.all_sends().items():
-        if not part.opt_in and not may_leave(name, opt_in=False, allow=allow, forbid=forbid):
-            raise EgressError(
-                f"{type(algorithm).__name__} sends {name!r} ({part.says}), which the "
-                f"policy of site {site!r} forbids; "
-                f"allow it there or choose another algorithm"
-            )
-
-
-def build_clients(
-    algorithm: Algorithm,
-    sites: Mapping[str, Site],
-    network: Network,
-    task: Task,
-    training: TrainingConfig,
-    *,
-    seed: int,
-    root: Path,
-    device: str = "cpu",
-    coding: Coding = NO_CODECS,
-) -> dict[str, ClientRuntime]:
-    """Return a runtime for every site.
-
-    They share one network, since a process works for one client at a time.
-    """
-    with ambient(seed, "model", 0):
-        local = LocalTraining(Extended(network, algorithm)(), task, training, device)
-    pool = (
-        ConcatDataset([sites[name].train for name in sorted(sites)])
-        if algorithm.simulation_only
-        else None
-    )
-    return {
-        name: ClientRuntime(
-            site,
-            algorithm,
-            local,
-            seed=seed,
-            root=root / "clients" / name,
-            pool=pool,
-            coding=coding,
-        )
-        for name, site in sites.items()
-    }
-
-
-def build_run(
-    algorithm: Algorithm,
-    names: Sequence[str],
-    network: Network,
-    transport: Transport,
-    *,
-    rounds: int,
-    metric: str,
-    seed: int,
-    root: Path,
-    evaluate_every: int = 1,
-    on_failure: Literal["fail", "skip"] = "fail",
-    coding: Coding = NO_CODECS,
-) -> Run:
-    """Return the run of one algorithm with one seed, in the folder ``root``."""
-    extended = Extended(network, algorithm)
-    with ambient(seed, "model", 0):
-        parts = find_parts(extended())
-    server = ServerRuntime(
-        algorithm,
-        names,
-        lambda k: initial_model(extended, seed, k),
-        parts,
-        transport,
-        root / "server",
-        on_failure=on_failure,
-        coding=coding,
-        seed=seed,
-    )
-    return Run(server, rounds, metric, evaluate_every)
-
-
 def simulate(
     algorithm: Algorithm,
-    sites: Sequence[Site],
-    network: Network,
+    sites: Sequence[Site] | Mapping[str, Site | Splits],
+    model: nn.Module | Network,
     task: Task,
     *,
     rounds: int,
@@ -185,45 +70,52 @@ def simulate(
     threads: int = 1,
     device: str = "cpu",
     on_failure: Literal["fail", "skip"] = "fail",
-    coding: Coding | None = None,
+    codecs: Codecs = NO_CODECS,
     observe: Callable[[RoundRecord], None] = lambda record: None,
 ) -> Simulated:
     """Run a federation in this process.
 
     Args:
         algorithm: the algorithm.
-        sites: the sites' data.
-        network: makes the network.
+        sites: the sites; or, by name, the training, validation and test data of each, as datasets
+            of PyTorch (see `collegium.data.torch_dataset.TorchDataset`) or of Collegium.
+        model: a network, from whose weights training starts; or a function that builds one, whose
+            initial weights depend on the seed. Methods that need several initial models, such as
+            IFCA, take a function.
         task: loss, prediction and scores.
         rounds: how many rounds.
         training: the local recipe.
         seed: decides initial weights and everything random.
-        output: folder of the run's state, from which an interrupted call goes on; by default a
+        output: folder of the run's state, from which an interrupted call continues; by default a
             temporary one.
         evaluate_every: rounds between two evaluations on validation cases.
         threads: torch threads; results depend on it.
         device: where to compute.
         on_failure: "fail" or "skip" clients that fail.
-        coding: the codecs of training exchanges; None: nothing is coded.
+        codecs: the codecs of training exchanges.
         observe: called after every round.
+
+    Returns:
+        The selected models, the scores on test cases and the records of the rounds.
 
     Raises:
         CheckpointError: ``output`` holds a run with other settings.
         CollegiumError: in one sentence, whatever else of the above cannot work.
     """
     prepare(threads)
-    recipe = training or TrainingConfig()
-    by_name = {site.name: site for site in sites}
     if rounds < 1:
         raise ConfigError(f"rounds is {rounds}; give a whole number from 1")
-    if len(by_name) < len(sites):
-        raise ConfigError("several sites have the same name; give each a name of its own")
-    check_method(algorithm, recipe, by_name)
-    codecs = coding or NO_CODECS
+    federation = Federation(
+        _sites(sites), _network(model), task, training or TrainingConfig(), device
+    )
+    federation.check(algorithm)
     settings = {
         "algorithm": {"name": type(algorithm).__name__, **algorithm.hyperparameters()},
-        "training": asdict(recipe),
-        "sites": {n: [len(s.train), len(s.val), len(s.test)] for n, s in by_name.items()},
+        "training": asdict(federation.training),
+        "sites": {
+            name: [len(site.train), len(site.val), len(site.test)]
+            for name, site in federation.sites.items()
+        },
         "rounds": rounds,
         "seed": seed,
         "evaluate_every": evaluate_every,
@@ -232,29 +124,16 @@ def simulate(
     with tempfile.TemporaryDirectory(prefix="collegium-") as temporary:
         root = output or Path(temporary)
         _claim(root, settings)
-        clients = build_clients(
+        clients = federation.clients(algorithm, seed=seed, root=root, codecs=codecs)
+        run = federation.run(
             algorithm,
-            by_name,
-            network,
-            task,
-            recipe,
-            seed=seed,
-            root=root,
-            device=device,
-            coding=codecs,
-        )
-        run = build_run(
-            algorithm,
-            sorted(by_name),
-            network,
             InProcess(lambda: clients),
             rounds=rounds,
-            metric=task.metric,
             seed=seed,
             root=root,
             evaluate_every=evaluate_every,
             on_failure=on_failure,
-            coding=codecs,
+            codecs=codecs,
         )
         scores = run.execute(observe)
         best = run.best()
@@ -268,14 +147,42 @@ def simulate(
         )
 
 
+def _sites(given: Sequence[Site] | Mapping[str, Site | Splits]) -> dict[str, Site]:
+    """Return the sites by name."""
+    if not isinstance(given, Mapping):
+        by_name = {site.name: site for site in given}
+        if len(by_name) < len(given):
+            raise ConfigError("several sites have the same name; give each a name of its own")
+        return by_name
+    return {
+        name: found if isinstance(found, Site) else _site(name, found)
+        for name, found in given.items()
+    }
+
+
+def _site(name: str, splits: Splits) -> Site:
+    """Return a site from its three splits."""
+    if len(splits) != 3:
+        raise ConfigError(
+            f"site {name!r} has {len(splits)} sets of data; give three, for training, validation "
+            f"and test"
+        )
+    train, val, test = map(as_dataset, splits)
+    return Site(name, train, val, test)
+
+
+def _network(model: nn.Module | Network) -> Network:
+    return ModuleCopies(model) if isinstance(model, nn.Module) else model
+
+
 def _claim(root: Path, settings: Mapping[str, Any]) -> None:
-    """Write down what the run in ``root`` is made with, or see that it is the same again."""
+    """Record what the run in ``root`` is made with, or check that it is the same again."""
     path = root / "simulation.json"
-    data = json.dumps(settings, sort_keys=True, default=str).encode()
+    text = json.dumps(settings, sort_keys=True, default=str).encode()
     if not path.exists():
-        write_atomically(path, data)
-    elif path.read_bytes() != data:
-        old, new = json.loads(path.read_bytes()), json.loads(data)
+        write_atomically(path, text)
+    elif path.read_bytes() != text:
+        old, new = json.loads(path.read_bytes()), json.loads(text)
         changed = ", ".join(sorted(k for k in old.keys() | new.keys() if new.get(k) != old.get(k)))
         raise CheckpointError(
             f"{root} holds a run with other settings ({changed}); choose another output folder"

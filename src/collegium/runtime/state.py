@@ -1,4 +1,4 @@
-"""Where a run keeps its state: one file per committed point, written whole or not at all."""
+"""Stored states of a run: one file per committed point, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -20,15 +20,19 @@ SUFFIX = ".state"
 
 
 class Store:
-    """A folder of named states; names sort by time."""
+    """A folder of named states; names sort by time.
+
+    Args:
+        root: the folder.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     def clean(self) -> None:
-        """Remove what interrupted writes left.
+        """Remove the rest of interrupted writes.
 
-        Only the one process that writes here now may call it: another's write may be under way.
+        Only the one process that writes here may call it, as it cannot know another's writes.
         """
         for leftover in self.root.glob("*.tmp"):
             leftover.unlink(missing_ok=True)
@@ -46,17 +50,27 @@ class Store:
         return max((name for name in self.names() if name < before), default=None)
 
     def save(self, name: str, value: Any) -> None:
-        """Store ``value`` (see `collegium.core.message.pack`) under ``name``."""
+        """Store a value.
+
+        Args:
+            name: the name of the state.
+            value: see `collegium.core.message.pack`.
+        """
         self.write(name, pack(value))
 
     def write(self, name: str, data: bytes) -> None:
-        """Store bytes made by `collegium.core.message.pack`."""
+        """Store a value that is packed already.
+
+        Args:
+            name: the name of the state.
+            data: what `collegium.core.message.pack` returned.
+        """
         write_atomically(self.path(name), data)
 
     def load_newest(self) -> tuple[str, Any] | None:
-        """Return the newest whole state under a number, and its name; None where there is none.
+        """Return name and value of the newest undamaged state whose name is a number, or None.
 
-        A damaged state is named, removed, and the one before it used.
+        A damaged state is logged and removed, and the one before it used.
 
         Raises:
             CheckpointError: every stored state is damaged.
@@ -66,16 +80,17 @@ class Store:
             try:
                 return name, self.load(name)
             except CheckpointError as error:
-                logger.warning("%s; going on from the state before it", error)
+                logger.warning("%s; continuing from the state before it", error)
                 self.remove(name)
         if names:
             raise CheckpointError(
-                f"no whole state is left in {self.root}; start the run again in a new output folder"
+                f"no undamaged state is left in {self.root}; start the run again in a new output "
+                f"folder"
             )
         return None
 
     def load(self, name: str) -> Any:
-        """Return what was stored under ``name``."""
+        """Return the value stored under ``name``."""
         return self.decode(name, self.read(name))
 
     def read(self, name: str) -> bytes:
@@ -90,9 +105,9 @@ class Store:
             raise StorageError(f"{self.path(name)}: {error.strerror or error}") from error
 
     def outline(self, name: str) -> Any:
-        """Return the plain values stored under ``name``; not one tensor is read.
+        """Return the plain values stored under ``name`` without reading a tensor.
 
-        Where `Tensors` are, there is a dictionary with the one key `collegium.core.message.MARK`.
+        In place of `Tensors` is a dictionary with the one key `collegium.core.message.MARK`.
 
         Raises:
             CheckpointError: the file is damaged, for example cut short.
@@ -107,7 +122,12 @@ class Store:
             raise self._damaged(name) from error
 
     def decode(self, name: str, data: bytes, device: str | torch.device = "cpu") -> Any:
-        """Return the value that ``data`` holds, its tensors on ``device``.
+        """Return the value of stored bytes.
+
+        Args:
+            name: the name of the state, for errors.
+            data: the stored bytes.
+            device: where the tensors go.
 
         Raises:
             CheckpointError: the file is damaged, for example cut short.
@@ -123,11 +143,11 @@ class Store:
         )
 
     def remove(self, name: str) -> None:
-        """Forget ``name``."""
+        """Remove the state ``name`` if it exists."""
         self.path(name).unlink(missing_ok=True)
 
     def prune(self, before: str) -> None:
-        """Forget all states older than the newest one that sorts before ``before``."""
+        """Remove all states older than the newest one that sorts before ``before``."""
         keep = self.newest(before)
         for name in self.names():
             if keep is not None and name < keep:

@@ -1,9 +1,9 @@
 """Algorithm 4 of pFedNet on dense matrices, with the right proximal maps.
 
-The reference for `collegium.solvers.consensus`, and what that runs on small matrices. Eq. 8 stands
-as printed, with Z_t fixed in the loop (released code overwrites it, so that every inner iteration
-is one more gradient step). Eq. 9 is the proximal map for p = 2 only; `prox` has the right ones.
-Iterations stop on residuals instead of after a fixed number.
+The reference for `collegium.solvers.consensus`, which also runs it on small matrices. Eq. 8 is
+implemented as printed, with Z_t fixed in the loop (the released code overwrites it, so that every
+inner iteration is one more gradient step). Eq. 9 is the proximal map for p = 2 only; `prox` has the
+right ones. Iterations stop on residuals instead of after a fixed number.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ Norm = Literal[1, 2, "inf"]
 TOLERANCE = 1e-9
 """Residuals at which an iteration stops, relative to the differences between the points."""
 
-LIMIT = 20_000
-"""Iterations after which it stops anyway, and says so."""
+MAX_ITERATIONS = 20_000
+"""Iterations after which it stops with a warning."""
 
 REBALANCE = 20
-"""Iterations between two looks at whether rho suits (Boyd et al., 2011, section 3.4.1)."""
+"""Iterations between two adaptations of rho (Boyd et al., 2011, section 3.4.1)."""
 
 
 def ball_threshold(values: Tensor, radius: Tensor) -> Tensor:
-    """Return, by column, how much soft-thresholding projects onto the l1 ball (Michelot, 1986).
+    """Return the soft threshold that projects each column onto its l1 ball (Michelot, 1986).
 
     Args:
         values: (rows, columns).
-        radius: of each column's ball, above 0: (columns,).
+        radius: (columns,), the radius of each column's ball, above 0.
 
     Returns:
-        Thresholds (columns,); 0 where the column lies inside its ball.
+        Thresholds (columns,); 0 if the column lies inside its ball.
     """
     sizes = values.abs()
     threshold = torch.zeros_like(radius)
@@ -80,13 +80,18 @@ def prox(values: Tensor, step: float, p: Norm) -> Tensor:
 
 
 def shrinkage(lengths: Tensor, step: float) -> Tensor:
-    """Return [1 - step / length]_+, 0 where the length is 0."""
+    """Return [1 - step / length]_+, or 0 if the length is 0.
+
+    Args:
+        lengths: (columns,), not negative.
+        step: above 0.
+    """
     return torch.where(lengths > step, 1 - step / lengths.clamp(min=step), 0.0)
 
 
 @dataclass(frozen=True)
 class Coupling:
-    """A graph with the strength of its pull, and the factorisation that every iteration uses.
+    """A graph with the strength of its penalty, and the factorisation that every iteration uses.
 
     Attributes:
         incidence: Q, (sites, edges), +1 and -1 at the ends of each edge, float64.
@@ -108,12 +113,17 @@ class Coupling:
         lam: float,
         rho: float | None = None,
     ) -> Coupling:
-        """Check the numbers and choose rho where it is None.
+        """Return the coupling of a graph, after checking the numbers.
 
-        The choice balances the two extreme eigenvalues of what rho multiplies.
+        Args:
+            incidence: Q, (sites, edges), +1 and -1 at the ends of each edge.
+            eta: step of each site, or of all.
+            lam: strength of the penalty, at least 0.
+            rho: parameter of the augmented Lagrangian, above 0; None: chosen so that it balances
+                the two extreme eigenvalues of the matrix that it multiplies.
 
         Raises:
-            ConfigError: a number is out of its range, or the incidence matrix is none.
+            ConfigError: a number is out of its range, or this is not an incidence matrix.
         """
         q = torch.as_tensor(incidence, dtype=torch.float64)
         steps = torch.as_tensor(eta, dtype=torch.float64).expand(len(q)).clone()
@@ -135,14 +145,19 @@ class Coupling:
         return inverse
 
     def rebalanced(self, primal: float, dual: float) -> Coupling:
-        """Return the coupling with a rho that suits the residuals better, if they differ much."""
+        """Return the coupling with a rho that makes the residuals more alike, if they differ much.
+
+        Args:
+            primal: primal residual.
+            dual: dual residual.
+        """
         if min(primal, dual) <= 0 or 0.25 < primal / dual < 4:
             return self
         return replace(self, rho=self.rho * min(max((primal / dual) ** 0.5, 0.1), 10.0))
 
     @property
     def trivial(self) -> bool:
-        """Whether nothing is pulled."""
+        """Whether the penalty is zero for all points."""
         return self.lam == 0 or self.incidence.shape[1] == 0
 
 
@@ -156,23 +171,21 @@ def _balanced(q: Tensor, eta: Tensor) -> float:
 
 
 @dataclass(frozen=True)
-class Iterate:
-    """Z, W and Omega of Algorithm 4, and the number of iterations that led there.
+class AdmmResult:
+    """Z, W and Omega of Algorithm 4 after its last iteration.
 
     Attributes:
         z: (rows, sites).
         w: (rows, edges).
         omega: (rows, edges).
-        iterations: how many.
     """
 
     z: Tensor
     w: Tensor
     omega: Tensor
-    iterations: int
 
 
-def alternate(
+def run_admm(
     points: Tensor,
     coupling: Coupling,
     shrink: Callable[[Tensor, float], Tensor],
@@ -180,7 +193,7 @@ def alternate(
     start: Tensor | None = None,
     iterations: int | None = None,
     length: Callable[[Tensor], float] = lambda values: float(values.norm()),
-) -> Iterate:
+) -> AdmmResult:
     """Run Algorithm 4 on a dense matrix, in float64.
 
         Z     <- (B diag(1/eta) + (rho W - Omega) Q^T) (diag(1/eta) + rho Q Q^T)^-1
@@ -191,19 +204,18 @@ def alternate(
         points: B, (rows, sites).
         coupling: the graph.
         shrink: the proximal map of a multiple of the norm.
-        start: W starts at this times Q, Omega at 0; None: at B Q. The paper starts at Z_t Q.
-        iterations: run so many, with rho as it is; None: until primal and dual residual are below
-            `TOLERANCE`, while rho is adapted to keep them alike.
-        length: of a matrix of differences, to measure residuals.
+        start: (rows, sites); W starts at this times Q, Omega at 0; None: at B Q. The paper starts
+            at Z_t Q.
+        iterations: number of iterations, with rho unchanged; None: until primal and dual residual
+            are below `TOLERANCE`, while rho is adapted to keep them alike.
+        length: returns the length of a matrix of differences, to measure residuals.
     """
     q, z = coupling.incidence, points
     fixed = points / coupling.eta
     w = (points if start is None else start) @ q
     omega = torch.zeros_like(w)
-    enough = TOLERANCE * length(points @ q)
-    count = 0
-    while count < (LIMIT if iterations is None else iterations):
-        count += 1
+    tolerance = TOLERANCE * length(points @ q)
+    for count in range(1, (MAX_ITERATIONS if iterations is None else iterations) + 1):
         rho, old = coupling.rho, w
         z = (fixed + (rho * w - omega) @ q.T) @ coupling.inverse
         difference = z @ q
@@ -213,14 +225,16 @@ def alternate(
             continue
         primal = length(difference - w)
         dual = length(rho * (w - old) @ q.T @ coupling.inverse @ q)
-        if primal <= enough and dual <= enough:
+        if primal <= tolerance and dual <= tolerance:
             break
         if count % REBALANCE == 0:
             coupling = coupling.rebalanced(primal, dual)
     else:
         if iterations is None:
-            logger.warning("the consensus step stopped after %d iterations, not converged", LIMIT)
-    return Iterate(z, w, omega, count)
+            logger.warning(
+                "the consensus step stopped after %d iterations, not converged", MAX_ITERATIONS
+            )
+    return AdmmResult(z, w, omega)
 
 
 def algorithm4(
@@ -230,16 +244,16 @@ def algorithm4(
     *,
     start: Tensor | None = None,
     iterations: int | None = None,
-) -> Iterate:
+) -> AdmmResult:
     """Run Algorithm 4 on all parameters at once: the reference for `consensus`.
 
     Args:
         points: B = Z_t - (eta/N) U, (parameters, sites), float64.
         coupling: the graph.
         p: the norm.
-        start: Z_t; see `alternate`.
-        iterations: see `alternate`.
+        start: Z_t; see `run_admm`.
+        iterations: see `run_admm`.
     """
-    return alternate(
+    return run_admm(
         points, coupling, lambda v, step: prox(v, step, p), start=start, iterations=iterations
     )

@@ -17,8 +17,8 @@ Array = NDArray[Any]
 TOLERANCE = 1e-13
 """Change in one sweep, relative to the spread of the numbers, at which a problem is solved."""
 
-SWEEPS = 20_000
-"""Sweeps after which it stops anyway, and says so."""
+MAX_SWEEPS = 20_000
+"""Sweeps after which it stops with a warning."""
 
 
 @compiled
@@ -59,13 +59,14 @@ def _descend(
     return unsolved
 
 
-class Rows:
-    """Minimises sum_n (z_n - b_n)^2 / (2 eta_n) + lam sum_{(i, j)} |z_i - z_j| for many vectors b.
+class FusedLasso:
+    """A solver of many small fused lassos on one graph.
 
+    Minimises sum_n (z_n - b_n)^2 / (2 eta_n) + lam sum_{(i, j)} |z_i - z_j| for many vectors b.
     Works on the dual: a flow y in [-lam, lam] along every edge, with z = b - diag(eta) Q y. Each
     sweep sets one flow after the other to its optimum given the rest, which converges for a
     quadratic in a box (Luo and Tseng, 1992). The start is the flow that would make all numbers of a
-    connected component equal, clipped: it is the answer where it fits into the box.
+    connected component equal, clipped: it is the solution if it fits into the box.
 
     Args:
         incidence: Q, (sites, edges), +1 and -1 at the ends of each edge.
@@ -84,7 +85,7 @@ class Rows:
         values = np.ascontiguousarray(values, dtype=np.float64)
         flows = self._fusing @ values
         solved = values.copy()
-        unsolved = _descend(solved, flows, self._ends, self._eta, self._lam, TOLERANCE, SWEEPS)
+        unsolved = _descend(solved, flows, self._ends, self._eta, self._lam, TOLERANCE, MAX_SWEEPS)
         if unsolved:
-            logger.warning("%d parameters have not converged in %d sweeps", unsolved, SWEEPS)
+            logger.warning("%d parameters have not converged in %d sweeps", unsolved, MAX_SWEEPS)
         return solved

@@ -1,9 +1,9 @@
 """Gram matrices and cosines of whole models, block by block.
 
-The inner products of M models of d numbers are sums over coordinates, so a block of columns at a
-time is enough: beside the models themselves there are one block of `WIDTH` columns and an M x M
-matrix, never an array of M x d. A block is multiplied in the precision of its numbers (float32
-mostly), and the products of the blocks are added in float64.
+The inner products of M models of d numbers are sums over coordinates, so they are computed from one
+block of columns at a time: beside the models, memory holds one block of `WIDTH` columns and a
+matrix of M x M, never one of M x d. A block is multiplied in the precision of its numbers, mostly
+float32, and the products of the blocks are added in float64.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WIDTH = 1 << 16
 APART = 16
 """Unused columns between rows.
 
-Rows a power of two apart would fall on the same lines of the cache, at two thirds of the speed.
+Rows a power of two apart would share lines of the cache, at two thirds of the speed.
 """
 
 
@@ -37,7 +37,7 @@ def gram(vectors: Sequence[Tensors], start: Tensors | None = None, *, width: int
     Args:
         vectors: M mappings with the same names and shapes. Names that share memory in the first of
             them (tied weights) count once; integer tensors do not count.
-        start: is subtracted from each of them, block by block; None: nothing is.
+        start: subtracted from each of them, block by block; None: nothing is subtracted.
         width: columns of a block.
 
     Returns:
@@ -46,7 +46,7 @@ def gram(vectors: Sequence[Tensors], start: Tensors | None = None, *, width: int
     Raises:
         ProtocolError: names differ, or an inner product is not finite.
     """
-    return gram_of_blocks(blocks(vectors, start, width=width), len(vectors))
+    return gram_of_blocks(column_blocks(vectors, start, width=width), len(vectors))
 
 
 def gram_of_blocks(parts: Iterable[Tensor], count: int) -> Array:
@@ -76,9 +76,14 @@ def gram_of_blocks(parts: Iterable[Tensor], count: int) -> Array:
 def gram_by_name(
     vectors: Sequence[Tensors], start: Tensors | None = None, *, width: int = WIDTH
 ) -> dict[str, Array]:
-    """Return what `gram` returns for every tensor on its own, in the models' order.
+    """Return the result of `gram` for every tensor separately, in the models' order.
 
     The sum over the names is `gram` up to rounding.
+
+    Args:
+        vectors: see `gram`.
+        start: see `gram`.
+        width: see `gram`.
     """
     return {
         name: gram(
@@ -86,12 +91,12 @@ def gram_by_name(
             None if start is None else start.select([name]),
             width=width,
         )
-        for name in _compared(vectors)
+        for name in _compared_names(vectors)
     }
 
 
 def cosines(products: Array) -> Array:
-    """Return the cosines that belong to a Gram matrix.
+    """Return the cosines of the vectors of a Gram matrix.
 
     A zero vector has no direction: its cosine with every vector, itself included, is 0.
 
@@ -99,18 +104,18 @@ def cosines(products: Array) -> Array:
         products: (M, M) inner products.
 
     Returns:
-        (M, M), float64, between -1 and 1; exactly 1 on the diagonal but for zero vectors.
+        (M, M), float64, between -1 and 1; exactly 1 on the diagonal except for zero vectors.
     """
     lengths = np.sqrt(np.diagonal(products))
-    moved = lengths > 0
-    safe = np.where(moved, lengths, 1.0)
-    found = np.clip(products / safe[:, None] / safe[None], -1.0, 1.0)
-    found[~moved], found[:, ~moved] = 0.0, 0.0
-    found[np.diag_indices_from(found)] = moved
-    return found
+    nonzero = lengths > 0
+    safe = np.where(nonzero, lengths, 1.0)
+    result = np.clip(products / safe[:, None] / safe[None], -1.0, 1.0)
+    result[~nonzero], result[:, ~nonzero] = 0.0, 0.0
+    result[np.diag_indices_from(result)] = nonzero
+    return result
 
 
-def blocks(
+def column_blocks(
     vectors: Sequence[Tensors], start: Tensors | None = None, *, width: int = WIDTH
 ) -> Iterator[Tensor]:
     """Yield some models laid out as rows, a block of columns at a time, in one buffer.
@@ -119,16 +124,16 @@ def blocks(
 
     Args:
         vectors: M mappings with the same names and shapes.
-        start: is subtracted from each of them; None: nothing is.
+        start: subtracted from each of them; None: nothing is subtracted.
         width: columns of a block; the last one may have fewer.
 
     Yields:
-        (M, at most ``width``), float64 where the models have float64 tensors, else float32.
+        (M, at most ``width``), float64 if the models have float64 tensors, otherwise float32.
 
     Raises:
         ProtocolError: names differ.
     """
-    names = _compared(vectors)
+    names = _compared_names(vectors)
     if not names:
         return
     for other in (*vectors, *([] if start is None else [start])):
@@ -141,11 +146,11 @@ def blocks(
         done = 0
         while done < len(rows[0]):
             end = min(len(rows[0]), done + buffer.shape[1] - filled)
-            for place, row in zip(buffer[:, filled : filled + end - done], rows, strict=True):
+            for target, row in zip(buffer[:, filled : filled + end - done], rows, strict=True):
                 if origin is None:
-                    place.copy_(row[done:end])
+                    target.copy_(row[done:end])
                 else:
-                    _subtract(row[done:end], origin[done:end], place)
+                    _subtract(row[done:end], origin[done:end], target)
             filled, done = filled + end - done, end
             if filled == buffer.shape[1]:
                 yield buffer
@@ -166,16 +171,16 @@ def _empty_block(tensors: Sequence[Tensor], count: int, width: int) -> Tensor:
     )[:, :columns]
 
 
-def _subtract(row: Tensor, origin: Tensor, place: Tensor) -> None:
-    """Write the difference, taken in the precision of where it goes."""
-    if row.dtype == origin.dtype == place.dtype:
-        torch.sub(row, origin, out=place)
+def _subtract(row: Tensor, origin: Tensor, target: Tensor) -> None:
+    """Write the difference to ``target``, computed in its precision."""
+    if row.dtype == origin.dtype == target.dtype:
+        torch.sub(row, origin, out=target)
     else:
-        place.copy_(row).sub_(origin)
+        target.copy_(row).sub_(origin)
 
 
-def _compared(vectors: Sequence[Tensors]) -> list[str]:
-    """Name the tensors that count: floating-point ones, those that share memory once."""
+def _compared_names(vectors: Sequence[Tensors]) -> list[str]:
+    """Return the names of the floating-point tensors; those that share memory count once."""
     if not vectors:
         return []
     return [name for name, t in vectors[0].distinct().items() if t.is_floating_point()]

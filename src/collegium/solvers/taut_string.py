@@ -4,7 +4,7 @@ For an update g of d numbers the problem is, in the paper's notation after y = y
 
     minimise over v    1/2 ||v - g||^2 + gamma * (sum over i < d of |v_i - v_{i+1}| + |v_d|)
 
-which is total-variation denoising of a signal that a zero follows. With S the partial sums of g,
+which is total-variation denoising of a signal followed by a zero. With S the partial sums of g,
 the partial sums of the solution are the shortest string through the tube of half-width gamma around
 S that starts at 0 and whose end is free: it leaves the tube horizontally, or as nearly so as the
 tube allows. The solution is the slope of that string. This replaces the paper's ADMM, which stops
@@ -14,14 +14,14 @@ Two ways of pulling the string share the work:
 
 - a walk after Condat, "A direct algorithm for 1-D total variation denoising", IEEE Signal
   Processing Letters 20, 2013, with a rule for the free end, and bounds on the slope from partial
-  sums instead of his recurrence, whose steps wait for each other. It starts again behind every
-  stretch that it settles: in updates of real networks it looks at each number once or twice, but
+  sums instead of his recurrence, whose steps depend on each other. It starts again behind every
+  stretch that it has solved: in updates of real networks it visits each number once or twice, but
   on a ramp nearly as often as the ramp is long;
 - two convex hulls after Davies and Kovac, "Local extremes, runs, strings and multiresolution",
-  Annals of Statistics 29, 2001, in linear time always. They go on from where the walk has used up
-  its steps.
+  Annals of Statistics 29, 2001, always in linear time. They continue from the place at which the
+  walk has used up its steps.
 
-The loops are compiled and do not hold the interpreter's lock: clients solve in parallel.
+The loops are compiled and release the interpreter's lock, so that clients solve in parallel.
 """
 
 from typing import Any
@@ -36,34 +36,37 @@ Floats = NDArray[np.floating[Any]]
 Indices = NDArray[np.signedinteger[Any]]
 Stretch = tuple[float, int, int, int]
 """The slope; one past the last number; whether it ends on the tube's lower edge (-1) or the upper
-one (1), or is level to the end (0); how many numbers were looked at."""
+one (1), or is level to the end (0); the number of numbers visited."""
 
 STEPS = 8
-"""How often the walk may look at each number, on average, before the hulls take over."""
+"""How often the walk may visit each number, on average, before the hulls take over."""
 
 SHORT = 512
-"""Below which length a stretch counts as short."""
+"""The length below which a stretch counts as short."""
 
 RECIPROCALS = 1 / np.maximum(np.arange(SHORT), 1.0)
-"""1 / length, since dividing would take as long as the rest of a step."""
+"""1 / length, since a division would take as long as the rest of a step."""
 
 
 def solve(values: Floats, gamma: float, out: Floats | None = None) -> Floats:
     """Return the exact minimiser of pFedNet's Eq. 4.
 
-    Takes O(d) time for every input and computes in float64 whatever the type of ``values``. Beside
-    input and output it needs no memory or, where the hulls take over, three float64 vectors at
-    most while it runs. The same values give the same bits on every call.
+    Takes O(d) time for every input and computes in float64 for either type of ``values``. Beside
+    input and output it needs no memory or, if the hulls take over, three float64 vectors at most
+    while it runs. The same values give the same bits on every call.
 
     Deviations: the paper and its code stop an ADMM after 20 to 200 iterations, far from the
-    minimum; the code also cuts the vector into chunks, and a zero follows each of them.
+    minimum; the code also cuts the vector into chunks, each followed by a zero.
 
     Args:
         values: (d,), float32 or float64, the update; d may be 0.
         gamma: in the unit of the values' partial sums. 0 returns the values; from the largest
             absolute partial sum on, the result is exactly zero.
-        out: (d,), float32 or float64, contiguous: where the result goes. It may be ``values``
+        out: (d,), float32 or float64, contiguous: receives the result. It may be ``values``
             itself, but not overlap it otherwise. By default a new vector of the values' type.
+
+    Returns:
+        (d,), the minimiser v; ``out`` if given.
 
     Raises:
         ConfigError: gamma is negative or NaN.
@@ -78,14 +81,14 @@ def solve(values: Floats, gamma: float, out: Floats | None = None) -> Floats:
     if not _summable(values, np.finfo(np.float64).max / 8 / max(1, len(values))):
         raise ProtocolError(
             "the update to be regularised holds NaN, infinite or enormous numbers; lower the "
-            "learning rate or look at the training data"
+            "learning rate or check the training data"
         )
     _run(np.ascontiguousarray(values), float(gamma), out, STEPS)
     return out
 
 
 def objective(values: Floats, solution: Floats, gamma: float) -> float:
-    """Return what `solve` minimises, of any vector.
+    """Return the objective that `solve` minimises.
 
     Args:
         values: (d,), the update g.
@@ -103,16 +106,16 @@ def certificate(values: Floats, solution: Floats, gamma: float) -> float:
     Kuhn and Tucker) are |s_i| <= gamma and s_i (v_i - v_{i+1}) = gamma |v_i - v_{i+1}| for all i,
     where v_{d+1} = 0. The result is the larger of
 
-    - what max |s_i| exceeds gamma by, relative to gamma (to max |g| where gamma is 0);
+    - the excess of max |s_i| over gamma, relative to gamma (to max |g| if gamma is 0);
     - the duality gap, the sum of gamma |v_i - v_{i+1}| - s_i (v_i - v_{i+1}), relative to the
       objective.
 
     Takes O(d) time, in float64. Rounding v alone costs up to d * max |v| / gamma times the
-    precision of its type, so give `solve` a float64 ``out`` where the solver is to be certified.
+    precision of its type, so give `solve` a float64 ``out`` to certify the solver.
 
     Args:
         values: (d,), the update g.
-        solution: (d,), the vector v to be judged.
+        solution: (d,), the vector v to be checked.
         gamma: as for `solve`.
     """
     largest, gap, misfit, variation = _measure(values, solution, float(gamma))
@@ -122,7 +125,7 @@ def certificate(values: Floats, solution: Floats, gamma: float) -> float:
 
 
 def _check_arrays(values: Floats, out: Floats) -> None:
-    """Refuse what the loops cannot read or write."""
+    """Check that the loops can read and write the arrays."""
     if values.ndim != 1 or out.shape != values.shape:
         raise ValueError(f"expected two vectors of one length, got {values.shape} and {out.shape}")
     if not {values.dtype, out.dtype} <= {np.dtype(np.float32), np.dtype(np.float64)}:
@@ -135,7 +138,7 @@ def _check_arrays(values: Floats, out: Floats) -> None:
 
 
 def _run(values: Floats, gamma: float, out: Floats, allowed: int) -> int:
-    """Solve, by walking for ``allowed`` steps a number at most; return all steps, of both ways."""
+    """Solve, walking for at most ``allowed`` steps a number; return the steps of both methods."""
     size = len(values)
     if gamma == 0 or _vanishes(values, gamma):
         out[:] = values if gamma == 0 else 0
@@ -145,13 +148,13 @@ def _run(values: Floats, gamma: float, out: Floats, allowed: int) -> int:
         index: type[np.signedinteger[Any]] = np.int32 if size < 2**31 else np.int64
         floor_from, roof_from = np.empty(size - start, index), np.empty(size - start, index)
         floor, roof = np.empty(size - start), np.empty(size - start)
-        steps += _bend(values, gamma, out, start, low, floor_from, floor, roof_from, roof)
+        steps += _follow_hulls(values, gamma, out, start, low, floor_from, floor, roof_from, roof)
     return int(steps)
 
 
 @compiled
 def _summable(values: Floats, limit: float) -> bool:
-    """Whether every value is a number of no more than some magnitude."""
+    """Return whether every value is a number of no more than some magnitude."""
     wrong = 0
     for i in range(len(values)):
         wrong += not (abs(values[i]) <= limit)
@@ -160,7 +163,7 @@ def _summable(values: Floats, limit: float) -> bool:
 
 @compiled
 def _vanishes(values: Floats, gamma: float) -> bool:
-    """Whether the solution is zero, since no partial sum exceeds gamma."""
+    """Return whether the solution is zero, since no partial sum exceeds gamma."""
     total = 0.0
     for i in range(len(values)):
         total += values[i]
@@ -171,21 +174,21 @@ def _vanishes(values: Floats, gamma: float) -> bool:
 
 @compiled
 def _walk(values: Floats, gamma: float, out: Floats, budget: int) -> tuple[int, float, int]:
-    """Settle stretches from the left until all is done, or more steps than the budget are taken.
+    """Solve stretches from the left until the end, or until the budget of steps is exceeded.
 
     Returns:
-        The first number that is not settled; where the tube's lower edge is as seen from the
-        string's last knot, 0 (the knot is on it), -gamma (the knot is the string's start) or
-        -2 gamma (the knot is on the upper edge); the steps taken.
+        The first number that is not solved; the height of the tube's lower edge above the string's
+        last knot, 0 (the knot is on it), -gamma (the knot is the string's start) or -2 gamma (the
+        knot is on the upper edge); the steps taken.
     """
     start, low, steps = 0, -gamma, 0
     while start < len(values) and steps <= budget:
         high = low + 2 * gamma
-        slope, end, side, seen = _near_stretch(values, start, low, high)
-        steps += seen
+        slope, end, side, visited = _short_stretch(values, start, low, high)
+        steps += visited
         if end == start:
-            slope, end, side, seen = _far_stretch(values, start, low, high)
-            steps += seen
+            slope, end, side, visited = _long_stretch(values, start, low, high)
+            steps += visited
         if side != 0:
             slope = _correct(values, start, end, slope, low if side < 0 else high)
         _write(out, start, end, slope)
@@ -194,15 +197,15 @@ def _walk(values: Floats, gamma: float, out: Floats, budget: int) -> tuple[int, 
 
 
 @compiled
-def _near_stretch(values: Floats, start: int, low: float, high: float) -> Stretch:
-    """Find the string's first straight stretch from a knot on, if few numbers tell.
+def _short_stretch(values: Floats, start: int, low: float, high: float) -> Stretch:
+    """Return the string's first straight stretch from a knot on, if few numbers determine it.
 
-    ``low`` and ``high`` are the tube's edges at the knot, as seen from it. The lines from there to
+    ``low`` and ``high`` are the heights of the tube's edges above the knot. The lines from there to
     the edges behind each number bound the slope from below and above. Once a number's line crosses
-    the other bound, the string bends at the number that gave this bound. Slopes are kept less the
-    first number, which saves digits where all have much in common.
+    the other bound, the string bends at the number that gave this bound. The first number is
+    subtracted from slopes, which saves digits if all numbers have much in common.
 
-    The stretch ends where it starts if more numbers are needed.
+    If more numbers are needed, the stretch returned is empty.
     """
     origin, total = np.float64(values[start]), 0.0
     least, most = low, high
@@ -226,8 +229,8 @@ def _near_stretch(values: Floats, start: int, low: float, high: float) -> Stretc
 
 
 @compiled
-def _far_stretch(values: Floats, start: int, low: float, high: float) -> Stretch:
-    """Find the string's first straight stretch, however long; else like `_near_stretch`.
+def _long_stretch(values: Floats, start: int, low: float, high: float) -> Stretch:
+    """Return the string's first straight stretch, however long; otherwise like `_short_stretch`.
 
     The sum is kept in two parts, so that its error does not grow with the length.
     """
@@ -257,7 +260,7 @@ def _far_stretch(values: Floats, start: int, low: float, high: float) -> Stretch
 def _free_end(
     least: float, most: float, low_end: int, high_end: int, size: int
 ) -> tuple[float, int, int]:
-    """Decide a stretch that nothing bends: level to the end, unless its bounds forbid it."""
+    """Return a stretch that nothing bends: level to the end, unless its bounds forbid it."""
     if least > 0.0:
         return least, low_end, -1
     if most < 0.0:
@@ -269,8 +272,8 @@ def _free_end(
 def _correct(values: Floats, start: int, end: int, slope: float, shift: float) -> float:
     """Return a stretch's slope, (the sum of its values + shift) / length, to the last digits.
 
-    It came about in as many roundings as the stretch is long; in a long one, what it leaves of the
-    sum tells how far off it is.
+    It was rounded as often as the stretch is long; in a long one, the rest of the sum shows how far
+    off it is.
     """
     if end - start < SHORT:
         return slope
@@ -282,7 +285,7 @@ def _correct(values: Floats, start: int, end: int, slope: float, shift: float) -
 
 @compiled
 def _write(out: Floats, start: int, end: int, slope: float) -> None:
-    """Write a settled stretch; most are so short that their two ends are all."""
+    """Write a solved stretch; most are so short that their two ends are all."""
     out[np.uintp(start)] = slope
     out[np.uintp(end - 1)] = slope
     for i in range(start + 1, end - 1):
@@ -290,19 +293,19 @@ def _write(out: Floats, start: int, end: int, slope: float) -> None:
 
 
 @compiled
-def _bend(
+def _follow_hulls(
     values: Floats, gamma: float, out: Floats, start: int, low: float,
     floor_from: Indices, floor: Floats, roof_from: Indices, roof: Floats,
 ) -> int:  # fmt: skip
-    """Settle all from a place that `_walk` reached, by the hulls of the tube's edges.
+    """Solve the rest, from the place that `_walk` reached, by the hulls of the tube's edges.
 
     The floor is the lowest concave line from the knot that keeps above the lower edge, the roof the
-    highest convex one below the upper edge; the arrays hold where each piece starts and its slope.
-    Where the floor's first slope exceeds the roof's, the string bends at the end of the shorter of
-    the two pieces, and the other hull, now of one piece, starts there anew.
+    highest convex one below the upper edge; the arrays hold the start of each piece and its slope.
+    If the floor's first slope exceeds the roof's, the string bends at the end of the shorter of the
+    two pieces, and the other hull, now of one piece, starts again there.
 
     Returns:
-        The steps: pieces added to the hulls or taken from them, at most four a number.
+        The steps: pieces added to the hulls or removed from them, at most four a number.
     """
     begin, size, width = start, len(values), 2 * gamma
     ff = rf = 0  # the first pieces of floor and roof
@@ -317,38 +320,40 @@ def _bend(
             roof_end = roof_from[rf + 1] if rf < rl else i + 1
             if floor_end < roof_end:
                 _anchor(roof_from, roof, rf, roof_end, floor_end, floor[ff])
-                _settle(values, out, start, floor_end, floor[ff], low)
+                _solve_stretch(values, out, start, floor_end, floor[ff], low)
                 start, low, ff = floor_end, 0.0, ff + 1
             elif roof_end < floor_end:
                 _anchor(floor_from, floor, ff, floor_end, roof_end, roof[rf])
-                _settle(values, out, start, roof_end, roof[rf], low + width)
+                _solve_stretch(values, out, start, roof_end, roof[rf], low + width)
                 start, low, rf = roof_end, -width, rf + 1
-            else:  # both end at the number in hand: rounding alone tells their slopes apart
+            else:  # both end at the current number: only rounding separates their slopes
                 break
     steps = 4 * (size - begin) - (fl + 1 - ff) - (rl + 1 - rf)
     if floor[ff] > 0:
-        start = _release(values, out, start, low, floor_from, floor, ff, fl, 1)
+        start = _solve_pieces(values, out, start, low, floor_from, floor, ff, fl, 1)
     elif roof[rf] < 0:
-        start = _release(values, out, start, low + width, roof_from, roof, rf, rl, -1)
+        start = _solve_pieces(values, out, start, low + width, roof_from, roof, rf, rl, -1)
     out[start:] = 0
     return steps
 
 
 @compiled
-def _settle(values: Floats, out: Floats, start: int, end: int, slope: float, shift: float) -> None:
+def _solve_stretch(
+    values: Floats, out: Floats, start: int, end: int, slope: float, shift: float
+) -> None:
     """Correct the slope of a stretch and write it."""
     _write(out, start, end, _correct(values, start, end, slope, shift))
 
 
 @compiled
-def _release(
+def _solve_pieces(
     values: Floats, out: Floats, start: int, shift: float,
     origins: Indices, slopes: Floats, first: int, last: int, sign: int,
 ) -> int:  # fmt: skip
-    """Settle a hull's pieces that rise (sign 1) or fall (-1); return where the level end starts."""
+    """Solve a hull's pieces that rise (sign 1) or fall (-1); return the start of the level end."""
     while first <= last and sign * slopes[first] > 0:
         end = origins[first + 1] if first < last else len(values)
-        _settle(values, out, start, end, slopes[first], shift)
+        _solve_stretch(values, out, start, end, slopes[first], shift)
         start, shift, first = end, 0.0, first + 1
     return start
 

@@ -1,16 +1,15 @@
-"""What a network is trained for: its loss, how it predicts a whole case, how that is scored."""
+"""Tasks: the loss a network is trained with, how it predicts a whole case, how that is scored."""
 
-from collegium.tasks.base import ABOUT, RAREST, Row, SupervisedTask, Task
-from collegium.tasks.classification import SHARED, ClassificationTask
-from collegium.tasks.segmentation import METRICS, SegmentationTask
+from collegium.tasks.base import NON_SCORE_KEYS, RAREST_CLASS, CaseScores, SupervisedTask, Task
+from collegium.tasks.classification import SET_METRICS, ClassificationTask
+from collegium.tasks.segmentation import SegmentationTask
 
 __all__ = [
-    "ABOUT",
-    "METRICS",
-    "RAREST",
-    "SHARED",
+    "NON_SCORE_KEYS",
+    "RAREST_CLASS",
+    "SET_METRICS",
+    "CaseScores",
     "ClassificationTask",
-    "Row",
     "SegmentationTask",
     "SupervisedTask",
     "Task",

@@ -1,4 +1,4 @@
-"""What a network is trained for, whatever the task: its loss, its prediction, its scores."""
+"""The protocol of a task: its loss, its prediction of a whole case, its scores."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from torch import nn
 if TYPE_CHECKING:
     from collegium.core.dataset import Batch, Example
 
-Row = dict[str, Any]
-"""The scores of a case, beside whatever names the case."""
+CaseScores = dict[str, Any]
+"""The scores of a case by metric, beside the keys that identify the case."""
 
-RAREST = "rarest_class"
-"""Where scores depend on how many cases each class has: how many patients the rarest one has."""
+RAREST_CLASS = "rarest_class"
+"""The number of patients of the rarest class, given beside scores that depend on it."""
 
-ABOUT = ("case", "patient", RAREST)
-"""What a row holds beside scores."""
+NON_SCORE_KEYS = ("case", "patient", RAREST_CLASS)
+"""The keys of `CaseScores` that are not metrics."""
 
 
 class Task(Protocol):
-    """What is learnt.
+    """A learning task: its loss, how a whole case is predicted, and how it is scored.
 
     Attributes:
         metric: The headline metric, for which higher is better; it selects models on validation.
-        units: The unit of each metric that `scores` can give: "" for none, "mm" or "px".
+        units: The unit of each metric that `scores` can return: "" for none, "mm" or "px".
     """
 
     @property
@@ -38,42 +38,73 @@ class Task(Protocol):
     def units(self) -> Mapping[str, str]: ...  # noqa: D102
 
     def loss(self, output: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Give the scalar to descend on."""
+        """Return the loss to minimise.
+
+        Args:
+            output: The network's output for the batch, (B, channels, *spatial) or (B, classes).
+            batch: The batch, with its "label" and, optionally, its "mask".
+
+        Returns:
+            A scalar.
+        """
         ...
 
     def predict(self, module: nn.Module, example: Example) -> torch.Tensor:
-        """Predict a whole case at full size; called under `torch.no_grad()` in evaluation mode."""
+        """Predict a whole case at full size; called under `torch.no_grad()` in evaluation mode.
+
+        Args:
+            module: The network, in evaluation mode.
+            example: The case; its image is (B, C, *spatial), or (B, features) for a table.
+
+        Returns:
+            The prediction, on the image's device.
+        """
         ...
 
     def windows(self, module: nn.Module, image: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Give what of a case's image enters the network at once, on the network's device."""
+        """Yield the parts of a case's image that each enter the network in one forward pass.
+
+        Args:
+            module: The network.
+            image: (B, C, *spatial), or (B, features) for a table.
+
+        Yields:
+            Parts, (b, C, *window), on the network's device.
+        """
         ...
 
-    def batched(self, size: int) -> Task:
-        """Give the same task with so many windows, slices or cases in one forward pass."""
+    def with_batch_size(self, size: int) -> Task:
+        """Return the same task with ``size`` windows, slices or cases in one forward pass."""
         ...
 
     def scores(
         self, prediction: torch.Tensor, example: Example, metrics: Sequence[str] | None = None
     ) -> dict[str, float | None]:
-        """Score a whole case, by all `metrics` or some; None is undefined, and never averaged.
+        """Score a whole case.
 
-        Names that begin with "_" hold what `complete` needs; they never leave a site.
+        Args:
+            prediction: What `predict` returned for the case.
+            example: The case, with its label.
+            metrics: The metrics to compute; None: all of them.
+
+        Returns:
+            The score by metric; None is undefined, and never averaged. Keys that begin with "_"
+            hold what `add_set_scores` needs; they never leave a site.
         """
         ...
 
-    def complete(self, rows: Sequence[Row]) -> list[Row]:
-        """Add to the scores of all cases of a set those that depend on all of them together."""
+    def add_set_scores(self, rows: Sequence[CaseScores]) -> list[CaseScores]:
+        """Return the scores of a set of cases, with the metrics of the set added."""
         ...
 
 
 class SupervisedTask:
     """Any task with a loss between the network's output and `batch["label"]`.
 
-    Its one metric, "negative_loss", is minus that loss; it is undefined where that is not finite.
+    Its one metric, "negative_loss", is minus that loss; it is undefined if that is not finite.
 
     Args:
-        loss: Takes output and label, gives a scalar.
+        loss: Takes output and label, returns a scalar.
     """
 
     metric = "negative_loss"
@@ -83,35 +114,40 @@ class SupervisedTask:
         self._loss = loss
 
     def loss(self, output: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Give the loss between output and label."""
+        """Return the loss between output and label. See `Task.loss`."""
         return self._loss(output, batch["label"])
 
     def predict(self, module: nn.Module, example: Example) -> torch.Tensor:
-        """Give the network's output, on the image's device."""
+        """Return the network's output, on the image's device. See `Task.predict`."""
         image = example.batch["image"]
         output: torch.Tensor = module(image.to(device_of(module, image)))
         return output.to(image.device)
 
     def windows(self, module: nn.Module, image: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Give the whole image."""
+        """Yield the whole image. See `Task.windows`."""
         yield image.to(device_of(module, image))
 
-    def batched(self, size: int) -> SupervisedTask:
-        """Give this task, which predicts whatever it gets in one forward pass."""
+    def with_batch_size(self, size: int) -> SupervisedTask:
+        """Return this task, which predicts everything that it gets in one forward pass."""
         return self
 
     def scores(
         self, prediction: torch.Tensor, example: Example, metrics: Sequence[str] | None = None
     ) -> dict[str, float | None]:
-        """Give minus the loss, the only metric."""
+        """Return minus the loss, the only metric. See `Task.scores`."""
         value = -float(self._loss(prediction, example.batch["label"]).detach())
         return {"negative_loss": value if math.isfinite(value) else None}
 
-    def complete(self, rows: Sequence[Row]) -> list[Row]:
-        """Give the rows as they are."""
+    def add_set_scores(self, rows: Sequence[CaseScores]) -> list[CaseScores]:
+        """Return the rows unchanged."""
         return [*rows]
 
 
 def device_of(module: nn.Module, image: torch.Tensor) -> torch.device:
-    """Return where the network is; where the image is if the network has no parameters."""
+    """Return the device of a network, or that of the image if the network has no parameters.
+
+    Args:
+        module: The network.
+        image: A tensor on the device to fall back on.
+    """
     return next((parameter.device for parameter in module.parameters()), image.device)

@@ -1,4 +1,4 @@
-"""Classification: every case, an image, a volume or a row of a table, gets one class."""
+"""Classification: every case (an image, a volume or a row of a table) has one class."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from torch import nn
 from torch.nn import functional
 
 from collegium.errors import ConfigError, DataError
-from collegium.tasks.base import RAREST, Row, device_of
+from collegium.tasks.base import RAREST_CLASS, CaseScores, device_of
 from collegium.tasks.losses import weighted_focal_loss
-from collegium.tasks.metrics import auc_shares, balanced_shares
+from collegium.tasks.metrics import auc_pseudovalues, balanced_accuracy_pseudovalues
 
 if TYPE_CHECKING:
     from collegium.core.dataset import Batch, Example
 
 LOSSES = ("ce", "focal")
-"""The losses of a classification by the names that a configuration uses."""
+"""The losses of a classification, by their names in a configuration."""
 
-SHARED = ("balanced_accuracy", "auc")
-"""The scores that are of all cases together and depend on how many each class has."""
+SET_METRICS = ("balanced_accuracy", "auc")
+"""The metrics of a set of cases, which depend on how many cases each class has."""
 
 
 class ClassificationTask:
-    """Every case gets one of several classes.
+    """The task of giving every case one of several classes.
 
     Its scores: "accuracy", 1 or 0 for a case; "log_loss", minus the logarithm of the probability of
-    the true class, lower is better; and, shared out over the cases of a set by `complete`,
-    "balanced_accuracy" and "auc", the area under the ROC curve (of more than two classes the mean
-    of one against the rest), which is undefined where all cases are of one class. See
-    `collegium.tasks.metrics.classification` for what a case's share is.
+    the true class, lower is better; and, as one pseudo-value for each case of a set,
+    "balanced_accuracy" and "auc", the area under the ROC curve (with more than two classes the mean
+    of one against the rest), which is undefined if all cases are of one class. See
+    `collegium.tasks.metrics.classification` for the pseudo-values.
 
     Args:
-        classes: Names of the classes, or how many there are.
+        classes: Names of the classes, or their number.
         loss: "ce" (cross-entropy) or "focal" (gamma 2).
-        weights: How much a case of each class counts in the loss, cross-entropy or focal; None: 1.
-            The loss is the sum over the cases divided by their number. (With a weight,
-            `torch.nn.CrossEntropyLoss` divides by the sum of the cases' weights, so that a batch of
-            one class counts as without.)
+        weights: The weight of each class in the loss, cross-entropy or focal; None: 1. The loss is
+            the sum over the cases divided by their number. (With weights,
+            `torch.nn.CrossEntropyLoss` divides by the sum of the cases' weights, so that they have
+            no effect on a batch of one class.)
         metric: The headline metric, which selects models on validation: "accuracy",
             "balanced_accuracy" or "auc".
     """
@@ -75,11 +75,11 @@ class ClassificationTask:
 
     @property
     def channels(self) -> int:
-        """How many numbers the network gives."""
+        """The number of the network's outputs."""
         return self.classes
 
     def loss(self, output: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Give the mean loss of the cases, each weighted by its class."""
+        """Return the mean loss of the cases, each weighted by its class. See `Task.loss`."""
         logits, label = self._checked(output), batch["label"]
         weights = self._weights.to(logits.device)
         if self._focal:
@@ -88,23 +88,23 @@ class ClassificationTask:
         return (weights[label] * each).mean()
 
     def predict(self, module: nn.Module, example: Example) -> torch.Tensor:
-        """Give the probability of every class, (B, classes), on the image's device."""
+        """Return the probability of every class, (B, classes). See `Task.predict`."""
         image = example.batch["image"]
         logits = self._checked(module(image.to(device_of(module, image))))
         return logits.float().softmax(dim=1).to(image.device)
 
     def windows(self, module: nn.Module, image: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Give the whole image."""
+        """Yield the whole image. See `Task.windows`."""
         yield image.to(device_of(module, image))
 
-    def batched(self, size: int) -> ClassificationTask:
-        """Give this task, which predicts whatever it gets in one forward pass."""
+    def with_batch_size(self, size: int) -> ClassificationTask:
+        """Return this task, which predicts everything that it gets in one forward pass."""
         return self
 
     def scores(
         self, prediction: torch.Tensor, example: Example, metrics: Sequence[str] | None = None
     ) -> dict[str, float | None]:
-        """Score a case by what `predict` gave for it; of slices the mean of their probabilities.
+        """Score a case; the probabilities of slices are averaged. See `Task.scores`.
 
         Raises:
             DataError: The case has no class.
@@ -112,49 +112,50 @@ class ClassificationTask:
         if "label" not in example.batch:
             raise DataError(f"case {example.case!r} has no class; name one, or leave the case out")
         label = int(example.batch["label"][0])
-        chances = prediction.double().mean(dim=0).clamp(min=1e-15)
+        probabilities = prediction.double().mean(dim=0).clamp(min=1e-15)
         wanted = [*self.units] if metrics is None else [*metrics]
         own = {
-            "accuracy": float(chances.argmax() == label),
-            "log_loss": -math.log(float(chances[label])),
+            "accuracy": float(probabilities.argmax() == label),
+            "log_loss": -math.log(float(probabilities[label])),
         }
-        kept = {f"_p{index}": float(chance) for index, chance in enumerate(chances)}
-        found: dict[str, float | None] = {name: own.get(name) for name in wanted}
-        return {**found, "_class": float(label), **kept}
+        scores: dict[str, float | None] = {name: own.get(name) for name in wanted}
+        inputs = {f"_p{index}": float(value) for index, value in enumerate(probabilities)}
+        return {**scores, "_class": float(label), **inputs}
 
-    def complete(self, rows: Sequence[Row]) -> list[Row]:
-        """Share balanced accuracy and AUC out over the cases; cases of a patient weigh as one.
+    def add_set_scores(self, rows: Sequence[CaseScores]) -> list[CaseScores]:
+        """Return the rows with pseudo-values of balanced accuracy and AUC; patients weigh the same.
 
-        Beside them stands how many patients the rarest class has, of the classes that are there.
+        Each row also gets the number of patients of the rarest class, of the classes present.
         """
         labels = [int(row["_class"]) for row in rows]
-        chances = np.array([[row[f"_p{c}"] for c in range(self.classes)] for row in rows])
-        patients = [str(row.get("patient", place)) for place, row in enumerate(rows)]
-        whole: dict[str, list[float] | None] = {}
+        probabilities = np.array([[row[f"_p{c}"] for c in range(self.classes)] for row in rows])
+        patients = [str(row.get("patient", index)) for index, row in enumerate(rows)]
+        added: dict[str, list[float] | None] = {}
         if rows and "auc" in rows[0]:
-            whole["auc"] = auc_shares(chances, labels, patients)
+            added["auc"] = auc_pseudovalues(probabilities, labels, patients)
         if rows and "balanced_accuracy" in rows[0]:
-            right = [
-                float(row.argmax() == label) for row, label in zip(chances, labels, strict=True)
-            ]
-            whole["balanced_accuracy"] = balanced_shares(right, labels, patients)
-        groups = [{p for p, of in zip(patients, labels, strict=True) if of == c} for c in {*labels}]
-        rarest = {RAREST: min(map(len, groups))} if whole else {}
+            correct = (probabilities.argmax(axis=1) == labels).astype(float)
+            added["balanced_accuracy"] = balanced_accuracy_pseudovalues(correct, labels, patients)
+        of_class = [
+            {patient for patient, label in zip(patients, labels, strict=True) if label == c}
+            for c in {*labels}
+        ]
+        rarest = {RAREST_CLASS: min(map(len, of_class))} if added else {}
         return [
             {name: value for name, value in row.items() if not name.startswith("_")}
-            | {name: shares[place] if shares else None for name, shares in whole.items()}
+            | {name: values[index] if values else None for name, values in added.items()}
             | rarest
-            for place, row in enumerate(rows)
+            for index, row in enumerate(rows)
         ]
 
     def _checked(self, output: object) -> torch.Tensor:
-        """The logits, if they are one number for each class."""
+        """Return the logits if they are one number for each class."""
         if not isinstance(output, torch.Tensor) or output.shape[1:] != (self.classes,):
-            what = (
+            found = (
                 tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
             )
             raise ConfigError(
-                f"the model gives {what} for {self.classes} classes: let it give (cases, "
+                f"the model returns {found} for {self.classes} classes: let it return (cases, "
                 f"{self.classes})"
             )
         return output

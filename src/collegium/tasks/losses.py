@@ -1,13 +1,13 @@
-"""Segmentation losses that count only what lies inside the field of view.
+"""Segmentation losses that count only pixels inside the field of view, and the focal loss.
 
 MONAI's `MaskedDiceLoss` is not used. Up to 1.5 it multiplies the *logits* by the mask, before the
-softmax, so that a pixel outside still counts with equal probabilities (mended in 1.6 by their pull
-request 8704). In 1.6 as before, it multiplies the label map by the mask before that is made
-one-hot, so with `to_onehot_y` every pixel outside becomes a true background pixel.
+softmax, so that a pixel outside still counts with equal probabilities (fixed in 1.6 by their pull
+request 8704). In 1.6 as before, it multiplies the label map by the mask before the one-hot
+encoding, so that with `to_onehot_y` every pixel outside becomes a true background pixel.
 
-All losses take logits (B, C, *spatial), labels (B, *spatial) of int64 and, optionally, a boolean
-mask (B, *spatial) that is True where the loss counts. A mask without a single True gives 0 and a
-gradient of zeros. Half-precision logits are computed in float32.
+All segmentation losses take logits (B, C, *spatial), labels (B, *spatial) of int64 and, optionally,
+a boolean mask (B, *spatial) that is True where the loss counts. A mask without a single True gives
+0 and a gradient of zeros. Half-precision logits are computed in float32.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ def soft_dice_loss(
     *,
     smooth: float = 1e-5,
 ) -> torch.Tensor:
-    """One minus the soft Dice of IOP-FL, GRACE, HarmoFL and FedDG.
+    """Return one minus the soft Dice of IOP-FL, GRACE, HarmoFL and FedDG.
 
     With p the softmax and g the one-hot label, (2 sum pg + smooth) / (sum p + sum g + smooth) for
     each class, summed over batch *and* space; then the mean over classes, the background included.
@@ -49,7 +49,7 @@ def soft_dice_loss(
 def cross_entropy_loss(
     logits: torch.Tensor, label: torch.Tensor, mask: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Cross-entropy: the mean over all pixels of the batch that are inside the mask.
+    """Return the cross-entropy, averaged over all pixels of the batch inside the mask.
 
     Args:
         logits: (B, C, *spatial).
@@ -70,7 +70,7 @@ def cross_entropy_loss(
 def dice_ce_loss(
     logits: torch.Tensor, label: torch.Tensor, mask: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Soft Dice loss plus cross-entropy, each with weight one.
+    """Return the sum of soft Dice loss and cross-entropy.
 
     Args:
         logits: (B, C, *spatial).
@@ -90,7 +90,7 @@ def region_dice_loss(
     *,
     smooth: float = 1e-5,
 ) -> torch.Tensor:
-    """One minus the soft Dice of regions that may overlap, the mean over the regions.
+    """Return one minus the soft Dice of regions that may overlap, averaged over the regions.
 
     With p the sigmoid, (2 sum pg + smooth) / (sum p + sum g + smooth) for each region, summed over
     batch and space.
@@ -110,7 +110,7 @@ def region_dice_loss(
 def region_cross_entropy_loss(
     logits: torch.Tensor, regions: torch.Tensor, mask: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Binary cross-entropy: the mean over regions and over the pixels inside the mask.
+    """Return the binary cross-entropy, averaged over regions and over pixels inside the mask.
 
     Args:
         logits: (B, R, *spatial).
@@ -131,7 +131,7 @@ def region_cross_entropy_loss(
 def region_dice_ce_loss(
     logits: torch.Tensor, regions: torch.Tensor, mask: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Soft Dice loss plus cross-entropy of regions, each with weight one.
+    """Return the sum of soft Dice loss and binary cross-entropy of regions.
 
     Args:
         logits: (B, R, *spatial).
@@ -149,17 +149,17 @@ def region_dice_ce_loss(
 def weighted_focal_loss(
     logits: torch.Tensor, label: torch.Tensor, alpha: torch.Tensor, *, gamma: float = 2.0
 ) -> torch.Tensor:
-    """The class-weighted focal loss of FLamby's Fed-ISIC2019 and of GRACE: easy cases count less.
+    """Return the class-weighted focal loss of FLamby's Fed-ISIC2019 and of GRACE.
 
-    The mean over cases of -alpha_y (1 - p_y)^gamma log p_y, divided by the number of cases and not
-    by the sum of their weights. MONAI's `FocalLoss` with softmax and `weight` divides by the number
-    of cases times that of classes.
+    Easy cases count less. It is the mean over cases of -alpha_y (1 - p_y)^gamma log p_y, divided by
+    the number of cases and not by the sum of their weights. MONAI's `FocalLoss` with softmax and
+    `weight` divides by the number of cases times that of classes.
 
     Args:
         logits: (B, classes).
         label: (B,), int64.
         alpha: (classes,), the weight of every class.
-        gamma: how much less; 0 gives weighted cross-entropy.
+        gamma: How much less easy cases count; 0 is weighted cross-entropy.
 
     Returns:
         A scalar.
@@ -174,7 +174,7 @@ LOSSES: Mapping[str, Loss] = {
     "ce": cross_entropy_loss,
     "dice_ce": dice_ce_loss,
 }
-"""The losses of a segmentation into classes, by the names that a configuration uses."""
+"""The losses of a segmentation into classes, by their names in a configuration."""
 
 REGION_LOSSES: Mapping[str, Loss] = {
     "dice": region_dice_loss,
@@ -187,7 +187,7 @@ REGION_LOSSES: Mapping[str, Loss] = {
 def _one_minus_dice(
     p: torch.Tensor, g: torch.Tensor, mask: torch.Tensor | None, smooth: float
 ) -> torch.Tensor:
-    """One minus the mean over channels of the soft Dice of p and g, both (B, C, *spatial)."""
+    """Return 1 - the mean over channels of the soft Dice of p and g, both (B, C, *spatial)."""
     if mask is not None:
         inside = mask.unsqueeze(1)
         p, g = p.masked_fill(~inside, 0.0), g & inside

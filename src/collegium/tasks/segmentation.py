@@ -1,4 +1,4 @@
-"""Segmentation: every pixel gets a class, or a set of overlapping regions."""
+"""Segmentation: every pixel has one class, or belongs to overlapping regions."""
 
 from __future__ import annotations
 
@@ -12,48 +12,48 @@ from torch import nn
 from torch.nn import functional
 
 from collegium.errors import ConfigError, DataError
-from collegium.tasks import metrics as measures
-from collegium.tasks.base import Row, device_of
+from collegium.tasks.base import CaseScores, device_of
 from collegium.tasks.losses import LOSSES, REGION_LOSSES
+from collegium.tasks.metrics import Regions, dice, hd95, iou, region_mask
 
 if TYPE_CHECKING:
     from collegium.core.dataset import Batch, Example
 
 METRICS = ("dice", "iou", "hd95")
-"""The metrics of a segmentation by the names that a configuration uses."""
+"""The metrics of a segmentation, by their names in a configuration."""
 
-MOST_APART = 8
+MAX_STRUCTURES = 8
 """With more structures than these only their mean is scored."""
 
 
 class SegmentationTask:
-    """Every pixel gets one of several classes, of which the first is the background.
+    """The task of giving every pixel one of several classes, the first being the background.
 
     With `regions` the network has a channel for each region, a set of classes, and regions may
-    overlap, as whole tumour, tumour core and enhancing tumour do. A pixel is then given the class
+    overlap, as whole tumour, tumour core and enhancing tumour do. A pixel then gets the class
     whose regions are closest to those with a logit above 0, the lower class of equally close ones;
-    where the channels contradict each other this is a choice, and otherwise exact.
+    if the channels contradict each other this is a convention, and otherwise it is exact.
 
-    Loss and scores count only what is inside `batch["mask"]`, where there is one. A batch of one is
-    scored as it is; the slices of a volume, stacked along the batch axis, are predicted a few at a
-    time and scored as one volume.
+    Loss and scores count only pixels inside `batch["mask"]`, if there is one. A batch of one is
+    scored as one image; the slices of a volume, stacked along the batch axis, are predicted a few
+    at a time and scored as one volume.
 
-    HD95 is given as "hd95", in millimetres, where `Example.spacing` has a number for every axis of
-    what is scored (for stacked slices the distance between slices comes first), and otherwise as
+    HD95 is called "hd95", in millimetres, if `Example.spacing` has a number for every axis of the
+    scored case (for stacked slices the distance between slices comes first), and otherwise
     "hd95_px", in pixels: two units never share a name. With two to eight structures every metric is
-    also given for each of them, as "dice_<structure>".
+    also computed for each of them, as "dice_<structure>".
 
     Args:
-        classes: Names of the classes, or how many there are.
+        classes: Names of the classes, or their number.
         loss: "dice_ce", "dice" or "ce".
         metrics: Any of "dice", "iou" and "hd95".
         window: Size of the window for images that are larger; smaller ones are padded to it and
             take one forward pass. None: every image takes one forward pass, padded to a multiple
-            of what a network with an attribute `strides`, such as MONAI's `UNet`, needs.
-        overlap: Of neighbouring windows, as a fraction of the window, in [0, 1).
+            of the product of the `strides` of a network that has them, such as MONAI's `UNet`.
+        overlap: Overlap of neighbouring windows, as a fraction of the window, in [0, 1).
         metric: The headline metric, "dice" or "iou".
         batch_size: Windows or slices in one forward pass.
-        regions: By name the classes of each region; None: every pixel has one class.
+        regions: The classes of each region, by its name; None: every pixel has one class.
     """
 
     def __init__(
@@ -108,29 +108,29 @@ class SegmentationTask:
 
     @property
     def channels(self) -> int:
-        """How many channels the network gives."""
+        """The number of the network's output channels."""
         return len(self.regions or ()) or self.classes
 
     @property
     def units(self) -> Mapping[str, str]:
-        """The unit of each metric that `scores` can give."""
+        """The unit of each metric that `scores` can return."""
         units = {name: "" for name in self.metrics if name != "hd95"}
         units |= {"hd95": "mm", "hd95_px": "px"} if "hd95" in self.metrics else {}
-        apart = self._apart()
-        return units | {f"{m}_{name}": unit for m, unit in units.items() for name in apart}
+        separate = self._separate_structures()
+        return units | {f"{m}_{name}": unit for m, unit in units.items() for name in separate}
 
     def loss(self, output: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Give the loss between logits and label, inside the mask where there is one."""
+        """Return the loss between logits and label, inside the mask if any. See `Task.loss`."""
         label = batch["label"]
         if self.regions is not None:
-            parts = [measures.inside(label, region) for region in self.regions.values()]
-            label = torch.stack(parts, dim=1)
+            masks = [region_mask(label, region) for region in self.regions.values()]
+            label = torch.stack(masks, dim=1)
         return self._loss(self._checked(output), label, batch.get("mask"))
 
     def predict(self, module: nn.Module, example: Example) -> torch.Tensor:
-        """Give the most probable class of every pixel.
+        """Return the most probable class of every pixel.
 
-        The image goes to the network's device piece by piece; the result is on the image's device.
+        The image is moved to the network's device window by window; the result is on the image's.
 
         Args:
             module: The network, in evaluation mode.
@@ -140,8 +140,8 @@ class SegmentationTask:
             Classes, int64, (B, *spatial).
 
         Raises:
-            ConfigError: The window does not suit the image or the network, or the network gives
-                another number of classes than the task has.
+            ConfigError: The window does not suit the image or the network, or the network returns
+                another number of channels than the task has.
         """
         image = example.batch["image"]
         size = tuple(image.shape[2:])
@@ -162,29 +162,29 @@ class SegmentationTask:
         return self._classes(self._checked(logits))
 
     def windows(self, module: nn.Module, image: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Give what of an image enters the network at once, cut and padded as in `predict`.
+        """Yield the windows of an image, cut and padded as in `predict`.
 
         Args:
             module: The network.
             image: (B, C, *spatial).
 
         Yields:
-            At most `batch_size` windows, (b, C, *window), on the network's device. A larger image
-            than the window gives all windows of its grid, image by image.
+            At most `batch_size` windows, (b, C, *window), on the network's device: for images that
+            are larger than the window all windows of the grid, image by image.
 
         Raises:
             ConfigError: The window does not suit the image or the network.
         """
         window, device = self._window(module, tuple(image.shape[2:])), device_of(module, image)
         if _fits(tuple(image.shape[2:]), window):
-            pieces = functional.pad(image, _padding(tuple(image.shape[2:]), window)[0])
+            cuts = functional.pad(image, _padding(tuple(image.shape[2:]), window)[0])
         else:
-            pieces = torch.cat([cut for single in image for cut in self._grid(single, window)])
-        for piece in torch.split(pieces, self.batch_size):
-            yield piece.to(device)
+            cuts = torch.cat([cut for single in image for cut in self._grid(single, window)])
+        for batch in torch.split(cuts, self.batch_size):
+            yield batch.to(device)
 
-    def batched(self, size: int) -> SegmentationTask:
-        """Give the same task with so many windows or slices in one forward pass."""
+    def with_batch_size(self, size: int) -> SegmentationTask:
+        """Return the same task with ``size`` windows or slices in one forward pass."""
         other = copy.copy(self)
         other.batch_size = size
         return other
@@ -192,15 +192,15 @@ class SegmentationTask:
     def scores(
         self, prediction: torch.Tensor, example: Example, metrics: Sequence[str] | None = None
     ) -> dict[str, float | None]:
-        """Score a case, or a volume of slices, inside its mask where there is one.
+        """Score a case, or a volume of slices, inside its mask if it has one.
 
         Args:
-            prediction: What `predict` gave.
-            example: The case, with its label.
-            metrics: Some of the task's metrics; all of them by default.
+            prediction: What `predict` returned, (B, *spatial).
+            example: The case, with its label, (B, *spatial).
+            metrics: Some of the task's metrics; None: all of them, also for each structure.
 
         Returns:
-            A value for each metric; None where it is undefined.
+            A value for each metric; None if it is undefined.
 
         Raises:
             DataError: The spacing has another number of axes than the image.
@@ -216,52 +216,40 @@ class SegmentationTask:
             prediction, label, mask = prediction[0], label[0], None if mask is None else mask[0]
             spacing = spacing if spacing is None else spacing[-label.ndim :]
         known = spacing is not None and len(spacing) == label.ndim
-        sides = (prediction, label, mask, spacing if known else None)
+        case = (prediction, label, mask, spacing if known else None)
         result: dict[str, float | None] = {}
         for name in self.metrics if metrics is None else metrics:
             key = name if known or name != "hd95" else "hd95_px"
-            result[key] = self._measure(name, sides, list(self.structures.values()))
-            for structure, region in self._apart().items() if metrics is None else ():
-                result[f"{key}_{structure}"] = self._measure(name, sides, [region])
+            result[key] = _score(name, *case, list(self.structures.values()))
+            for structure, region in self._separate_structures().items() if metrics is None else ():
+                result[f"{key}_{structure}"] = _score(name, *case, [region])
         return result
 
-    def complete(self, rows: Sequence[Row]) -> list[Row]:
-        """Give the rows as they are: every case has its own scores."""
+    def add_set_scores(self, rows: Sequence[CaseScores]) -> list[CaseScores]:
+        """Return the rows unchanged: every case has its own scores."""
         return [*rows]
 
-    def _apart(self) -> Mapping[str, Sequence[int]]:
+    def _separate_structures(self) -> Mapping[str, Sequence[int]]:
         """The structures that are also scored one by one."""
-        return self.structures if 1 < len(self.structures) <= MOST_APART else {}
-
-    def _measure(
-        self,
-        name: str,
-        sides: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, Sequence[float] | None],
-        regions: measures.Regions,
-    ) -> float | None:
-        """Measure prediction against label, inside the mask, with a spacing where it is known."""
-        prediction, label, mask, spacing = sides
-        if name == "hd95":
-            return measures.hd95(prediction, label, mask=mask, spacing=spacing, regions=regions)
-        overlap = measures.iou if name == "iou" else measures.dice
-        return overlap(prediction, label, mask=mask, regions=regions)
+        return self.structures if 1 < len(self.structures) <= MAX_STRUCTURES else {}
 
     def _classes(self, logits: torch.Tensor) -> torch.Tensor:
-        """Give the class of every pixel of (B, channels, *spatial)."""
+        """Return the class of every pixel of (B, channels, *spatial)."""
         if self.regions is None:
             return logits.argmax(dim=1)
-        there = (logits > 0).to(torch.int16)
-        apart = [
+        predicted = (logits > 0).to(torch.int16)
+        distances = [
             sum(
-                there[:, i] != int(label in region)
+                predicted[:, i] != int(label in region)
                 for i, region in enumerate(self.regions.values())
             )
             for label in range(self.classes)
         ]
-        return torch.stack([torch.as_tensor(count) for count in apart], dim=1).argmin(dim=1)
+        counts = [torch.as_tensor(distance) for distance in distances]
+        return torch.stack(counts, dim=1).argmin(dim=1)
 
     def _window(self, module: nn.Module, size: tuple[int, ...]) -> tuple[int, ...]:
-        """The configured window, or the image's size rounded up to what the network needs."""
+        """Return the configured window, or the image's size rounded up to a valid one."""
         divisors = _divisors(module, len(size))
         if self.window is None:
             pairs = zip(size, divisors, strict=True)
@@ -279,11 +267,11 @@ class SegmentationTask:
         self, module: nn.Module, image: torch.Tensor, window: tuple[int, ...]
     ) -> Iterator[torch.Tensor]:
         """Predict images that fit the window, padded with zeros on all sides, a few at a time."""
-        padding, inside = _padding(tuple(image.shape[2:]), window)
+        padding, unpadded = _padding(tuple(image.shape[2:]), window)
         device = device_of(module, image)
-        for piece in torch.split(image, self.batch_size):
-            logits = self._checked(module(functional.pad(piece.to(device), padding)))
-            yield self._classes(logits[:, :, *inside]).to(image.device)
+        for batch in torch.split(image, self.batch_size):
+            logits = self._checked(module(functional.pad(batch.to(device), padding)))
+            yield self._classes(logits[:, :, *unpadded]).to(image.device)
 
     def _grid(self, image: torch.Tensor, window: tuple[int, ...]) -> Iterator[torch.Tensor]:
         """Cut (C, *spatial) into (1, C, *window) on the grid of `sliding_window_inference`."""
@@ -299,15 +287,16 @@ class SegmentationTask:
             yield padded[:, *place][None]
 
     def _checked(self, logits: object) -> torch.Tensor:
-        """The logits, if they are one tensor with a channel for each class."""
+        """Return the logits if they are one tensor with a channel for each class."""
         if not isinstance(logits, torch.Tensor):
             raise ConfigError(
-                f"the model gives a {type(logits).__name__}: let it give one tensor, the logits."
+                f"the model returns a {type(logits).__name__}: let it return one tensor, the "
+                f"logits."
             )
         if logits.shape[1] != self.channels:
-            what = "classes" if self.regions is None else "regions"
+            kind = "classes" if self.regions is None else "regions"
             raise ConfigError(
-                f"the model gives {logits.shape[1]} channels for {self.channels} {what}: "
+                f"the model returns {logits.shape[1]} channels for {self.channels} {kind}: "
                 f"set its out_channels to {self.channels}."
             )
         return logits
@@ -316,33 +305,48 @@ class SegmentationTask:
 def _structures(
     classes: Sequence[str] | int, regions: Mapping[str, Sequence[int]] | None
 ) -> Mapping[str, Sequence[int]]:
-    """Return what is scored, by name: the regions, or each class but the background."""
+    """Return the structures to score by name: the regions, or each class but the background."""
     if regions is not None:
         return regions
     names = [str(k) for k in range(classes)] if isinstance(classes, int) else classes
     return {name: (index,) for index, name in enumerate(names) if index}
 
 
+def _score(
+    name: str,
+    prediction: torch.Tensor,
+    label: torch.Tensor,
+    mask: torch.Tensor | None,
+    spacing: Sequence[float] | None,
+    regions: Regions,
+) -> float | None:
+    """Return a metric of a case, inside the mask, in millimetres if the spacing is known."""
+    if name == "hd95":
+        return hd95(prediction, label, mask=mask, spacing=spacing, regions=regions)
+    overlap = iou if name == "iou" else dice
+    return overlap(prediction, label, mask=mask, regions=regions)
+
+
 def _fits(size: tuple[int, ...], window: tuple[int, ...]) -> bool:
-    return all(have <= fits for have, fits in zip(size, window, strict=True))
+    return all(side <= limit for side, limit in zip(size, window, strict=True))
 
 
-def _padding(size: tuple[int, ...], wanted: tuple[int, ...]) -> tuple[list[int], list[slice]]:
-    """How torch pads a size on all sides to the one wanted, and where the image then lies."""
+def _padding(size: tuple[int, ...], target: tuple[int, ...]) -> tuple[list[int], list[slice]]:
+    """Return torch's padding from one size to another on all sides, and the slices that undo it."""
     padding: list[int] = []
-    inside: list[slice] = []
-    for have, fits in zip(size, wanted, strict=True):
-        before = (fits - have) // 2
-        padding = [before, fits - have - before, *padding]  # torch wants the last axis first
-        inside.append(slice(before, before + have))
-    return padding, inside
+    unpadded: list[slice] = []
+    for old, new in zip(size, target, strict=True):
+        before = (new - old) // 2
+        padding = [before, new - old - before, *padding]  # torch wants the last axis first
+        unpadded.append(slice(before, before + old))
+    return padding, unpadded
 
 
 def _divisors(module: nn.Module, axes: int) -> tuple[int, ...]:
-    """What the sizes of images must be multiples of, axis by axis, as far as the network says."""
+    """Return the number by which each side of an image must be divisible; 1 if it is unknown."""
     strides = getattr(module, "strides", None)
     levels = strides if isinstance(strides, Sequence) else ()
-    whole = [(level,) * axes if isinstance(level, int) else tuple(level) for level in levels]
-    if any(len(level) != axes for level in whole):
+    by_axis = [(level,) * axes if isinstance(level, int) else tuple(level) for level in levels]
+    if any(len(level) != axes for level in by_axis):
         return (1,) * axes
-    return tuple(math.prod(level[axis] for level in whole) for axis in range(axes))
+    return tuple(math.prod(level[axis] for level in by_axis) for axis in range(axes))

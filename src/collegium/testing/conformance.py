@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import os
 import re
 import tempfile
@@ -18,23 +19,33 @@ from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 
-from collegium.compression.session import NO_CODECS, Coding
+from collegium.compression.session import NO_CODECS, Codecs
 from collegium.core import files as files_module
 from collegium.core.algorithm import Algorithm
 from collegium.core.message import pack, unpack
+from collegium.core.randomness import ambient
 from collegium.core.tensors import Tensors
-from collegium.errors import CollegiumError
+from collegium.errors import CollegiumError, ConfigError
 from collegium.experiment.config.registry import ALGORITHMS
 from collegium.runtime import client as client_module
 from collegium.runtime import run as run_module
 from collegium.runtime import state as state_module
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.server import Transport
-from collegium.testing.toy import AtWorkers, Renamed, ToyFederation, Wire, toy_model, toy_workers
+from collegium.testing.toy import (
+    ShuffledTransport,
+    SwappedNames,
+    ToyFederation,
+    WorkerTransport,
+    toy_federation,
+    toy_model,
+    toy_network,
+    toy_workers,
+)
 
 
 class ConformanceError(AssertionError):
@@ -93,7 +104,7 @@ class Conformance:
         folder: for the states of all federations.
         workers: what `toy_workers` returned.
         rounds: of every run.
-        coding: the codecs of every run.
+        codecs: the codecs of every run.
     """
 
     def __init__(
@@ -103,10 +114,10 @@ class Conformance:
         workers: InProcess,
         rounds: int = 2,
         *,
-        coding: Coding = NO_CODECS,
+        codecs: Codecs = NO_CODECS,
     ) -> None:
         self.algorithm, self._folder, self._workers = algorithm, folder, workers
-        self._rounds, self._count, self._coding = rounds, 0, coding
+        self._rounds, self._count, self._codecs = rounds, 0, codecs
 
     @cached_property
     def _reference(self) -> ToyFederation:
@@ -123,13 +134,13 @@ class Conformance:
             algorithm or self.algorithm,
             self._folder / f"{self._count:04d}",
             transport,
-            coding=self._coding,
+            codecs=self._codecs,
             **options,
         )
 
     def _again(self, root: Path, transport: Any = None) -> ToyFederation:
         """Return what a restart makes of the federation in a folder, run to its end."""
-        again = ToyFederation(self.algorithm, root, transport, coding=self._coding)
+        again = ToyFederation(self.algorithm, root, transport, codecs=self._codecs)
         return again.run(self._rounds)
 
     def check_it_learns(self) -> None:
@@ -149,23 +160,27 @@ class Conformance:
 
     def check_order_does_not_matter(self) -> None:
         """Shuffled clients, every one rebuilt for every request, give the same bits."""
-        _same(self._reference, self._federation(Wire).run(self._rounds), "the clients' order")
+        _same(
+            self._reference,
+            self._federation(ShuffledTransport).run(self._rounds),
+            "the clients' order",
+        )
 
     def check_workers_do_not_matter(self) -> None:
         """Clients in two processes give the same bits as in one."""
-        found = self._federation(partial(AtWorkers, self._workers)).run(self._rounds)
+        found = self._federation(partial(WorkerTransport, self._workers)).run(self._rounds)
         _same(self._reference, found, "a second worker process")
 
     def check_interrupted_requests(self) -> None:
         """Stopped before every request and resumed, the run has the same bits."""
-        counting = self._federation(Wire).run(self._rounds)
+        counting = self._federation(ShuffledTransport).run(self._rounds)
         total = counting.server.transport.count  # type: ignore[attr-defined]
         for number in range(total):
-            federation = self._federation(partial(Wire, die_at=number))
+            federation = self._federation(partial(ShuffledTransport, die_at=number))
             try:
                 federation.run(self._rounds)
             except KeyboardInterrupt:
-                resumed = self._again(federation.root, Wire)
+                resumed = self._again(federation.root, ShuffledTransport)
                 _same(self._reference, resumed, f"a stop before request {number}")
 
     def check_interrupted_saves(self) -> None:
@@ -185,7 +200,7 @@ class Conformance:
         """Every request delivered twice gives the same bits."""
         _same(
             self._reference,
-            self._federation(partial(Wire, repeat=True)).run(self._rounds),
+            self._federation(partial(ShuffledTransport, repeat=True)).run(self._rounds),
             "a repeated request",
         )
 
@@ -231,9 +246,24 @@ class Conformance:
         ]
         _require(not missing, f"no line of the class docstring describes {', '.join(missing)}")
 
+    def check_settings(self) -> None:
+        """Hyper-parameters are checked: another type, another word or NaN is refused in words."""
+        kind = type(self.algorithm)
+        hints = get_type_hints(kind, include_extras=True)
+        for name in (f.name for f in fields(kind) if f.init):
+            for value in _nonsense(hints[name]):
+                try:
+                    replace(self.algorithm, **{name: value})
+                except ConfigError:
+                    continue
+                raise ConformanceError(
+                    f"{name} may be {value!r}: decorate the class with @settings, and give the "
+                    f"field a type and a range"
+                )
+
     def check_what_is_sent(self) -> None:
         """Only declared parts leave a client, and every declared part but the opt-in ones does."""
-        federation = self._federation(Wire)
+        federation = self._federation(ShuffledTransport)
         federation.run(self._rounds)
         log = federation.server.transport.log  # type: ignore[attr-defined]
         sent = {name for _, message in log for name in message}
@@ -254,11 +284,24 @@ class Conformance:
         equal = all(torch.equal(expected[name], model[name]) for name in expected)
         _require(equal, f"at {dict(neutral) or 'any setting'} the global model is not FedAvg's")
 
+    def check_added_layers(self) -> None:
+        """Layers that it adds to the network leave predictions alone, if the class says so."""
+        if self.algorithm.extension_predicts:
+            return
+        with ambient(0, "conformance"):
+            whole, plain = toy_federation().builder(self.algorithm)().eval(), toy_network().eval()
+            inputs = torch.randn(5, 3)
+        own = {name: whole.state_dict()[name] for name in plain.state_dict()}
+        plain.load_state_dict(own)
+        with torch.no_grad():
+            equal = torch.equal(whole(inputs), plain(inputs))
+        _require(equal, "extension_predicts is False, but what it adds changes predictions")
+
     def check_names_do_not_matter(self) -> None:
         """Clients that swap their names leave the server's models as they are, up to rounding."""
         if self.algorithm.simulation_only:
             return
-        renamed = self._federation(Renamed).run(self._rounds)
+        renamed = self._federation(SwappedNames).run(self._rounds)
         for first, second in zip(_models(self._reference), _models(renamed), strict=True):
             equal = all(
                 torch.allclose(first[n].double(), second[n].double(), atol=1e-5) for n in first
@@ -267,7 +310,7 @@ class Conformance:
 
     def check_absent_client(self) -> None:
         """A client that is missing in a round is left out, or the error says so in one sentence."""
-        federation = self._federation(partial(Wire, lose={2: "B"}), on_failure="skip")
+        federation = self._federation(partial(ShuffledTransport, lose={2: "B"}), on_failure="skip")
         try:
             federation.run(self._rounds)
         except CollegiumError as error:
@@ -282,6 +325,17 @@ class Conformance:
         module = inspect.getdoc(inspect.getmodule(type(self.algorithm))) or ""
         _require(len(own) > 40, "the class has no docstring that says what it is")
         _require(len(module) > 20, "the module has no docstring that names the source")
+
+
+def _nonsense(hint: Any) -> Iterator[Any]:
+    """Yield values that a field with an annotation should refuse."""
+    yield object()
+    while get_origin(hint) is Annotated:
+        hint = get_args(hint)[0]
+    if get_origin(hint) is Literal:
+        yield "neither of these"
+    if hint is float:
+        yield math.nan
 
 
 def _groups(value: Any) -> Iterator[Tensors]:

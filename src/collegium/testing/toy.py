@@ -9,29 +9,30 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
-from collegium.compression.session import NO_CODECS, Coding
-from collegium.core.algorithm import Algorithm, Extended
-from collegium.core.dataset import ConcatDataset, TensorDataset
+from collegium.compression.session import NO_CODECS, Codecs
+from collegium.core.algorithm import Algorithm
+from collegium.core.dataset import TensorDataset
 from collegium.core.message import Message, pack, unpack
-from collegium.core.model_parts import find_parts
-from collegium.core.randomness import ambient, generator
+from collegium.core.randomness import generator
 from collegium.core.tensors import Tensors
 from collegium.data.site import Site
 from collegium.errors import MissingReply
 from collegium.experiment.config.registry import ALGORITHMS, CODECS
 from collegium.runtime.client import ClientRuntime
 from collegium.runtime.engines.inprocess import InProcess
+from collegium.runtime.federation import Federation, Network, initial_model
 from collegium.runtime.run import Run
-from collegium.runtime.server import Answer, Request, ServerRuntime, Transport, answer
+from collegium.runtime.server import Request, Response, Transport, respond
 from collegium.tasks import SupervisedTask
-from collegium.training.loop import LocalTraining, TrainingConfig
+from collegium.training.loop import TrainingConfig
+
+SEED = 7
+"""The seed of the toy's runs."""
 
 SIZES = {"A": 9, "B": 14, "C": 21}
 """Training examples of the toy's sites."""
@@ -50,14 +51,24 @@ def toy_network() -> nn.Module:
     )
 
 
-def toy_model(k: int, seed: int = 7, network: Callable[[], nn.Module] = toy_network) -> Tensors:
-    """Return the ``k``-th initial model of the toy."""
-    with ambient(seed, "model", k):
-        return Tensors(network().state_dict()).clone()
+def toy_model(k: int, seed: int = 7, network: Network = toy_network) -> Tensors:
+    """Return an initial model of the toy.
+
+    Args:
+        k: its number.
+        seed: of the run.
+        network: builds the network.
+    """
+    return initial_model(network, seed, k)
 
 
 def toy_site(name: str, *, seed: int = 7) -> Site:
-    """Return a site whose data is a linear function with a site's own shift."""
+    """Return a site whose data is a linear function with a site's own shift.
+
+    Args:
+        name: the site's name.
+        seed: decides its data.
+    """
     count = SIZES[name] + 8
     inputs = torch.randn(count, 3, generator=generator(seed, "toy", name, "inputs"))
     slope = torch.tensor([[1.0], [-2.0], [0.5]]) + 0.5 * torch.randn(
@@ -71,34 +82,17 @@ def toy_site(name: str, *, seed: int = 7) -> Site:
     return Site(name, train, val, test)
 
 
-def toy_clients(
-    algorithm: Algorithm | tuple[str, dict[str, Any]],
-    root: Path,
-    names: Sequence[str] = ("A", "B", "C"),
-    *,
-    training: TrainingConfig = TRAINING,
-    seed: int = 7,
-    coding: Coding = NO_CODECS,
-) -> dict[str, ClientRuntime]:
-    """Return the toy's clients."""
-    if isinstance(algorithm, tuple):
-        algorithm = ALGORITHMS.load(algorithm[0])(**algorithm[1])
+def toy_federation(
+    names: Sequence[str] = ("A", "B", "C"), training: TrainingConfig = TRAINING
+) -> Federation:
+    """Return the toy's sites, network, task and recipe.
+
+    Args:
+        names: the sites.
+        training: the local recipe.
+    """
     sites = {name: toy_site(name) for name in names}
-    network = Extended(toy_network, algorithm)()
-    local = LocalTraining(network, SupervisedTask(nn.functional.mse_loss), training)
-    pool = ConcatDataset([sites[name].train for name in sorted(sites)])
-    return {
-        name: ClientRuntime(
-            site,
-            algorithm,
-            local,
-            seed=seed,
-            root=root / "clients" / name,
-            pool=pool if algorithm.simulation_only else None,
-            coding=coding,
-        )
-        for name, site in sites.items()
-    }
+    return Federation(sites, toy_network, SupervisedTask(nn.functional.mse_loss), training)
 
 
 class ToyFederation:
@@ -109,7 +103,7 @@ class ToyFederation:
         root: folder for all states.
         transport: made from this federation; by default the clients answer in this process.
         training: the local recipe.
-        coding: the codecs of training exchanges.
+        codecs: the codecs of training exchanges.
     """
 
     def __init__(
@@ -121,29 +115,24 @@ class ToyFederation:
         names: Sequence[str] = ("A", "B", "C"),
         training: TrainingConfig = TRAINING,
         on_failure: str = "fail",
-        coding: Coding = NO_CODECS,
+        codecs: Codecs = NO_CODECS,
     ) -> None:
         self.algorithm, self.root, self.names, self.training = algorithm, root, names, training
-        self.coding = coding
+        self.codecs = codecs
         engine = transport(self) if transport else InProcess(self.clients)
-        network = Extended(toy_network, algorithm)
-        self.server = ServerRuntime(
+        self.server = toy_federation(names, training).server(
             algorithm,
-            names,
-            partial(toy_model, network=network),
-            find_parts(network()),
             engine,
-            root / "server",
+            seed=SEED,
+            root=root,
             on_failure="skip" if on_failure == "skip" else "fail",
-            coding=coding,
-            seed=7,
+            codecs=codecs,
         )
 
     def clients(self) -> dict[str, ClientRuntime]:
-        """Build all clients anew, as a restarted site does."""
-        return toy_clients(
-            self.algorithm, self.root, self.names, training=self.training, coding=self.coding
-        )
+        """Return new clients, as a restarted site builds them."""
+        federation = toy_federation(self.names, self.training)
+        return federation.clients(self.algorithm, seed=SEED, root=self.root, codecs=self.codecs)
 
     def run(self, rounds: int = 2) -> ToyFederation:
         """Run up to round ``rounds``, with evaluation and test, from where the state stands."""
@@ -159,7 +148,7 @@ class ToyFederation:
         return {str(file.relative_to(self.root)): file.read_bytes() for file in sorted(found)}
 
 
-class Wire:
+class ShuffledTransport:
     """A transport that shuffles requests and rebuilds every client for each of them.
 
     It may also die, repeat requests or lose clients.
@@ -182,7 +171,7 @@ class Wire:
         self.count = 0
         self.log: list[tuple[Request, Message]] = []
 
-    def exchange(self, requests: Iterable[Request]) -> Iterator[Answer]:
+    def exchange(self, requests: Iterable[Request]) -> Iterator[Response]:
         """Answer in an arbitrary order."""
         shuffled = list(requests)
         order = torch.randperm(len(shuffled), generator=generator(self.count, "order"))
@@ -193,10 +182,10 @@ class Wire:
             self.count += 1
             if self._lose.get(request.round) == request.client and request.stage == "train":
                 error = {"kind": MissingReply.__name__, "text": "no answer in 1 s"}
-                yield Answer(request.client, pack({"error": error}), 0.0)
+                yield Response(request.client, pack({"error": error}), 0.0)
                 continue
             for _ in range(2 if self._repeat else 1):
-                reply = answer(self._federation.clients()[request.client], request)
+                reply = respond(self._federation.clients()[request.client], request)
             envelope = unpack(reply.data)
             if "reply" in envelope:
                 self.log.append((request, Message(envelope["reply"])))
@@ -206,7 +195,7 @@ class Wire:
         """Nothing is held."""
 
 
-class Renamed:
+class SwappedNames:
     """A transport in which every client answers under the name of the next one."""
 
     def __init__(self, federation: ToyFederation) -> None:
@@ -214,10 +203,10 @@ class Renamed:
         self._next = dict(zip(names, [*names[1:], names[0]], strict=True))
         self._clients = federation.clients()
 
-    def exchange(self, requests: Iterable[Request]) -> Iterator[Answer]:
+    def exchange(self, requests: Iterable[Request]) -> Iterator[Response]:
         """Answer in order."""
         for request in requests:
-            yield answer(self._clients[self._next[request.client]], request)
+            yield respond(self._clients[self._next[request.client]], request)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -228,10 +217,13 @@ class ToyClients(dict[str, ClientRuntime]):
 
     def __missing__(self, key: str) -> ClientRuntime:
         self.clear()
-        name, params, training, root, *codecs, client = json.loads(key)
-        coding = Coding(**{side: CODECS.load(name)(**own) for side, name, own in codecs})
+        name, params, training, root, *described, client = json.loads(key)
+        codecs = Codecs(**{side: CODECS.load(name)(**own) for side, name, own in described})
         recipe = TrainingConfig(**training)
-        clients = toy_clients((name, params), Path(root), training=recipe, coding=coding)
+        algorithm = ALGORITHMS.load(name)(**params)
+        clients = toy_federation(training=recipe).clients(
+            algorithm, seed=SEED, root=Path(root), codecs=codecs
+        )
         self[key] = clients[client]
         return self[key]
 
@@ -245,17 +237,17 @@ def toy_workers(count: int = 2) -> InProcess:
     return InProcess(ToyClients, count)
 
 
-class AtWorkers:
+class WorkerTransport:
     """A transport that lets `toy_workers` answer."""
 
     def __init__(self, workers: InProcess, federation: ToyFederation) -> None:
         name, params = ALGORITHMS.describe(federation.algorithm)
         self._workers = workers
-        sides = {"up": federation.coding.up, "down": federation.coding.down}
-        codecs = [[side, *CODECS.describe(codec)] for side, codec in sides.items() if codec]
-        self._about = [name, params, asdict(federation.training), str(federation.root), *codecs]
+        sides = {"up": federation.codecs.up, "down": federation.codecs.down}
+        described = [[side, *CODECS.describe(codec)] for side, codec in sides.items() if codec]
+        self._about = [name, params, asdict(federation.training), str(federation.root), *described]
 
-    def exchange(self, requests: Iterable[Request]) -> Iterator[Answer]:
+    def exchange(self, requests: Iterable[Request]) -> Iterator[Response]:
         """Address the requests so that a worker knows whose client it has to build."""
         keys = (replace(r, client=json.dumps([*self._about, r.client])) for r in requests)
         for reply in self._workers.exchange(keys):

@@ -1,8 +1,8 @@
-"""Losses that draw the features of the model in training towards those of the model received.
+"""Losses that align the features of the model in training with those of the model received.
 
 CORAL, MMD and adversarial alignment compare two sets of feature vectors; MOON's contrastive loss
 compares example by example. Equations and conventions are those of `docs/algorithms/grace.md`;
-where GRACE and its released code leave one open, the docstring says what was chosen.
+where GRACE and its released code leave one open, the docstring states the choice.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def pool(features: Tensor) -> Tensor:
 
 
 def pick_pixels(features: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return the feature vectors of some pixels of the whole batch, and where they are.
+    """Return the feature vectors of some pixels of the whole batch, and their positions.
 
     Args:
         features: (B, C, *spatial) or (B, C), in which every example is one pixel.
-        count: how many are drawn, without replacement; all are taken where there are no more.
-        generator: on the CPU; not used where all are taken.
+        count: how many are drawn, without replacement; all are taken if there are no more.
+        generator: on the CPU; not used if all are taken.
 
     Returns:
         (at most ``count``, C), and the positions for `pixels_at`.
@@ -54,7 +54,15 @@ def pick_pixels(features: Tensor, count: int, generator: torch.Generator) -> tup
 
 
 def pixels_at(features: Tensor, positions: Tensor) -> Tensor:
-    """Return the feature vectors (n, C) at the positions that `pick_pixels` returned."""
+    """Return the feature vectors at some pixels.
+
+    Args:
+        features: (B, C, *spatial) or (B, C).
+        positions: (n,), as `pick_pixels` returned them.
+
+    Returns:
+        (n, C).
+    """
     rows = features.movedim(1, -1).reshape(-1, features.shape[1])
     return rows[positions.to(rows.device)]
 
@@ -87,10 +95,10 @@ def _covariance(rows: Tensor) -> Tensor:
 def mmd(received: Tensor, local: Tensor, *, sigma: float | None = None) -> Tensor:
     """Return the squared maximum mean discrepancy: mean k(r,r) + mean k(l,l) - 2 mean k(r,l).
 
-    It is the biased estimate, a V-statistic, which never is negative. k(a,b) is
+    It is the biased estimate, a V-statistic, which is never negative. k(a,b) is
     exp(-|a - b|^2 / (2 sigma^2)), or the sum of five of them, whose sigma is `BANDWIDTHS` times the
-    median distance of all pairs that differ. Where no pair differs the loss is 0. The paper says
-    nothing about the kernel; this is the usual choice.
+    median distance of all pairs that differ. If no pair differs the loss is 0. GRACE does not name
+    its kernel; this is the usual choice.
 
     Source: Gretton et al., 2012, https://jmlr.org/papers/v13/gretton12a.html, Eq. 5.
 
@@ -114,7 +122,7 @@ def mmd(received: Tensor, local: Tensor, *, sigma: float | None = None) -> Tenso
 
 
 def _widths(distances: Tensor, rows: Tensor) -> list[float]:
-    """Multiples of the median distance; none where vectors differ by rounding at most."""
+    """Return multiples of the median distance; none if vectors differ by rounding at most."""
     above = torch.ones_like(distances, dtype=torch.bool).triu(1)
     least = 10 * torch.finfo(rows.dtype).eps * rows.norm(dim=1).max()
     different = distances[above & (distances > least)]
@@ -123,8 +131,10 @@ def _widths(distances: Tensor, rows: Tensor) -> list[float]:
     return [factor * float(different.median()) for factor in BANDWIDTHS]
 
 
-def contrastive(now: Tensor, received: Tensor, previous: Tensor, *, temperature: float) -> Tensor:
-    """Return MOON's loss: features should be like the received model's, not the last local one's.
+def contrastive(
+    current: Tensor, received: Tensor, previous: Tensor, *, temperature: float
+) -> Tensor:
+    """Return MOON's loss: small if features resemble the received model's, not the last local ones.
 
     The mean over examples of -log(exp(s_r / tau) / (exp(s_r / tau) + exp(s_p / tau))), where s_r
     and s_p are the cosines of an example's features with those of the two other models.
@@ -132,31 +142,33 @@ def contrastive(now: Tensor, received: Tensor, previous: Tensor, *, temperature:
     Source: Li, He and Song, 2021, https://arxiv.org/abs/2103.16257, Eq. 3.
 
     Args:
-        now: (B, d), with a gradient.
-        received: (B, d), of the model that the round began with.
+        current: (B, d), with a gradient.
+        received: (B, d), of the model at the start of the round.
         previous: (B, d), of the client's last local model.
         temperature: tau.
 
     Returns:
         A scalar.
     """
-    similar = [functional.cosine_similarity(now, other, dim=1) for other in (received, previous)]
+    similar = [
+        functional.cosine_similarity(current, other, dim=1) for other in (received, previous)
+    ]
     logits = torch.stack(similar, dim=1) / temperature
     return functional.cross_entropy(logits, torch.zeros_like(logits[:, 0], dtype=torch.int64))
 
 
 class DomainClassifier:
-    """A small network that learns to tell local features from received ones, to be misled.
+    """An adversary that learns to distinguish local from received features.
 
-    Linear, ReLU, linear, one logit: 1 says received. Whoever aligns features calls `confusion` once
-    per step: it gives the loss whose gradient is that of a gradient-reversal layer, and lets the
-    classifier take one step of Adam. Both gradients are taken at the same weights, as with the
-    layer, in one backward pass less through the network.
+    Linear, ReLU, linear, one logit: 1 is received. A method calls `confusion` once per step: it
+    returns the loss whose gradient is that of a gradient-reversal layer, and lets the classifier
+    take one step of Adam. Both gradients are taken at the same weights, as with the layer, with one
+    backward pass less through the network.
 
     Source: Ganin and Lempitsky, 2015, https://arxiv.org/abs/1409.7495.
 
     Args:
-        weights: what `initial` or another classifier's `weights` gave.
+        weights: from `initial`, or another classifier's `weights`.
         lr: learning rate of the classifier.
     """
 
@@ -171,7 +183,7 @@ class DomainClassifier:
         Args:
             features: length of a feature vector.
             generator: on the CPU.
-            hidden: hidden units.
+            hidden: number of hidden units.
         """
         shapes = {
             "hidden.weight": (hidden, features), "hidden.bias": (hidden,),
@@ -197,7 +209,7 @@ class DomainClassifier:
             local: (m, d).
 
         Returns:
-            A scalar, the less the more the classifier errs; its gradient reaches ``local`` only.
+            A scalar, lower the more the classifier errs; its gradient reaches ``local`` only.
         """
         rows = torch.cat([received.detach(), local])
         truth = torch.cat([torch.ones(len(received)), torch.zeros(len(local))]).to(rows)

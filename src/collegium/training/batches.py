@@ -1,4 +1,4 @@
-"""In which order a client's examples form batches, and what each sample draws from."""
+"""The order in which a client's examples form batches, and the generator of each sample."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Path = tuple[str | int, ...]
 
 
 class _SampleGenerators(Sequence[torch.Generator]):
-    """One generator per sample, made when it is used.
+    """One generator per sample, created when it is used.
 
-    Augmentation depends on the sample, not on who draws it or when.
+    Augmentation depends on the sample alone, not on the process or the order of draws.
     """
 
     def __init__(self, seed: int, path: Path, samples: Sequence[tuple[int, int]]) -> None:
@@ -36,9 +36,17 @@ def plan_batches(
     """Yield batches of (epoch, index), each epoch in an order of its own.
 
     With ``epochs`` every epoch is cut into batches, and a last batch of one example is merged into
-    the batch before it, since batch normalisation cannot learn from one value (a ``batch_size`` of
-    1 means what it says). With ``steps`` the epochs follow each other without a cut, so that all
+    the batch before it, since batch normalisation cannot learn from one value (unless
+    ``batch_size`` is 1). With ``steps`` the epochs follow each other without a cut, so that all
     batches are full.
+
+    Args:
+        count: number of examples.
+        batch_size: examples per batch.
+        epochs: passes over the examples, if ``steps`` is None.
+        steps: number of batches.
+        seed: of the run.
+        path: name of the generator; the orders follow from it.
     """
 
     def order(epoch: int) -> list[tuple[int, int]]:
@@ -64,6 +72,13 @@ def plan_batches(
             yield samples[start:end]
 
 
-def draw(data: Dataset, samples: Sequence[tuple[int, int]], seed: int, path: Path) -> Batch:
-    """Return the batch of some (epoch, index) pairs, each cropped and augmented by its own name."""
+def draw_batch(data: Dataset, samples: Sequence[tuple[int, int]], seed: int, path: Path) -> Batch:
+    """Return a batch of samples, each cropped and augmented by a generator of its own.
+
+    Args:
+        data: the examples.
+        samples: pairs of epoch and index.
+        seed: of the run.
+        path: name from which the generators follow.
+    """
     return data.batch([index for _, index in samples], _SampleGenerators(seed, path, samples))

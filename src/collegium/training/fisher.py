@@ -1,4 +1,4 @@
-"""Which parameters matter for a site's data, and for which the data's style decides how much.
+"""Fisher information: how much each parameter matters for a site's data, and for its style.
 
 The diagonal of the empirical Fisher information is the mean over samples of the *squared gradient
 of each sample*: F_p = 1/n sum_i (dL(x_i, y_i)/dw_p)^2. Several codes square the gradient of a batch
@@ -6,12 +6,12 @@ instead, which is no estimate of it: gradients of different signs cancel, and at
 square is zero whatever the Fisher information. Samples are independent in evaluation mode only,
 where batch normalisation uses its running statistics.
 
-F is called Fisher information after the log-likelihood. With the cross-entropy as training loss
-that is what it is; with a Dice loss it is the sensitivity of that loss.
+Fisher information is defined by the log-likelihood, which the cross-entropy is. With a Dice loss, F
+is the sensitivity of that loss.
 
-On a processor nothing beats one backward pass per sample by more than a fifth, and no other way
-keeps its memory: what is held is one sum per view and the gradient of one tensor, which is squared
-as soon as it is whole.
+On a CPU no alternative to one backward pass per sample is faster by more than a fifth, and none
+needs as little memory: one sum per view and the gradient of one tensor, which is squared as soon as
+it is complete.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from collegium.core.dataset import Batch, Dataset, SampleTransform, unchanged
 from collegium.core.randomness import ambient, generator
 from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError, DivergedError
-from collegium.training.batches import Path, draw, plan_batches
+from collegium.training.batches import Path, draw_batch, plan_batches
 from collegium.training.loop import LocalTraining
 
 Normaliser = Literal["max", "source", "absolute"]
-"""By what the difference of two estimates is divided; see `residual_information`."""
+"""The divisor of the difference of two estimates; see `residual_information`."""
 
 
 def diagonal_fisher(
@@ -49,25 +49,25 @@ def diagonal_fisher(
 
     All views see the same training samples (crops, flips), each example once. A view with several
     versions of a sample averages over all versions of all samples. Passes run in the parameters'
-    own precision, whatever `TrainingConfig.autocast` says.
+    own precision, independent of `TrainingConfig.autocast`.
 
     Args:
         training: the network and the task, whose training loss is differentiated in evaluation
             mode; its network holds ``model`` afterwards.
-        model: at which point.
+        model: the point at which gradients are taken.
         data: training examples.
         seed: of the run.
-        path: name of this estimate; which examples are taken, their crops and what the views draw
+        path: name of this estimate; the choice of examples, their crops and the draws of the views
             follow from it.
-        limit: most examples to look at, drawn anew for every path; None: all.
-        views: how a sample is looked at.
+        limit: largest number of examples, drawn again for every path; None: all.
+        views: the transforms of a sample.
 
     Returns:
-        By view one number for each element of each trainable parameter, in the parameter's shape
-        and type. A parameter that the loss does not reach has zeros.
+        For each view one number for each element of each trainable parameter, in the parameter's
+        shape and type. A parameter that the loss does not reach has zeros.
 
     Raises:
-        ConfigError: there is no example to look at.
+        ConfigError: there is no example.
         DivergedError: a loss or a squared gradient is NaN or infinite.
     """
     count = len(data) if limit is None else min(limit, len(data))
@@ -80,21 +80,21 @@ def diagonal_fisher(
     plan = plan_batches(len(data), 1, epochs=1, steps=count, seed=seed, path=path)
     with ambient(seed, *path, "ambient"):
         for [example] in plan:
-            sample = draw(data, [example], seed, path)
+            sample = draw_batch(data, [example], seed, path)
             for number, (view, total) in enumerate(zip(views, sums, strict=True)):
                 rng = generator(seed, *path, "view", number, *example)
-                for version in _one_by_one(view(sample, rng)):
+                for version in _split(view(sample, rng)):
                     total.add(version)
     return [total.mean() for total in sums]
 
 
-def _one_by_one(batch: Batch) -> Iterator[Batch]:
+def _split(batch: Batch) -> Iterator[Batch]:
     for index in range(len(batch["image"])):
         yield {key: tensor[index : index + 1] for key, tensor in batch.items()}
 
 
 class _SquaredGradients:
-    """The sum of squared gradients of single samples, one float per parameter."""
+    """Sums of squared gradients of single samples, element by element."""
 
     def __init__(self, training: LocalTraining) -> None:
         self._training = training
@@ -105,7 +105,7 @@ class _SquaredGradients:
         self._count = 0
 
     def add(self, sample: Batch) -> None:
-        """Take one forward and one backward pass."""
+        """Add the squared gradient of one sample."""
         training = self._training
         batch = {key: tensor.to(training.device) for key, tensor in sample.items()}
         loss = training.task.loss(training.module(batch["image"]), batch)
@@ -115,18 +115,18 @@ class _SquaredGradients:
                 f"information is estimated; lower training.lr or set clip_norm"
             )
         self._count += 1
-        taking = [
+        hooks = [
             p.register_post_accumulate_grad_hook(self._take)  # type: ignore[no-untyped-call]
             for p in self._parameters
         ]
         try:
             loss.backward()  # type: ignore[no-untyped-call]
         finally:
-            for handle in taking:
-                handle.remove()
+            for hook in hooks:
+                hook.remove()
 
     def _take(self, parameter: nn.Parameter) -> None:
-        """Square a gradient as soon as it is whole, while it is in the processor's cache."""
+        """Square a gradient as soon as it is complete, while it is in the processor's cache."""
         gradient, parameter.grad = parameter.grad, None
         assert gradient is not None
         total = self._sums.get(parameter)
@@ -136,7 +136,7 @@ class _SquaredGradients:
             total.addcmul_(gradient, gradient)
 
     def mean(self) -> Tensors:
-        """Return the mean by parameter, the sums being used up."""
+        """Return the mean by parameter; the sums are overwritten."""
         means = {}
         for parameter in self._parameters:
             total = self._sums.get(parameter)
@@ -153,14 +153,14 @@ class _SquaredGradients:
 def residual_information(
     own: Tensors, other: Tensors, normaliser: Normaliser = "max", eps: float = 1e-3
 ) -> Tensors:
-    """Return how much the Fisher information of each parameter changes from one view to the other.
+    """Return how much the Fisher information of each parameter differs between two views.
 
-    max:      |F - F'| / max(F, F', e), in [0, 1] and the same for both orders
-    source:   |F - F'| / max(F, e), unbounded: parameters without information at home come first
-    absolute: |F - F'|, which the scale of the layers decides
+    max:      |F - F'| / max(F, F', e), in [0, 1] and symmetric
+    source:   |F - F'| / max(F, e), unbounded: parameters without information in F rank first
+    absolute: |F - F'|, dominated by the scale of the layers
 
-    with e = eps * mean of F over all parameters, which keeps the noise of parameters that do
-    nothing out of the first ranks.
+    with e = eps * mean of F over all parameters, which keeps the noise of parameters without effect
+    out of the first ranks.
 
     Args:
         own: F.
@@ -190,11 +190,11 @@ def mean_information(fisher: Tensors) -> float:
 def top_mask(values: Tensors, percent: float) -> Tensors:
     """Return a boolean mask of the largest values, over all tensors together.
 
-    Of d values round(percent / 100 * d) are marked. Of equal values the first are, in the order of
-    the tensors and within them of their elements.
+    Of d values round(percent / 100 * d) are marked; of equal values the first ones, in the order of
+    the tensors and of the elements within them.
 
     Args:
-        values: no NaN among them.
+        values: without NaN.
         percent: from 0 to 100.
     """
     flat = np.concatenate([t.cpu().numpy().reshape(-1) for t in values.distinct().values()])
@@ -209,19 +209,29 @@ def top_mask(values: Tensors, percent: float) -> Tensors:
 
 
 def pack_mask(mask: Tensors) -> Tensors:
-    """Return a mask as one bit per element: ``bits``, uint8, the last byte filled with zeros."""
+    """Return a mask as one bit per element: ``bits``, uint8, the last byte padded with zeros."""
     flat = torch.cat([tensor.reshape(-1) for tensor in mask.distinct().values()])
     return Tensors({"bits": torch.from_numpy(np.packbits(flat.cpu().numpy()))})
 
 
 def unpack_mask(packed: Tensors, like: Tensors) -> Tensors:
-    """Return the mask that `pack_mask` packed, in the shapes of ``like`` and on its device."""
+    """Return the mask that `pack_mask` packed.
+
+    Args:
+        packed: what `pack_mask` returned.
+        like: tensors with the names, shapes and device of the mask.
+    """
     flat = np.unpackbits(packed["bits"].cpu().numpy(), count=like.numel())
     return unflatten(torch.from_numpy(flat.view(np.bool_)), like)
 
 
 def unflatten(flat: Tensor, like: Tensors) -> Tensors:
-    """Cut a vector into tensors of the shapes of ``like`` on its device, tied ones once."""
+    """Return a vector cut into tensors, tied ones once.
+
+    Args:
+        flat: (n,), with as many elements as ``like``.
+        like: tensors with the names, shapes and device of the result.
+    """
     sizes = [tensor.numel() for tensor in like.distinct().values()]
     pieces = iter(torch.split(flat, sizes))
     return like.map(lambda tensor: next(pieces).view(tensor.shape).to(tensor.device))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -14,18 +15,19 @@ from torch import Tensor, nn
 from collegium.core.dataset import Batch, Dataset, Example
 from collegium.core.model_parts import find_parts
 from collegium.core.randomness import ambient
+from collegium.core.settings import Fraction, NonNegative, Positive, PositiveInt, settings
 from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError, DivergedError
 from collegium.tasks import Task
-from collegium.training.batches import Path, draw, plan_batches
+from collegium.training.batches import Path, draw_batch, plan_batches
 from collegium.training.objectives import LiveNetwork, Objective
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@settings
 class TrainingConfig:
-    """How a client trains.
+    """The recipe of local training.
 
     Attributes:
         optimizer: "sgd", "adam" or "adamw".
@@ -39,21 +41,21 @@ class TrainingConfig:
         local_steps: optimiser steps per round instead of epochs, the same at every site whatever
             its size.
         clip_norm: largest Euclidean norm of the gradient; None: not clipped.
-        optimizer_state: "reset" starts the optimiser anew in every round, "keep" carries its
-            moments over at the client.
-        autocast: forward passes in bfloat16; quicker on recent processors, and changes the numbers.
+        optimizer_state: "reset" starts every round with a new optimiser, "keep" keeps its moments
+            at the client.
+        autocast: forward passes in bfloat16; faster on recent processors, and changes the numbers.
     """
 
     optimizer: Literal["sgd", "adam", "adamw"] = "adam"
-    lr: float = 1e-3
-    lr_decay: float = 1.0
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    lr: Positive = 1e-3
+    lr_decay: Positive = 1.0
+    momentum: Fraction = 0.0
+    weight_decay: NonNegative = 0.0
     amsgrad: bool = False
-    batch_size: int = 8
-    local_epochs: int = 1
-    local_steps: int | None = None
-    clip_norm: float | None = None
+    batch_size: PositiveInt = 8
+    local_epochs: PositiveInt = 1
+    local_steps: PositiveInt | None = None
+    clip_norm: Positive | None = None
     optimizer_state: Literal["reset", "keep"] = "reset"
     autocast: bool = False
 
@@ -65,7 +67,12 @@ class TrainingConfig:
     def build_optimizer(
         self, parameters: Sequence[nn.Parameter], lr: float
     ) -> torch.optim.Optimizer:
-        """Return a new optimiser over ``parameters``."""
+        """Return a new optimiser.
+
+        Args:
+            parameters: the parameters that are trained.
+            lr: learning rate.
+        """
         if self.optimizer == "sgd":
             return torch.optim.SGD(
                 parameters, lr=lr, momentum=self.momentum, weight_decay=self.weight_decay
@@ -76,14 +83,24 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class Progress:
-    """What one call of `LocalTraining.fit` did."""
+    """The result of one call of `LocalTraining.fit` beside the model.
+
+    Attributes:
+        loss: mean training loss.
+        steps: optimiser steps.
+    """
 
     loss: float
     steps: int
 
 
 def count_steps(count: int, config: TrainingConfig) -> int:
-    """Return how many optimiser steps one round takes with ``count`` examples."""
+    """Return the number of optimiser steps of one round.
+
+    Args:
+        count: number of training examples.
+        config: the recipe.
+    """
     if count == 0:
         return 0
     if config.local_steps is not None:
@@ -93,10 +110,10 @@ def count_steps(count: int, config: TrainingConfig) -> int:
 
 
 class LocalTraining:
-    """A network, a task and a recipe, with which all clients of a process train and are scored.
+    """A network, a task and a recipe, shared by all clients of a process for training and scoring.
 
     Args:
-        module: the network; its weights are overwritten by whatever model is trained or scored.
+        module: the network; every model that is trained or scored overwrites its weights.
         task: loss, prediction and scores.
         config: the recipe.
         device: where to compute.
@@ -111,11 +128,11 @@ class LocalTraining:
         self._warned = False
 
     def load(self, model: Tensors) -> None:
-        """Put ``model`` into the network; every tensor must be there."""
+        """Load ``model``, which must be whole, into the network."""
         self.module.load_state_dict(dict(model))
 
     def current(self) -> Tensors:
-        """Return a copy of what the network holds."""
+        """Return a copy of the network's tensors."""
         return Tensors(self.module.state_dict()).clone()
 
     def fit(
@@ -137,7 +154,7 @@ class LocalTraining:
         """Train ``model`` on ``data``.
 
         Args:
-            model: start; left as it is.
+            model: the start; it is not changed.
             data: the training examples.
             seed: of the run.
             path: name of this fit; order, crops, augmentation and dropout follow from it.
@@ -148,13 +165,13 @@ class LocalTraining:
             correct: maps gradient and current parameters to the gradient that the optimiser
                 receives.
             objective: minimised instead of the task's loss; see `collegium.training.objectives`.
-            trainable: names of the parameters that move; all by default. Normalisation layers whose
-                own parameters stay put use and keep their running statistics.
+            trainable: names of the parameters that are trained; by default all. Normalisation
+                layers whose own parameters are not trained use and keep their running statistics.
             optimizer_state: the optimiser's state by parameter name, read and replaced in place;
-                None: started anew.
+                None: a new one.
 
         Returns:
-            The trained model and what was done.
+            The trained model, and its mean loss and number of steps.
 
         Raises:
             DivergedError: the loss became NaN or infinite.
@@ -166,44 +183,43 @@ class LocalTraining:
         if epochs is None:
             epochs, steps = config.local_epochs, config.local_steps if steps is None else steps
         self.load(model)
-        moving = {
+        trained = {
             n: p
             for n, p in self.module.named_parameters()
             if p.requires_grad and (trainable is None or n in trainable)
         }
-        optimizer = config.build_optimizer(list(moving.values()), lr)
+        optimizer = config.build_optimizer(list(trained.values()), lr)
         if optimizer_state:
-            _restore(optimizer, moving, optimizer_state)
-        network = LiveNetwork(self.module, self.task, moving, lr=lr, autocast=config.autocast)
+            _restore_state(optimizer, trained, optimizer_state)
+        network = LiveNetwork(self.module, self.task, trained, lr=lr, autocast=config.autocast)
         hooks = _Hooks(objective or self._task_loss, penalty, correct)
+        plan = plan_batches(
+            len(data), config.batch_size, epochs=epochs, steps=steps, seed=seed, path=path
+        )
         total, taken = 0.0, 0
-        with ambient(seed, *path, "ambient"), self._frozen(moving):
-            for samples in plan_batches(
-                len(data), config.batch_size, epochs=epochs, steps=steps, seed=seed, path=path
-            ):
+        with ambient(seed, *path, "ambient"), _training_mode(self.module, trained):
+            for taken, samples in enumerate(plan, start=1):
                 batch = self._draw(data, samples, seed, path)
-                try:
-                    total += self._step(batch, optimizer, network, hooks)
-                except _NotFiniteError as error:
-                    raise DivergedError(
-                        f"the loss became {error} at step {taken + 1} (lr {lr:g}); lower "
-                        f"training.lr or set clip_norm"
-                    ) from None
-                taken += 1
+                total += self._step(batch, optimizer, network, hooks, taken)
         if optimizer_state is not None:
             optimizer_state.clear()
-            optimizer_state.update(_extract(optimizer, moving))
+            optimizer_state.update(_state_by_name(optimizer, trained))
         optimizer.zero_grad(set_to_none=True)
         return self.current(), Progress(total / max(taken, 1), taken)
 
     def _draw(
         self, data: Dataset, samples: Sequence[tuple[int, int]], seed: int, path: Path
     ) -> Batch:
-        batch = draw(data, samples, seed, path)
+        batch = draw_batch(data, samples, seed, path)
         return {key: tensor.to(self.device) for key, tensor in batch.items()}
 
     def _step(
-        self, batch: Batch, optimizer: torch.optim.Optimizer, network: LiveNetwork, hooks: _Hooks
+        self,
+        batch: Batch,
+        optimizer: torch.optim.Optimizer,
+        network: LiveNetwork,
+        hooks: _Hooks,
+        number: int,
     ) -> float:
         """Take one optimiser step and return the task's loss before it."""
         if len(batch["image"]) == 1:
@@ -212,17 +228,19 @@ class LocalTraining:
         loss, added = hooks.objective(network, batch)
         value = float(loss.detach())
         if not math.isfinite(value):
-            raise _NotFiniteError(value)
+            raise DivergedError(
+                f"the loss became {value} at step {number} (lr {network.lr:g}); lower training.lr "
+                f"or set clip_norm"
+            )
         if added is not None:
             loss = loss + added
         if hooks.penalty:
             loss = loss + hooks.penalty(network.parameters)
         loss.backward()  # type: ignore[no-untyped-call]
-        moving = network.moving
         if hooks.correct:
-            self._correct(moving, hooks.correct)
+            self._correct(network.trained, hooks.correct)
         if self.config.clip_norm is not None:
-            nn.utils.clip_grad_norm_(list(moving.values()), self.config.clip_norm)
+            nn.utils.clip_grad_norm_(list(network.trained.values()), self.config.clip_norm)
         optimizer.step()
         return value
 
@@ -234,20 +252,17 @@ class LocalTraining:
 
     @staticmethod
     def _correct(
-        moving: Mapping[str, nn.Parameter], correct: Callable[[Tensors, Tensors], Tensors]
+        trained: Mapping[str, nn.Parameter], correct: Callable[[Tensors, Tensors], Tensors]
     ) -> None:
         gradient = Tensors(
-            (n, p.grad if p.grad is not None else torch.zeros_like(p)) for n, p in moving.items()
+            (n, p.grad if p.grad is not None else torch.zeros_like(p)) for n, p in trained.items()
         )
-        corrected = correct(gradient, Tensors((n, p.detach()) for n, p in moving.items()))
-        for name, parameter in moving.items():
+        corrected = correct(gradient, Tensors((n, p.detach()) for n, p in trained.items()))
+        for name, parameter in trained.items():
             parameter.grad = corrected[name]
 
     def _normalise_by_running_statistics(self) -> None:
-        """Put batch normalisation in evaluation mode.
-
-        One example has no batch statistics worth learning.
-        """
+        """Put batch normalisation in evaluation mode: one example has no useful statistics."""
         for layer in self.module.modules():
             if isinstance(layer, nn.modules.batchnorm._BatchNorm):
                 layer.eval()
@@ -257,13 +272,14 @@ class LocalTraining:
                         "a batch of one example: batch normalisation uses its running statistics"
                     )
 
-    def _frozen(self, moving: dict[str, nn.Parameter]) -> _Frozen:
-        return _Frozen(self.module, {id(parameter) for parameter in moving.values()})
-
     def loss(self, model: Tensors, data: Dataset, *, seed: int, path: Path) -> float:
-        """Return the mean loss over one pass of ``data`` in evaluation mode.
+        """Return the mean loss over one pass of the data in evaluation mode.
 
-        Equal paths see equal crops.
+        Args:
+            model: a whole model.
+            data: the examples.
+            seed: of the run.
+            path: name from which the crops follow.
         """
         self.load(model)
         self.module.eval()
@@ -280,7 +296,13 @@ class LocalTraining:
     def predictions(
         self, model: Tensors, data: Dataset, only: Collection[int] | None = None
     ) -> Iterator[tuple[int, Example, Tensor]]:
-        """Yield index, example and prediction of every case, or of the cases ``only``."""
+        """Yield index, example and prediction of cases.
+
+        Args:
+            model: a whole model.
+            data: the cases.
+            only: indices of the cases; None: all.
+        """
         self.load(model)
         self.module.eval()
         with (
@@ -296,41 +318,37 @@ class LocalTraining:
 
 @dataclass(frozen=True)
 class _Hooks:
-    """What a method puts into the local loop."""
+    """The parts of the local loop that a method may define."""
 
     objective: Objective
     penalty: Callable[[Tensors], Tensor] | None
     correct: Callable[[Tensors, Tensors], Tensors] | None
 
 
-class _NotFiniteError(ArithmeticError):
-    """The loss is NaN or infinite."""
-
-
-class _Frozen:
-    """Training mode in which only some parameters move; the network is as before afterwards."""
-
-    def __init__(self, module: nn.Module, moving: set[int]) -> None:
-        self._module, self._moving = module, moving
-        self._stopped: list[nn.Parameter] = []
-
-    def __enter__(self) -> None:
-        self._module.train()
-        for layer in self._module.modules():
-            own = list(layer.parameters(recurse=False))
-            still = [p for p in own if id(p) not in self._moving]
-            if own and len(still) == len(own) and isinstance(layer, nn.modules.batchnorm._NormBase):
-                layer.eval()
-            self._stopped += [p for p in still if p.requires_grad]
-        for parameter in self._stopped:
-            parameter.requires_grad_(False)
-
-    def __exit__(self, *_: object) -> None:
-        for parameter in self._stopped:
+@contextmanager
+def _training_mode(module: nn.Module, trained: Mapping[str, nn.Parameter]) -> Iterator[None]:
+    """Put a network in training mode, with gradients for the trained parameters alone."""
+    trained_ids = {id(parameter) for parameter in trained.values()}
+    stopped: list[nn.Parameter] = []
+    module.train()
+    for layer in module.modules():
+        own = list(layer.parameters(recurse=False))
+        fixed = [p for p in own if id(p) not in trained_ids]
+        if own and len(fixed) == len(own) and isinstance(layer, nn.modules.batchnorm._NormBase):
+            layer.eval()
+        stopped += [p for p in fixed if p.requires_grad]
+    for parameter in stopped:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in stopped:
             parameter.requires_grad_(True)
 
 
-def _extract(optimizer: torch.optim.Optimizer, moving: dict[str, nn.Parameter]) -> dict[str, Any]:
+def _state_by_name(
+    optimizer: torch.optim.Optimizer, trained: dict[str, nn.Parameter]
+) -> dict[str, Any]:
     """Return the optimiser's state by parameter name."""
     return {
         name: Tensors(
@@ -338,16 +356,16 @@ def _extract(optimizer: torch.optim.Optimizer, moving: dict[str, nn.Parameter]) 
             for key, value in optimizer.state[p].items()
             if isinstance(value, Tensor)
         )
-        for name, p in moving.items()
+        for name, p in trained.items()
         if p in optimizer.state
     }
 
 
-def _restore(
-    optimizer: torch.optim.Optimizer, moving: dict[str, nn.Parameter], state: dict[str, Any]
+def _restore_state(
+    optimizer: torch.optim.Optimizer, trained: dict[str, nn.Parameter], state: dict[str, Any]
 ) -> None:
-    """Put back what `_extract` returned; the step count stays on the CPU, where torch keeps it."""
-    for name, parameter in moving.items():
+    """Load the result of `_state_by_name`; the step count stays on the CPU, as torch keeps it."""
+    for name, parameter in trained.items():
         if name in state:
             optimizer.state[parameter] = {
                 key: tensor.to("cpu" if key == "step" else parameter.device, copy=True)

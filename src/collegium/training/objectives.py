@@ -1,11 +1,9 @@
-"""What a method may minimise instead of the task's loss.
+"""Objectives that a method may minimise instead of the task's loss.
 
-An objective is a function of the live network and a batch.
-
-`collegium.training.loop.LocalTraining.fit` calls an `Objective` once per optimiser step and
-differentiates what it returns. Everything that such a method needs of the network goes through
-`LiveNetwork`: forward passes at other parameters, other models on the same images, and the features
-that enter the head.
+An objective is a function of the network in training and a batch.
+`collegium.training.loop.LocalTraining.fit` calls it once per optimiser step and differentiates its
+result. All access to the network is through `LiveNetwork`: forward passes at other parameters,
+other models on the same images, and the features that enter the head.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from collegium.tasks import Task
 
 
 class Output(NamedTuple):
-    """What a forward pass gives.
+    """The output of a forward pass.
 
     Attributes:
         prediction: the network's output, e.g. logits (B, classes, *spatial).
@@ -36,12 +34,12 @@ class Output(NamedTuple):
 
 
 class LiveNetwork:
-    """The network in the middle of local training.
+    """The network during local training.
 
     Args:
         module: the network, in training mode.
-        task: gives the loss.
-        moving: the parameters that are trained.
+        task: the task, for its loss.
+        trained: the parameters that are trained, by name.
         lr: learning rate of this round.
         autocast: whether forward passes run in bfloat16.
     """
@@ -50,18 +48,18 @@ class LiveNetwork:
         self,
         module: nn.Module,
         task: Task,
-        moving: Mapping[str, nn.Parameter],
+        trained: Mapping[str, nn.Parameter],
         *,
         lr: float,
         autocast: bool = False,
     ) -> None:
-        self.module, self.task, self.moving, self.lr = module, task, moving, lr
+        self.module, self.task, self.trained, self.lr = module, task, trained, lr
         self._autocast = autocast
 
     @property
     def parameters(self) -> Tensors:
-        """The parameters that are trained; what is computed from them can be differentiated."""
-        return Tensors(self.moving)
+        """The parameters that are trained, with gradients."""
+        return Tensors(self.trained)
 
     def forward(
         self, images: Tensor, parameters: Tensors | None = None, *, learn_statistics: bool = True
@@ -70,8 +68,8 @@ class LiveNetwork:
 
         Args:
             images: (B, C, *spatial).
-            parameters: in place of the network's own, name by name; the graph reaches through them.
-            learn_statistics: whether running statistics of normalisation layers move.
+            parameters: replace the network's own, name by name; gradients flow through them.
+            learn_statistics: whether running statistics of normalisation layers are updated.
         """
         replaced = dict(parameters or {})
         if not learn_statistics:
@@ -80,7 +78,12 @@ class LiveNetwork:
 
     @torch.no_grad()
     def reference(self, images: Tensor, model: Tensors) -> Output:
-        """Run another model, in evaluation mode and without a graph; the network stays as it is."""
+        """Run another model, in evaluation mode and without gradients; the network is unchanged.
+
+        Args:
+            images: (B, C, *spatial).
+            model: the whole model.
+        """
         modes = {layer: layer.training for layer in self.module.modules()}
         self.module.eval()
         try:
@@ -90,22 +93,27 @@ class LiveNetwork:
                 layer.training = training
 
     def loss(self, output: Output, batch: Batch) -> Tensor:
-        """Return the task's mean loss."""
+        """Return the task's mean loss.
+
+        Args:
+            output: of a forward pass.
+            batch: with the labels.
+        """
         return self.task.loss(output.prediction, batch)
 
     def _run(self, images: Tensor, replaced: dict[str, Tensor]) -> Output:
-        seen: list[Tensor] = []
+        features: list[Tensor] = []
         head = head_layer(self.module)
-        hook = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        hook = head.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
         try:
             with torch.autocast(images.device.type, torch.bfloat16, enabled=self._autocast):
                 prediction = functional_call(self.module, replaced, (images,))
         finally:
             hook.remove()
         if self._autocast:
-            prediction, seen[0] = prediction.float(), seen[0].float()
-        return Output(prediction, seen[0])
+            prediction, features[0] = prediction.float(), features[0].float()
+        return Output(prediction, features[0])
 
 
 Objective = Callable[[LiveNetwork, Batch], tuple[Tensor, Tensor | None]]
-"""Gives the task's loss, which is reported, and what is added to it, if anything."""
+"""Returns the task's loss, which is reported, and a term that is added to it or None."""

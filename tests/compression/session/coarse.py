@@ -7,37 +7,38 @@ from typing import Any
 import numpy as np
 import torch
 
-from collegium.compression.base import Codec, Encoded, Report, State
+from collegium.compression.base import ClientReport, Codec, Encoded
+from collegium.core.algorithm import State
 from collegium.core.tensors import Tensors
 from collegium.errors import ProtocolError
 
 
 @dataclass(frozen=True)
 class Coarse(Codec):
-    """Numbers cut towards zero to whole multiples of a step, four bytes each.
+    """Numbers truncated to whole multiples of a step, four bytes each.
 
     Attributes:
         step: the distance of two numbers that can be sent.
-        feedback: whether what is cut off is sent later.
+        feedback: whether the truncated parts are sent later.
     """
 
     step: float = 0.25
-    feedback: bool = True  # type: ignore[misc]  # an option here, fixed in the base class
+    feedback: bool = True  # type: ignore[misc]  # a field here, fixed in the base class
 
-    def encode(self, target: Tensors, rng: torch.Generator, order: Mapping[str, Any]) -> Encoded:
+    def encode(self, target: Tensors, rng: torch.Generator, options: Mapping[str, Any]) -> Encoded:
         """Return the multiples."""
         pieces = []
         for name, tensor in target.distinct().items():
             if not torch.isfinite(tensor).all():
                 raise ProtocolError(f"{name} is not finite")
-            pieces.append(self.multiples(tensor, rng, order).numpy().ravel())
+            pieces.append(self.multiples(tensor, rng, options).numpy().ravel())
         data = np.concatenate(pieces).astype("<i4").tobytes()
         return Encoded(data, self.decode(data, target))
 
     def multiples(
-        self, tensor: torch.Tensor, rng: torch.Generator, order: Mapping[str, Any]
+        self, tensor: torch.Tensor, rng: torch.Generator, options: Mapping[str, Any]
     ) -> torch.Tensor:
-        """Return what is sent of a tensor."""
+        """Return the numbers that are sent of a tensor."""
         return torch.trunc(tensor / self.step)
 
     def decode(self, data: bytes, like: Tensors) -> Tensors:
@@ -56,19 +57,19 @@ class Coarse(Codec):
 
 @dataclass(frozen=True)
 class Planned(Coarse):
-    """The same, shifted by a number that is drawn and by one that the plan orders.
+    """The same, shifted by a number that is drawn and by one that the plan sets.
 
-    The plan writes down what it was told, and orders a client as many as it has letters before it.
+    The plan writes down the reports, and sets for each client the number of its letter.
     """
 
     def multiples(
-        self, tensor: torch.Tensor, rng: torch.Generator, order: Mapping[str, Any]
+        self, tensor: torch.Tensor, rng: torch.Generator, options: Mapping[str, Any]
     ) -> torch.Tensor:
         """Return nothing but the two numbers."""
         drawn = int(torch.randint(0, 1000, (1,), generator=rng))
-        return torch.full(tensor.shape, float(drawn + 1000 * order.get("shift", 0)))
+        return torch.full(tensor.shape, float(drawn + 1000 * options.get("shift", 0)))
 
-    def plan(self, memory: State, reports: Mapping[str, Report]) -> dict[str, dict[str, Any]]:
-        """Write down the reports, and give the orders."""
-        memory.setdefault("told", []).append({c: list(report) for c, report in reports.items()})
+    def plan(self, state: State, reports: Mapping[str, ClientReport]) -> dict[str, dict[str, Any]]:
+        """Write down the reports, and return the options."""
+        state.setdefault("reports", []).append({c: list(report) for c, report in reports.items()})
         return {client: {"shift": 1 + "ABC".index(client)} for client in "ABC"}

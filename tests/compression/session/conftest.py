@@ -1,4 +1,4 @@
-"""Codecs and a small model that the tests of this folder share."""
+"""Codecs that the tests of this folder share."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,7 @@ from collegium.experiment.config.registry import CODECS
 
 @pytest.fixture
 def coarse() -> Callable[..., Codec]:
-    """The class in coarse.py that cuts numbers."""
+    """The class in coarse.py that truncates numbers."""
     return CODECS.load(f"{Path(__file__).with_name('coarse.py')}:Coarse")
 
 

@@ -9,12 +9,12 @@ import torch
 from collegium.compression.half import Half
 from collegium.compression.identity import Identity
 from collegium.compression.session import (
-    KEY,
+    CODEC_KEY,
     ClientSession,
-    Coding,
+    Codecs,
     Exchange,
-    Form,
     LostReference,
+    ModelLayout,
     ServerSession,
 )
 from collegium.core.message import pack, unpack
@@ -50,9 +50,9 @@ class Pair:
     """A server's half and those of three clients, which exchange bytes."""
 
     def __init__(self, up=None, down=None) -> None:
-        self.coding = Coding(up, down)
-        self.form = Form(toy_model(0), TRAINABLE)
-        self.server = ServerSession(self.coding, self.form, seed=3)
+        self.codecs = Codecs(up, down)
+        self.layout = ModelLayout(toy_model(0), TRAINABLE)
+        self.server = ServerSession(self.codecs, self.layout, seed=3)
         self.memories: dict[str, dict[str, Any]] = {}
         self.number = 0
         self.received: dict[str, dict[str, Any]] = {}
@@ -60,42 +60,42 @@ class Pair:
         self.answers: dict[str, bytes] = {}
 
     def exchange(self, reply: Reply, each=None, clients="ABC", fail="", **items) -> dict[str, Any]:
-        """Ask, and return what the server makes of the replies."""
+        """Ask, and return the replies as the server decodes them."""
         self.number += 1
-        exchange = self.server.exchange(items, each, clients, place=(self.number, 0))
+        exchange = self.server.exchange(items, each, clients, position=(self.number, 0))
         found = {}
         for client in clients:
             self.requests[client] = exchange.payload(client)
             if client in fail:
-                exchange.failed(client)
+                exchange.record_failure(client)
                 continue
             found[client] = self.answer(exchange, client, reply)
-            exchange.done(client, found[client])
+            exchange.record_reply(client, found[client])
         return found
 
     def answer(self, exchange: Exchange, client: str, reply: Reply) -> dict[str, Any]:
         memory = unpack(pack(self.memories.get(client, {})))
-        place = (client, self.number, 0)
-        side = ClientSession(self.coding, self.form, memory, seed=3, place=place)
-        self.received[client] = side.receive(unpack(self.requests[client]))
-        sent = side.send(reply(client, self.received[client]))
+        position = (client, self.number, 0)
+        session = ClientSession(self.codecs, self.layout, memory, seed=3, position=position)
+        self.received[client] = session.decode_request(unpack(self.requests[client]))
+        sent = session.encode_reply(reply(client, self.received[client]))
         self.answers[client] = pack({"reply": sent.parts, "coded": sent.coded})
         self.memories[client] = memory
         envelope = unpack(self.answers[client])
-        return exchange.reply(client, envelope["reply"], envelope["coded"])
+        return exchange.decode_reply(client, envelope["reply"], envelope["coded"])
 
     def coded(self, client: str) -> dict[str, Any]:
-        """What was coded in a client's last answer."""
+        """The coded groups of a client's last answer."""
         found: dict[str, Any] = unpack(self.answers[client])["coded"]
         return found
 
-    def about(self, client: str) -> dict[str, Any]:
-        """What was coded in the last request to a client."""
-        found: dict[str, Any] = unpack(self.requests[client]).get(KEY, {})
+    def coding(self, client: str) -> dict[str, Any]:
+        """The codecs' data in the last request to a client."""
+        found: dict[str, Any] = unpack(self.requests[client]).get(CODEC_KEY, {})
         return found
 
     def versions(self) -> list[str]:
-        return [held["model"] for held in self.server.memory["held"].values()]
+        return [held["model"] for held in self.server.state["held"].values()]
 
 
 def trained(client: str, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,12 +104,12 @@ def trained(client: str, request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def moved(*path: str | int) -> Reply:
-    """Let a client add the noise of ``path`` and of its name to the model received."""
+    """A reply that adds the noise of ``path`` and of the client's name to the model received."""
     return lambda client, request: {"model": request["model"] + noise(client, *path)}
 
 
-def telling(loss: float) -> Reply:
-    """Let a client tell a loss, and the number of its letter as its number of examples."""
+def reporting(loss: float) -> Reply:
+    """A reply with a loss, and the number of the client's letter as its number of examples."""
     return lambda client, _: {"progress": {"loss": loss}, "num_examples": ord(client)}
 
 
@@ -117,7 +117,7 @@ def telling(loss: float) -> Reply:
 
 
 def test_what_was_lost_is_sent_later(coarse):
-    """Sum of what the server saw + the last residual = sum of the true updates."""
+    """Sum of what the server received + the last residual = sum of the true updates."""
     pair = Pair(up=coarse(step=1.0))
     model, seen, true = toy_model(0), 0.0 * toy_model(0), 0.0 * toy_model(0)
     for number in range(6):
@@ -155,7 +155,7 @@ def test_statistics_and_counters_travel_as_they_are(coarse):
 
 
 def test_residual_of_another_model_is_not_added(coarse):
-    """A client that changes its cluster starts with nothing to catch up on."""
+    """A client that changes its cluster starts without a residual."""
     pair = Pair(up=coarse(step=1.0))
     models = [toy_model(0), toy_model(1)]
     update = 0.6 * toy_model(0).map(torch.ones_like)
@@ -214,7 +214,7 @@ def test_ties_survive(coarse):
     weight = torch.ones(4, 3)
     model = Tensors({"x": weight, "y": weight, "z": torch.ones(2)})
     pair = Pair(up=coarse(), down=coarse())
-    pair.form = pair.server.form = Form(model, model)
+    pair.layout = pair.server.layout = ModelLayout(model, model)
     for _ in range(2):
         found = pair.exchange(lambda _, r: {"model": 2.0 * r["model"]}, clients="A", model=model)
     tied = found["A"]["model"]
@@ -228,7 +228,7 @@ def test_identity_gives_back_every_bit():
         found = pair.exchange(trained, model=toy_model(0))
     assert equal(pair.received["C"]["model"], toy_model(0))
     assert equal(found["C"]["model"], trained("C", {"model": toy_model(0)})["model"])
-    assert pair.server.memory == {}
+    assert pair.server.state == {}
     assert pair.memories["C"] == {}
 
 
@@ -247,7 +247,7 @@ def test_generator_is_named_by_who_and_when_and_what(planned):
 
 @pytest.mark.parametrize("up", [None, Identity(), "coarse"])
 def test_nothing_of_a_lossy_download_is_lost_for_good(up, coarse):
-    """The server's model moves by the clients' updates, whatever of it they have received."""
+    """The server's model moves by the clients' updates, however little of it they received."""
     pair = Pair(coarse(step=2.0**-12) if up == "coarse" else up, coarse(step=1.0))
     model, true = toy_model(0), toy_model(0)
     for number in range(5):
@@ -265,7 +265,7 @@ def test_both_sides_hold_the_same_bits_and_a_broadcast_is_encoded_once(coarse):
         model = model + noise("move", number)
         pair.exchange(lambda *_: {}, model=model)
         (version,) = set(pair.versions())
-        known = pair.server.stored()["known"]["model"]
+        known = pair.server.pruned_state()["known"]["model"]
         assert known.keys() == {version}
         for client in "ABC":
             held = pair.memories[client]["down"]["model"]
@@ -304,7 +304,7 @@ def test_models_of_a_list_are_coded_one_by_one(coarse):
     for number in range(2):
         models = [model + noise(number, k) for k, model in enumerate(models)]
         pair.exchange(lambda *_: {}, models=models, count=2)
-    assert pair.about("A")["parts"].keys() == {"models/0", "models/1"}
+    assert pair.coding("A")["parts"].keys() == {"models/0", "models/1"}
     assert pair.received["A"]["count"] == 2
     for found, model in zip(pair.received["A"]["models"], models, strict=True):
         assert close(found, model, 2e-4)
@@ -314,10 +314,10 @@ def test_client_that_failed_gets_in_full_what_the_others_decode(coarse):
     pair, model = Pair(down=coarse(step=1.0)), toy_model(0)
     pair.exchange(lambda *_: {}, model=model)
     pair.exchange(lambda *_: {}, model=model + noise(1), fail="B")
-    assert "B" not in pair.server.memory["held"]
+    assert "B" not in pair.server.state["held"]
     pair.exchange(lambda *_: {}, model=model + noise(1) + noise(2))
-    assert "data" not in pair.about("B")["parts"]["model"]
-    assert "data" in pair.about("A")["parts"]["model"]
+    assert "data" not in pair.coding("B")["parts"]["model"]
+    assert "data" in pair.coding("A")["parts"]["model"]
     assert equal(pair.received["B"]["model"], pair.received["A"]["model"])
     assert len(set(pair.versions())) == 1
     pair.exchange(lambda *_: {}, model=model + noise(3))
@@ -366,25 +366,25 @@ def test_plan_is_told_the_last_round_and_its_orders_travel(planned):
     pair = Pair(up=planned(step=1.0))
     pair.number = -1
     for loss in (9.0, 0.5, 0.25):  # the first is the set-up, for which there is no plan
-        pair.exchange(telling(loss), model=toy_model(0))
-    told = pair.server.memory["plan"]["told"]
-    assert [list(reports) for reports in told] == [["A", "B", "C"], ["A", "B", "C"]]
-    assert told[1] == {"A": [0.5, 65], "B": [0.5, 66], "C": [0.5, 67]}
-    assert pair.about("C") == {"order": {"shift": 3}}
+        pair.exchange(reporting(loss), model=toy_model(0))
+    planned_with = pair.server.state["plan"]["reports"]
+    assert [list(reports) for reports in planned_with] == [["A", "B", "C"], ["A", "B", "C"]]
+    assert planned_with[1] == {"A": [0.5, 65], "B": [0.5, 66], "C": [0.5, 67]}
+    assert pair.coding("C") == {"order": {"shift": 3}}
 
 
 def test_client_that_tells_nothing_weighs_one(planned):
     pair = Pair(up=planned(step=1.0))
     for _ in range(2):
         pair.exchange(lambda *_: {}, model=toy_model(0))
-    assert pair.server.memory["plan"]["told"] == [{}, {c: [None, 1.0] for c in "ABC"}]
+    assert pair.server.state["plan"]["reports"] == [{}, {c: [None, 1.0] for c in "ABC"}]
 
 
 def test_codec_without_a_plan_leaves_no_trace_at_the_server(coarse):
     pair = Pair(up=coarse(step=1.0))
     pair.exchange(trained, model=toy_model(0))
-    assert pair.server.stored() == {}
-    assert KEY not in unpack(pair.requests["A"])
+    assert pair.server.pruned_state() == {}
+    assert CODEC_KEY not in unpack(pair.requests["A"])
 
 
 # --- damage --------------------------------------------------------------------------------------
@@ -427,37 +427,37 @@ def test_damaged_reply_is_refused_in_a_sentence(kind, coarse):
     pair = Pair(up=coarse())
     small = toy_model(0).select({"1.running_mean", "0.bias"})
     exchange = pair.server.exchange(
-        {"model": toy_model(0), "small": small}, None, "A", place=(1, 0)
+        {"model": toy_model(0), "small": small}, None, "A", position=(1, 0)
     )
     pair.requests["A"] = exchange.payload("A")
     pair.answer(exchange, "A", trained)
     reply = unpack(pair.answers["A"])["reply"]
     with pytest.raises(ProtocolError, match=words):
-        exchange.reply("A", reply, change(pair))
+        exchange.decode_reply("A", reply, change(pair))
 
 
 def test_part_that_comes_twice_is_refused(coarse):
     pair = Pair(up=coarse())
-    exchange = pair.server.exchange({"model": toy_model(0)}, None, "A", place=(1, 0))
+    exchange = pair.server.exchange({"model": toy_model(0)}, None, "A", position=(1, 0))
     pair.requests["A"] = exchange.payload("A")
     pair.answer(exchange, "A", trained)
     with pytest.raises(ProtocolError, match="its coded form is damaged"):
-        exchange.reply("A", {"model": toy_model(1)}, pair.coded("A"))
+        exchange.decode_reply("A", {"model": toy_model(1)}, pair.coded("A"))
 
 
 def test_coded_part_without_a_codec_is_refused(coarse):
     pair = Pair(up=coarse())
-    exchange = pair.server.exchange({"model": toy_model(0)}, None, "A", place=(1, 0))
+    exchange = pair.server.exchange({"model": toy_model(0)}, None, "A", position=(1, 0))
     pair.requests["A"] = exchange.payload("A")
     pair.answer(exchange, "A", trained)
     other = Pair(down=Half())
-    theirs = other.server.exchange({"model": toy_model(0)}, None, "A", place=(1, 0))
+    theirs = other.server.exchange({"model": toy_model(0)}, None, "A", position=(1, 0))
     theirs.payload("A")
     envelope = unpack(pair.answers["A"])
     with pytest.raises(
         ProtocolError, match="it is coded, and this side has no codec; use the same"
     ):
-        theirs.reply("A", envelope["reply"], envelope["coded"])
+        theirs.decode_reply("A", envelope["reply"], envelope["coded"])
 
 
 def test_update_that_is_not_finite_is_refused_where_it_is_made_and_nothing_is_kept(coarse):
@@ -479,9 +479,9 @@ def test_model_that_is_not_finite_is_refused_at_the_server(coarse):
 
 def test_bytes_of_a_part_are_those_of_its_code_and_of_what_is_not_coded(coarse):
     pair = Pair(up=coarse())
-    side = ClientSession(pair.coding, pair.form, {}, seed=3, place=("A", 1, 0))
-    side.receive({"model": toy_model(0)})
-    sent = side.send({"model": toy_model(1), "num_examples": 3})
+    session = ClientSession(pair.codecs, pair.layout, {}, seed=3, position=("A", 1, 0))
+    session.decode_request({"model": toy_model(0)})
+    sent = session.encode_reply({"model": toy_model(1), "num_examples": 3})
     numbers = 4 * 3 + 4 + 4 + 4 + 4 + 1  # weights and biases; four bytes each in Coarse
     rest = 4 * (4 + 4) + 8  # running mean and variance, and a counter of eight bytes
-    assert sent.about == {"model": {"codec": "Coarse", "bytes": 4 * numbers + rest}}
+    assert sent.ledger == {"model": {"codec": "Coarse", "bytes": 4 * numbers + rest}}

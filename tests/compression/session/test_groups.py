@@ -3,8 +3,8 @@ import torch
 
 from collegium.compression.half import Half
 from collegium.compression.identity import Identity
-from collegium.compression.session import AGAIN, NO_CODECS, Coding, on_device
-from collegium.compression.session.groups import each_group, groups, is_exact, origin
+from collegium.compression.session import NO_CODECS, RESEND_REQUEST, Codecs, on_device
+from collegium.compression.session.groups import is_lossless, map_groups, origin, tensor_groups
 from collegium.compression.stc import STC
 from collegium.core.message import unpack
 from collegium.core.tensors import Tensors
@@ -24,26 +24,26 @@ PARTS = {
 
 def test_coding_is_true_where_there_is_a_codec():
     assert not NO_CODECS
-    assert Coding(up=Half())
-    assert Coding(down=Half())
+    assert Codecs(up=Half())
+    assert Codecs(down=Half())
 
 
 def test_description_holds_names_and_hyperparameters():
-    found = Coding(STC(p=0.5), Half("bfloat16")).describe()
+    found = Codecs(STC(p=0.5), Half("bfloat16")).describe()
     assert found["up"] == {"name": "STC", "p": 0.5, "scope": "model", "coding": "range"}
     assert found["down"] == {"name": "Half", "format": "bfloat16"}
     assert NO_CODECS.describe() == {}
 
 
 def test_groups_are_found_at_any_depth_by_path_but_not_below_a_slash():
-    found = groups(PARTS)
+    found = tensor_groups(PARTS)
     assert {path: float(g["w"][0]) for path, g in found.items()} == {
         "model": 1.0, "models/0": 2.0, "models/1/deep": 3.0,
     }  # fmt: skip
 
 
 def test_every_group_can_be_replaced_and_everything_else_stays():
-    doubled = each_group(PARTS, lambda path, g: g if path is None else 2.0 * g)
+    doubled = map_groups(PARTS, lambda path, g: g if path is None else 2.0 * g)
     assert float(doubled["models"][1]["deep"]["w"][0]) == 6.0
     assert float(doubled["by/name"]["w"][0]) == 4.0
     assert doubled["count"] == 7
@@ -69,12 +69,12 @@ def test_part_was_made_from_its_namesake_or_from_one_of_a_list(path, base, expec
 
 
 def test_only_the_identity_is_exact():
-    assert is_exact(None)
-    assert is_exact(Identity())
-    assert not is_exact(Half())
+    assert is_lossless(None)
+    assert is_lossless(Identity())
+    assert not is_lossless(Half())
 
 
 def test_cry_for_everything_is_an_error_that_says_nothing_of_the_site():
-    assert unpack(AGAIN) == {
+    assert unpack(RESEND_REQUEST) == {
         "error": {"kind": "ProtocolError", "text": "the site lost what it held; send all"}
     }

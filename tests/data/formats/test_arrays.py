@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collegium.data.decoded import Array
+from collegium.data.decoded_image import Array
 from collegium.data.formats import write_mask
 from collegium.data.formats.arrays import IMAGES, LABELS, decode
 from collegium.data.reading import normalise, read_image, read_label

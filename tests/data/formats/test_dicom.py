@@ -11,8 +11,8 @@ import pydicom
 import pytest
 from pydicom.uid import ImplicitVRLittleEndian, JPEGLosslessSV1
 
-from collegium.data.decoded import Decoded
-from collegium.data.formats.dicom import decode, find_series, geometry, is_dicom
+from collegium.data.decoded_image import DecodedImage
+from collegium.data.formats.dicom import decode, find_series, is_dicom, read_grid
 from collegium.errors import DataError
 
 Write = Callable[..., Path]
@@ -31,7 +31,7 @@ def by_simpleitk(path: Path) -> Any:
     return reader.Execute()
 
 
-def check_same(decoded: Decoded, image: Any) -> None:
+def check_same(decoded: DecodedImage, image: Any) -> None:
     """Each voxel lies where SimpleITK's with the same value lies."""
     assert decoded.affine is not None
     channel = decoded.array[0]
@@ -324,13 +324,13 @@ def test_single_slice_is_read_as_displayed_with_its_place(write_series: Write) -
 def test_pictures_without_place_make_no_volume(write_picture: Write, tmp_path: Path) -> None:
     write_picture("s/a", ramp(4, 5))
     write_picture("s/b", ramp(4, 5))
-    with pytest.raises(DataError, match="holds 2 pictures without a place in space"):
+    with pytest.raises(DataError, match="holds 2 pictures without a position in space"):
         decode(tmp_path / "s")
 
 
 def test_film_is_refused(write_picture: Write) -> None:
     path = write_picture("film", ramp(3, 4, 5, dtype="uint8"), modality="US")
-    with pytest.raises(DataError, match="holds 3 pictures without a place"):
+    with pytest.raises(DataError, match="holds 3 pictures without a position"):
         decode(path)
 
 
@@ -560,7 +560,7 @@ def test_geometry_agrees_with_nibabel_without_pixels(
 ) -> None:
     folder = write_series("s", ramp(3, 4, 5), origin=(1, 2, 3), spacing=(0.5, 0.25))
     rewrite(*folder.iterdir(), PixelData=None)
-    grid = geometry(folder)
+    grid = read_grid(folder)
     assert [plane.position for plane in grid.volumes[0]] == [(1, 2, 3), (1, 2, 5.5), (1, 2, 8)]
     assert grid.affine.tolist() == [
         [-0.25, 0, 0, -1],

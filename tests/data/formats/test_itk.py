@@ -7,7 +7,7 @@ import nibabel
 import numpy as np
 import pytest
 
-from collegium.data.decoded import Array
+from collegium.data.decoded_image import Array
 from collegium.data.formats import write_mask
 from collegium.data.formats.itk import decode
 from collegium.data.reading import read_image, read_label
@@ -59,7 +59,7 @@ def test_voxels_lie_where_simpleitk_says(tmp_path: Path, suffix: str, axes: str)
     values = np.arange(120, dtype=np.int16).reshape(SIZE[::-1])
     image = volume(values, DIRECTIONS[axes])
     decoded = decode(save(image, tmp_path / f"x{suffix}"))
-    assert decoded.stored == axes
+    assert decoded.orientation == axes
     assert decoded.affine is not None
     for index in np.ndindex(SIZE):
         value = image.GetPixel(*index)

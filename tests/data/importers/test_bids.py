@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from collegium.data.importers.bids import from_bids, looks_like
+from collegium.data.importers.bids import from_bids, matches
 
 
 def bids(folder: Path, *files: str) -> Path:
@@ -38,7 +38,7 @@ TWO_KINDS = (
 
 def test_the_sessions_of_a_subject_are_cases_of_one_patient(tmp_path: Path) -> None:
     folder = bids(tmp_path / "Köln #2 b", *SESSIONS)
-    assert looks_like(folder)
+    assert matches(folder)
     cases, problems = from_bids("A", folder)
     assert problems == []
     assert [(case.case, case.patient) for case in cases] == [
@@ -125,7 +125,7 @@ def test_a_subject_without_a_label_is_named(tmp_path: Path) -> None:
     assert problems[0].startswith("site A, case sub-01_ses-b: it has no label *_dseg or *_mask in ")
     _, problems = from_bids("A", folder, derivative="other")
     assert len(problems) == 3
-    assert "that is called other" in problems[0]
+    assert "with the name other" in problems[0]
 
 
 def test_masks_beside_the_images_are_labels_and_no_images(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from collegium.data.federation import (
     check_names,
     list_cases,
 )
-from collegium.data.importers import about
-from collegium.data.importers.cases import about_of, from_cases, looks_like
-from collegium.data.recipe import decode
+from collegium.data.importers import describe_dataset
+from collegium.data.importers.cases import describe, from_cases, matches
+from collegium.data.preprocessing import decode_case
 from collegium.errors import DataError
 
 
@@ -56,11 +56,11 @@ def test_kits_and_brats_are_found_by_themselves_and_read(tmp_path: Path) -> None
     assert (case.case, case.patient, case.stated, problems) == (
         "case_00000", "case_00000", False, [],
     )  # fmt: skip
-    arrays = decode(case, ImageConfig(), TaskConfig()).arrays
+    arrays = decode_case(case, ImageConfig(), TaskConfig()).arrays
     np.testing.assert_array_equal(arrays.image, kits[0][None])
     np.testing.assert_array_equal(arrays.label, kits[1])
     (case,), problems = list_cases(config, "b")
-    arrays = decode(case, ImageConfig(), TaskConfig()).arrays
+    arrays = decode_case(case, ImageConfig(), TaskConfig()).arrays
     wanted = np.stack([there[name] for name in ("flair", "t1", "t1ce", "t2")])
     np.testing.assert_array_equal(arrays.image, wanted)
     np.testing.assert_array_equal(arrays.label, there["seg"])
@@ -70,9 +70,14 @@ def test_kits_and_brats_are_found_by_themselves_and_read(tmp_path: Path) -> None
 @pytest.mark.parametrize("between", ["_", "-", " "])
 def test_the_words_beside_the_case_s_name_are_the_channels(tmp_path: Path, between: str) -> None:
     folder = brats(tmp_path / "ü #1", "B-GLI-1", "B-GLI-12", between=between)
-    assert looks_like(folder)
-    assert about_of("A", folder).channels == ("flair", "t1", "t1ce", "t2")
-    assert about("A", folder, task=TaskConfig()).channels == ("flair", "t1", "t1ce", "t2")
+    assert matches(folder)
+    assert describe("A", folder).channels == ("flair", "t1", "t1ce", "t2")
+    assert describe_dataset("A", folder, task=TaskConfig()).channels == (
+        "flair",
+        "t1",
+        "t1ce",
+        "t2",
+    )
     cases, problems = from_cases("A", folder)
     assert ([case.case for case in cases], problems) == (["B-GLI-1", "B-GLI-12"], [])
 
@@ -83,7 +88,7 @@ def test_a_mask_is_told_by_a_whole_word(tmp_path: Path, mask: str) -> None:
     (case,), _ = from_cases("A", folder)
     assert case.label == folder / "P" / f"{mask}.nii.gz"
     assert [path.name for path in case.images] == ["P.nii.gz", "segmented.nii.gz"]
-    assert about_of("A", folder).channels == ("image", "segmented")
+    assert describe("A", folder).channels == ("image", "segmented")
 
 
 def test_the_name_of_a_case_makes_no_mask(tmp_path: Path) -> None:
@@ -104,9 +109,9 @@ def test_what_a_case_lacks_is_a_sentence_with_its_remedy(tmp_path: Path) -> None
     where = [f"site A, case {case}: its folder {folder / case}" for case in "bcde"]
     assert problems == [
         f"{where[0]} holds the channels flair, t1ce, t2, and other cases have flair, t1, t1ce, t2: "
-        "add what is missing, call the files as there, or take the folder out",
-        f"{where[1]} holds no mask, whose name would have one of the words segmentation, seg, "
-        "mask, label, labels: add it or take the folder out",
+        "add what is missing, name the files as there, or take the folder out",
+        f"{where[1]} holds no mask, a file with one of the words segmentation, seg, mask, label, "
+        "labels in its name: add it or take the folder out",
         f"{where[2]} holds the masks d_mask.nii.gz, d_seg.nii.gz: leave one there, or list the "
         "cases in a manifest",
         f"{where[3]} holds no image beside the mask: add it or take the folder out",
@@ -143,7 +148,7 @@ def test_channels_are_sorted_without_regard_to_case_and_most_cases_decide(tmp_pa
     ],
 )
 def test_other_folders_do_not_look_like_it(tmp_path: Path, files: tuple[str, ...]) -> None:
-    assert not looks_like(touch(tmp_path, *files))
+    assert not matches(touch(tmp_path, *files))
 
 
 def test_a_folder_of_a_series_is_an_image_and_its_loose_slices_are_not(tmp_path: Path) -> None:
@@ -158,10 +163,10 @@ def test_a_folder_of_a_series_is_an_image_and_its_loose_slices_are_not(tmp_path:
 
 def test_channels_in_another_order_than_elsewhere_are_refused(tmp_path: Path) -> None:
     brats(tmp_path / "north", "x")
-    said = {"channel_names": dict(enumerate(("T1", "T1ce", "T2", "FLAIR"))), "labels": {}}
+    dataset = {"channel_names": dict(enumerate(("T1", "T1ce", "T2", "FLAIR"))), "labels": {}}
     files = [f"imagesTr/a_000{n}.nii.gz" for n in range(4)]
     touch(tmp_path / "south", *files, "labelsTr/a.nii.gz")
-    (tmp_path / "south" / "dataset.json").write_text(json.dumps(said), "utf-8")
+    (tmp_path / "south" / "dataset.json").write_text(json.dumps(dataset), "utf-8")
     sites = {name: SiteConfig(folder=name) for name in ("north", "south")}
     config = FederationConfig("f", sites, str(tmp_path), image=ImageConfig(inputs=4))
     with pytest.raises(DataError, match=r"channel 0 is flair at north and T1 at south") as caught:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from collegium.data.importers.classes import from_classes, looks_like
+from collegium.data.importers.classes import from_classes, matches
 
 
 def touch(folder: Path, *files: str) -> Path:
@@ -17,7 +17,7 @@ def touch(folder: Path, *files: str) -> Path:
 
 def test_the_subfolder_is_the_class(tmp_path: Path) -> None:
     folder = touch(tmp_path / "ö #1", "gutartig/a 1.png", "bösartig/b.jpg", "bösartig/readme.txt")
-    assert looks_like(folder)
+    assert matches(folder)
     cases, problems = from_classes("A", folder)
     assert problems == []
     assert [(case.case, case.patient, case.target, case.label, case.split) for case in cases] == [
@@ -32,7 +32,7 @@ def test_same_names_in_two_classes_stay_apart(tmp_path: Path) -> None:
 
 def test_folders_of_splits_may_stand_above_the_classes(tmp_path: Path) -> None:
     folder = touch(tmp_path, "train/ill/1.png", "Valid/ill/2.png", "test/well/1.png")
-    assert looks_like(folder)
+    assert matches(folder)
     found = [(case.case, case.split, case.target) for case in from_classes("A", folder)[0]]
     assert found == [("ill_2", "val", "ill"), ("well_1", "test", "well"), ("ill_1", "train", "ill")]
 
@@ -42,14 +42,14 @@ def test_folders_of_splits_may_stand_above_the_classes(tmp_path: Path) -> None:
     [("one/a.png",), ("images/a.png", "fov/a.png"), ("a/x.txt", "b/y.txt"), ("a.png", "b.png")],
 )
 def test_other_folders_do_not_look_like_it(tmp_path: Path, files: tuple[str, ...]) -> None:
-    assert not looks_like(touch(tmp_path, *files))
+    assert not matches(touch(tmp_path, *files))
 
 
 def test_one_class_alone_needs_a_known_name(tmp_path: Path) -> None:
     folder = touch(tmp_path, "train/ill/a.png", "test/ill/b.png")
-    assert looks_like(folder, {"ill", "well"})
-    assert not looks_like(folder, {"well", "Ill"})
-    assert not looks_like(touch(tmp_path / "none", "ill/a.txt"), {"ill"})
+    assert matches(folder, {"ill", "well"})
+    assert not matches(folder, {"well", "Ill"})
+    assert not matches(touch(tmp_path / "none", "ill/a.txt"), {"ill"})
 
 
 def test_a_folder_without_classes_is_a_problem(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from collegium.data.importers import about
-from collegium.data.importers.datalist import about_of, from_datalist, looks_like
+from collegium.data.importers import describe_dataset
+from collegium.data.importers.datalist import describe, from_datalist, matches
 from collegium.errors import DataError
 
 
@@ -33,7 +33,7 @@ def test_lists_become_splits_and_patients_and_channels_are_kept(tmp_path: Path) 
         "test": ["i/d.nii", {"image": "i/e.nii"}],
     }
     folder = datalist(tmp_path / "x #1", content)
-    assert looks_like(folder)
+    assert matches(folder)
     cases, problems = from_datalist("A", folder)
     assert problems == []
     assert [(case.case, case.patient, case.split) for case in cases] == [
@@ -103,12 +103,12 @@ def test_several_datalists_are_told_apart_by_name(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("[1]", "utf-8")
     with pytest.raises(DataError, match=r"holds a\.json, b\.json: name the file as the site's"):
         from_datalist("A", tmp_path)
-    assert looks_like(tmp_path / "b.json")
+    assert matches(tmp_path / "b.json")
     assert [case.case for case in from_datalist("A", tmp_path / "b.json")[0]] == ["i"]
 
 
 def test_a_folder_without_a_datalist_is_refused(tmp_path: Path) -> None:
-    assert not looks_like(tmp_path)
+    assert not matches(tmp_path)
     with pytest.raises(DataError, match="holds none: name the file"):
         from_datalist("A", tmp_path)
 
@@ -120,10 +120,10 @@ def test_names_of_labels_and_channels_are_read_where_they_are_written(tmp_path: 
         "labels": {"0": "background", "1": "edema", "2": "tumour", "3": "tumour"},
     }
     folder = datalist(tmp_path / "a", {**entries, **decathlon})
-    told = about_of("A", folder)
-    assert told.channels == ("T1", "FLAIR")
-    assert told.labels == {"background": (0,), "edema": (1,), "tumour": (2, 3)}
-    assert about("A", folder) == told
+    description = describe("A", folder)
+    assert description.channels == ("T1", "FLAIR")
+    assert description.labels == {"background": (0,), "edema": (1,), "tumour": (2, 3)}
+    assert describe_dataset("A", folder) == description
     for other in ({}, {"modality": "MRI", "labels": ["l.nii"]}, {"labels": {"train": "l.nii"}}):
         folder = datalist(tmp_path / "b", {**entries, **other})
-        assert (about_of("A", folder).labels, about_of("A", folder).channels) == ({}, ())
+        assert (describe("A", folder).labels, describe("A", folder).channels) == ({}, ())

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from collegium.data.importers import detect, find
+from collegium.data.importers import detect_layout, find_in_folder
 from collegium.data.settings import TaskConfig
 
 
@@ -21,21 +21,21 @@ def pairs(folder: Path, *files: str) -> Path:
 
 
 def splits(folder: Path) -> dict[str, tuple[str, str | None, Path | None]]:
-    cases, problems = find("A", folder, task=TaskConfig())
+    cases, problems = find_in_folder("A", folder, task=TaskConfig())
     assert problems == []
     return {case.case: (case.patient, case.split, case.label) for case in cases}
 
 
 def test_folders_of_splits_are_the_splits(tmp_path: Path) -> None:
     folder = pairs(tmp_path / "ä #1", "train/a.png", "train/b.png", "Valid/c.png", "test/d.png")
-    assert detect(folder) == detect(folder, task=TaskConfig()) == "images-labels"
+    assert detect_layout(folder) == detect_layout(folder, task=TaskConfig()) == "images-labels"
     assert splits(folder) == {
         "a": ("a", "train", folder / "train/Labels/a.png"),
         "b": ("b", "train", folder / "train/Labels/b.png"),
         "c": ("c", "val", folder / "Valid/Labels/c.png"),
         "d": ("d", "test", folder / "test/Labels/d.png"),
     }
-    assert find("A", folder, layout="images-labels") == find("A", folder)
+    assert find_in_folder("A", folder, layout="images-labels") == find_in_folder("A", folder)
 
 
 def test_equal_names_in_two_splits_are_two_cases_and_patients(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_problems_of_every_split_are_named(tmp_path: Path) -> None:
     folder = pairs(tmp_path, "train/1.png", "train/2.png", "test/3.png", "test/4.png")
     for name in ("train/Labels/2.png", "test/images/4.png"):
         (folder / name).unlink()
-    cases, problems = find("A", folder)
+    cases, problems = find_in_folder("A", folder)
     assert [case.case for case in cases] == ["3", "1"]
     assert "the mask 4.png in" in problems[0]
     assert "case 2: its image in" in problems[1]

@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from collegium.data.federation import open_federation
-from collegium.data.importers import find, find_told
-from collegium.data.importers.isic import from_isic, looks_like
+from collegium.data.importers import find_in_folder, find_with_manifest
+from collegium.data.importers.isic import from_isic, matches
 from collegium.data.inspection import inspect_federation
 from collegium.errors import ConfigError, DataError
 from collegium.experiment.config.experiment import load_federation
@@ -43,7 +43,7 @@ def published(root: Path, text: str = CSV) -> tuple[Path, Path]:
 
 def test_a_centre_has_its_rows_with_their_class_and_fold(tmp_path: Path) -> None:
     folder, table = published(tmp_path)
-    assert looks_like(table)
+    assert matches(table)
     cases, problems = from_isic("A", folder, table, center="0")
     assert problems == []
     assert [(case.case, case.patient, case.target, case.split) for case in cases] == [
@@ -52,7 +52,7 @@ def test_a_centre_has_its_rows_with_their_class_and_fold(tmp_path: Path) -> None
         ("ISIC_4", "ISIC_4", "0", "train"), ("ISIC_5", "ISIC_5", "1", "test"),
     ]  # fmt: skip
     assert cases[1].images == (folder / "ISIC_2_downsampled.jpg",)
-    assert find_told("A", folder, table, options={"center": "0"}) == (cases, [])
+    assert find_with_manifest("A", folder, table, options={"center": "0"}) == (cases, [])
 
 
 def test_a_federation_of_the_published_files_is_opened(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_column_patient_keeps_pictures_of_one_patient_together(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("center", "text", "said"),
+    ("center", "text", "message"),
     [
         (None, CSV, r"site A: .* holds the centres 0, 4: choose .* options: \{center: '0'\}"),
         ("1", CSV, "holds no picture of center 1: set the option to one of 0, 4"),
@@ -83,9 +83,9 @@ def test_a_column_patient_keeps_pictures_of_one_patient_together(tmp_path: Path)
     ],
 )
 def test_a_centre_that_is_not_clear_is_refused(
-    tmp_path: Path, center: str | None, text: str, said: str
+    tmp_path: Path, center: str | None, text: str, message: str
 ) -> None:
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         from_isic("A", *published(tmp_path, text), center=center)
 
 
@@ -108,11 +108,11 @@ def test_rows_that_are_wrong_are_named_with_their_place(tmp_path: Path) -> None:
 def test_the_layout_needs_its_table_and_knows_its_options(tmp_path: Path) -> None:
     folder, table = published(tmp_path)
     with pytest.raises(ConfigError, match="name the table as the site's manifest"):
-        find("A", folder, layout="isic")
+        find_in_folder("A", folder, layout="isic")
     with pytest.raises(ConfigError, match="the option 'centre' is unknown: choose among"):
-        find_told("A", folder, table, options={"centre": "0"})
+        find_with_manifest("A", folder, table, options={"centre": "0"})
     with pytest.raises(DataError, match="site A: there is no folder"):
         from_isic("A", tmp_path / "no", table, center="0")
     with pytest.raises(DataError, match="site A: no: there is no such table"):
         from_isic("A", folder, tmp_path / "no")
-    assert not looks_like(tmp_path / "no")
+    assert not matches(tmp_path / "no")

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from collegium.data.importers.lists import about_of, from_lists, looks_like
-from collegium.data.recipe import decode
+from collegium.data.importers.lists import describe, from_lists, matches
+from collegium.data.preprocessing import decode_case
 from collegium.data.settings import ImageConfig, TaskConfig
 
 
@@ -36,7 +36,7 @@ def test_lists_name_the_splits(tmp_path: Path) -> None:
         val="Case01.npy\r\n\r\n",
         test="Case03.npy\n",
     )
-    assert looks_like(folder)
+    assert matches(folder)
     cases, problems = from_lists("A", folder)
     assert problems == []
     assert [(case.case, case.patient, case.split) for case in cases] == [
@@ -56,7 +56,7 @@ def test_the_folder_above_serves_a_site_of_the_same_name(tmp_path: Path) -> None
 def test_the_folder_above_serves_every_layout_of_these(tmp_path: Path) -> None:
     touch(tmp_path, "BIDMC/Case00.nii.gz", "BIDMC/Case00_segmentation.nii.gz")
     touch(tmp_path, "client1/data_npy/s1.npy", "client2/data_npy/s2.npy", "other/a.npy")
-    assert [looks_like(tmp_path, name) for name in ("BIDMC", "client1", "other", "no")] == [
+    assert [matches(tmp_path, name) for name in ("BIDMC", "client1", "other", "no")] == [
         True, True, False, False,
     ]  # fmt: skip
     assert [case.images[0].name for case in from_lists("BIDMC", tmp_path)[0]] == ["Case00.nii.gz"]
@@ -90,7 +90,7 @@ def test_volumes_with_their_segmentation_beside_them_need_no_lists(tmp_path: Pat
         tmp_path / "BIDMC", "Case00.nii.gz", "Case00_segmentation.nii.gz",
         "Case01.nii.gz", "case01_Segmentation.nii.gz", "Case02.nii.gz", "notes.txt",
     )  # fmt: skip
-    assert looks_like(folder)
+    assert matches(folder)
     cases, problems = from_lists("A", folder)
     assert [(case.case, case.split) for case in cases] == [("Case00", None), ("Case01", None)]
     assert cases[1].label == folder / "case01_Segmentation.nii.gz"
@@ -101,7 +101,7 @@ def test_volumes_with_their_segmentation_beside_them_need_no_lists(tmp_path: Pat
 def test_arrays_of_image_and_label_are_one_file_and_slices_share_a_patient(tmp_path: Path) -> None:
     names = ("Case03_slice_1", "Case03_slice_12", "Case04-7", "Case04 z8")
     folder = touch(tmp_path / "client1", *(f"data_npy/{name}.npy" for name in names))
-    assert looks_like(folder)
+    assert matches(folder)
     cases, problems = from_lists("A", folder)
     assert problems == []
     assert {case.case: case.patient for case in cases} == {
@@ -125,7 +125,7 @@ def test_a_folder_without_arrays_is_a_problem(tmp_path: Path) -> None:
     (tmp_path / "npy").mkdir()
     assert "holds no arrays" in from_lists("A", tmp_path)[1][0]
     (tmp_path / "x").mkdir()
-    assert not looks_like(tmp_path / "x")
+    assert not matches(tmp_path / "x")
     assert "holds no image beside files *_segmentation" in from_lists("A", tmp_path / "x")[1][0]
 
 
@@ -137,7 +137,7 @@ def test_a_stack_of_slices_is_read_with_its_channels_first_and_its_slices_last(
     np.save(tmp_path / "Case00.npy", image)
     np.save(tmp_path / "Case00_segmentation.npy", label)
     (case,), _ = from_lists("A", tmp_path)
-    arrays = decode(case, ImageConfig(), TaskConfig()).arrays
+    arrays = decode_case(case, ImageConfig(), TaskConfig()).arrays
     assert arrays.image.shape == (3, 24, 20, 12)
     assert arrays.image[2, 1, 3, 0] == image[0, 1, 3, 2]
     assert arrays.label is not None
@@ -150,7 +150,7 @@ def test_an_array_of_image_and_label_is_read_as_both(tmp_path: Path) -> None:
     whole[..., 3] = np.arange(16 * 20).reshape(16, 20) % 3 == 0
     np.save(tmp_path / "data_npy" / "a.npy", whole)
     (case,), _ = from_lists("A", tmp_path)
-    arrays = decode(case, ImageConfig(), TaskConfig()).arrays
+    arrays = decode_case(case, ImageConfig(), TaskConfig()).arrays
     assert np.array_equal(arrays.image, whole[..., :3].transpose(2, 0, 1))
     assert arrays.label is not None
     assert np.array_equal(arrays.label, whole[..., 3])
@@ -161,11 +161,11 @@ def test_splits_by_slice_of_harmofl_are_said_not_to_be_used(
 ) -> None:
     caplog.set_level(logging.INFO, "collegium")
     folder = touch(tmp_path / "BIDMC", "Case00.nii.gz", "Case00_segmentation.nii.gz")
-    assert about_of("A", folder).notes == ()
+    assert describe("A", folder).notes == ()
     touch(tmp_path, "BIDMC-dir.npy", "BIDMC-index.npy", "HK-dir.npy")
     (case,), problems = from_lists("A", folder)
     assert (case.case, case.split, problems) == ("Case00", None, [])
-    (note,) = about_of("A", folder).notes
+    (note,) = describe("A", folder).notes
     assert note.startswith("the split in BIDMC-dir.npy and BIDMC-index.npy is not used")
     assert "a manifest with a column split" in note
     assert f"site A: {note}" in caplog.text

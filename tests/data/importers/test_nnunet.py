@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from collegium.data.importers.nnunet import describe, from_nnunet, looks_like
+from collegium.data.importers.nnunet import from_nnunet, matches, read_dataset_json
 from collegium.errors import DataError
 
 TWO = {"channel_names": {"0": "T2", "1": "ADC"}, "labels": {"background": 0, "gland": 1}}
@@ -30,7 +30,7 @@ def two_channels(*cases: str) -> list[str]:
 def test_channels_are_in_order_and_every_case_is_a_patient(tmp_path: Path) -> None:
     about = {**TWO, "file_ending": ".nii.gz", "numTraining": 2}
     folder = dataset(tmp_path / "Fälle #1", two_channels("köln 1", "a_0007"), about)
-    assert looks_like(folder)
+    assert matches(folder)
     cases, problems = from_nnunet("A", folder)
     assert problems == []
     assert [(case.case, case.patient, case.split) for case in cases] == [
@@ -84,7 +84,7 @@ def test_upper_and_lower_case_of_the_folders_do_not_count(tmp_path: Path) -> Non
     files = [*two_channels("a"), *(file.replace("Tr/", "Ts/") for file in two_channels("t"))]
     files = [file.replace("images", "Images").replace("labelsT", "LABELST") for file in files]
     folder = dataset(tmp_path / "x", [*files, "ImagesTr/b_0000.nii.gz"], TWO)
-    assert looks_like(folder)
+    assert matches(folder)
     cases, problems = from_nnunet("A", folder)
     assert [(case.case, case.split, len(case.images)) for case in cases] == [
         ("a", "train", 2), ("t", "test", 2),
@@ -127,7 +127,7 @@ def test_version_1_and_the_decathlon_are_understood(tmp_path: Path) -> None:
         "test": ["./imagesTs/la_0001.nii.gz"],
     }
     folder = dataset(tmp_path, files, about)
-    assert describe("A", folder).labels == {"background": (0,), "left atrium": (1,)}
+    assert read_dataset_json("A", folder).labels == {"background": (0,), "left atrium": (1,)}
     cases, problems = from_nnunet("A", folder)
     assert [(case.case, case.images[0].name) for case in cases] == [
         ("la_0003", "la_0003.nii.gz")
@@ -143,7 +143,7 @@ def test_regions_are_lists_of_values_and_are_told(
     labels = {"background": 0, "whole": [1, 2, 3], "core": [2, 3], "edge": 3}
     folder = dataset(tmp_path, two_channels("a"), {**TWO, "labels": labels})
     from_nnunet("A", folder)
-    found = describe("A", folder)
+    found = read_dataset_json("A", folder)
     assert found.labels == {"background": (0,), "whole": (1, 2, 3), "core": (2, 3), "edge": (3,)}
     assert found.channels == ("T2", "ADC")
     assert "the labels background 0, whole 1+2+3, core 2+3, edge 3" in caplog.text
@@ -152,8 +152,8 @@ def test_regions_are_lists_of_values_and_are_told(
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("{", r"site A: .*dataset\.json is no JSON text"),
-        ("[]", "holds no keys and values"),
+        ("{", r"site A: .*dataset\.json is not JSON"),
+        ("[]", "holds no JSON object with keys"),
         ("{}", "names no channel_names"),
         ('{"channel_names": {"a": "T1"}, "labels": {}}', "is not as nnU-Net writes it"),
         ('{"channel_names": {"0": "T1"}, "labels": {"x": null}}', "is not as nnU-Net writes it"),
@@ -166,6 +166,6 @@ def test_a_description_that_is_none_is_refused(tmp_path: Path, text: str, error:
 
 
 def test_a_folder_without_a_description_is_refused(tmp_path: Path) -> None:
-    assert not looks_like(tmp_path)
+    assert not matches(tmp_path)
     with pytest.raises(DataError, match=r"site A: there is no .*dataset\.json: restore it"):
         from_nnunet("A", tmp_path)

@@ -9,14 +9,14 @@ from collegium.core.message import Message
 from collegium.core.tensors import Tensors
 from collegium.diagnostics.assessment.findings import Findings, find
 from collegium.heterogeneity import proxy
-from collegium.heterogeneity.survey import PARTS, Inquiry
+from collegium.heterogeneity.survey import PARTS, SurveyQuestions
 
-INQUIRY = Inquiry(("intensity_maxima", "label_volumes", "label_histogram", "embeddings"))
+QUESTIONS = SurveyQuestions(("intensity_maxima", "label_volumes", "label_histogram", "embeddings"))
 CLASSES = ("background", "gland")
 
 
 def found(told: Any, summary: Any = "cases") -> Findings:
-    return find(told, Inquiry(INQUIRY.parts, summary), CLASSES, seed=0)
+    return find(told, SurveyQuestions(QUESTIONS.parts, summary), CLASSES, seed=0)
 
 
 def quantile_distance(a: Any, b: Any) -> float:
@@ -152,15 +152,14 @@ def test_two_sites_have_no_most_distant_one(replies: Callable[..., Any]) -> None
 
 
 def test_summaries_give_distances_but_no_tests(replies: Callable[..., Any]) -> None:
-    from collegium.heterogeneity.survey import _table
-
     exact, told = found(replies(label={"D": 300.0})), replies(label={"D": 300.0})
-    inquiry = Inquiry(INQUIRY.parts, "histogram")
+    questions = SurveyQuestions(QUESTIONS.parts, "histogram")
     for site, message in told.items():
         parts = dict(message)
         for part in ("intensity_maxima", "label_volumes"):
             whole = message[part]
-            parts[part] = _table(whole["unit"], whole["columns"], whole["cases"], inquiry)
+            columns = {name: questions.column(c) for name, c in whole["columns"].items()}
+            parts[part] = {**whole, "columns": columns}
             PARTS[part].check(parts[part], None)  # type: ignore[arg-type]
         rows = message["embeddings"]["cases"]
         told[site] = Message({**parts, "embeddings": Tensors({"mean": rows.mean(0, keepdim=True)})})

@@ -5,14 +5,14 @@ import pytest
 
 from collegium.diagnostics.assessment.findings import Findings, Geometry, find
 from collegium.diagnostics.assessment.verdict import judge, p_text, separation
-from collegium.heterogeneity.survey import Inquiry
+from collegium.heterogeneity.survey import SurveyQuestions
 
 PARTS = ("intensity_maxima", "label_volumes", "label_histogram", "embeddings")
 SITES = list("ABCD")
 
 
 def found(told: Any) -> Findings:
-    return find(told, Inquiry(PARTS), ("background", "gland"), seed=0)
+    return find(told, SurveyQuestions(PARTS), ("background", "gland"), seed=0)
 
 
 def texts(verdict: Any) -> str:

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from collegium import cli
-from collegium.diagnostics.assessment.asking import Assessment
+from collegium.diagnostics.assessment.survey import Assessment
 from collegium.diagnostics.assessment.writing import assess, read
 from collegium.errors import DataError
 from collegium.experiment.config.experiment import ExperimentConfig

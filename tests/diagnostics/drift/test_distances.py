@@ -4,25 +4,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collegium.diagnostics.drift.distances import Seen, apart, apart_matrix
+from collegium.diagnostics.drift.distances import SiteFeatures, apart, apart_matrix
 from collegium.errors import DataError
 from collegium.heterogeneity.proxy import proxy_a_distance
 
 
-def windows(seed: int, patients: int, per: int, *, shift: float = 0.0) -> Seen:
+def windows(seed: int, patients: int, per: int, *, shift: float = 0.0) -> SiteFeatures:
     """Windows of patients who differ by 1, and whose windows differ by 0.3."""
     rng = np.random.default_rng(seed)
     own = rng.normal(size=(patients, 1, 8)) + rng.normal(0.0, 0.3, (patients, per, 8))
     rows = own.reshape(-1, 8)
     rows[:, 0] += shift
-    return Seen(rows, np.repeat(np.arange(patients), per))
+    return SiteFeatures(rows, np.repeat(np.arange(patients), per))
 
 
-def moved(seen: Seen, by: float, seed: int = 0) -> Seen:
+def moved(seen: SiteFeatures, by: float, seed: int = 0) -> SiteFeatures:
     """The same windows under a model that moves the first feature, and all a little."""
     rows = seen.rows + np.random.default_rng(seed).normal(0.0, 0.05, seen.rows.shape)
     rows[:, 0] += by
-    return Seen(rows, seen.patients)
+    return SiteFeatures(rows, seen.patients)
 
 
 def best_line(shift: float, spread: float) -> float:
@@ -69,7 +69,7 @@ def test_only_the_grouping_of_the_numbers_of_patients_matters() -> None:
     first, other = windows(5, 9, 3, shift=1.0), windows(6, 7, 3)
     value = apart(first, other)
     assert 0 < value < 2
-    assert apart(Seen(first.rows, 10 + 5 * first.patients), other) == value
+    assert apart(SiteFeatures(first.rows, 10 + 5 * first.patients), other) == value
 
 
 def test_the_matrix_follows_the_sorted_sites() -> None:
@@ -86,4 +86,4 @@ def test_what_cannot_be_told_apart_is_refused(value: Any) -> None:
     with pytest.raises(DataError, match="windows of 1 patients cannot be told apart"):
         apart(one, two)
     with pytest.raises(DataError, match="a model sees NaN or infinite features"):
-        apart(two, Seen(np.full_like(two.rows, value), two.patients))
+        apart(two, SiteFeatures(np.full_like(two.rows, value), two.patients))

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 
-from collegium.diagnostics.drift.measuring import Drift, Moment, Point
+from collegium.diagnostics.drift.measurement import Drift, Point, RoundDrift
 from collegium.diagnostics.drift.writing import to_csv, write_drift
 from collegium.experiment.config.experiment import ExperimentConfig
 
-MOMENT = Moment(
+MOMENT = RoundDrift(
     "fedavg", 3, {"A": 8, "B": 6, "C": 4}, {"A": 4, "B": 3, "C": 2},
     {"A": 0.1 + 0.2, "B": 1.5, "C": 2.0},
     [[0.0, 1.25, 0.5], [1.25, 0.0, 2.0], [0.5, 2.0, 0.0]],

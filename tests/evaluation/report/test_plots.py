@@ -6,14 +6,12 @@ from collegium.evaluation.report.plots import (
     COLOURS,
     MARKERS,
     Series,
-    duration,
     interval_svg,
     learning_curves,
     legend_svg,
     limits,
     line_chart,
     reach,
-    size,
     ticks,
     title,
 )
@@ -121,18 +119,6 @@ def test_ticks_are_round_and_lie_between():
     assert ticks(1, 12) == [5, 10]
     assert ticks(3, 3) == [3]
     assert [str(tick) for tick in ticks(-0.1, 0.5)] == ["0.0", "0.2", "0.4"]
-
-
-def test_sizes_are_decimal():
-    assert [size(n) for n in (0, 999, 1000, 1_250_000, 3.2e9)] == [
-        "0 B", "999 B", "1.0 kB", "1.2 MB", "3.2 GB",
-    ]  # fmt: skip
-
-
-def test_times_are_told_in_seconds_minutes_and_hours():
-    assert [duration(s) for s in (0.4, 119, 150, 7199, 9000)] == [
-        "0 s", "119 s", "2 min", "120 min", "2.5 h",
-    ]  # fmt: skip
 
 
 def test_an_interval_is_drawn_to_scale_around_zero():

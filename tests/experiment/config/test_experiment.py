@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from collegium.compression.half import Half
-from collegium.compression.session import CodecConfig, Coding, CodingConfig
+from collegium.compression.session import CodecConfig, Codecs, CodecsConfig
 from collegium.compression.stc import STC
 from collegium.errors import ConfigError
-from collegium.experiment.config.building import build_algorithm, build_coding
+from collegium.experiment.config.building import build_algorithm, build_codecs
 from collegium.experiment.config.experiment import (
     AlgorithmConfig,
     ExperimentConfig,
@@ -213,8 +213,8 @@ def test_a_list_of_algorithms_is_told_apart_by_number(folder: Path):
         ("rounds=true", "rounds: should be a whole number, not True"),
         ("rounds='3'", "rounds: should be a whole number, not '3'"),
         ("training.lr=0", "training.lr: should be above 0, not 0"),
-        ("training.lr=.nan", "training.lr: should be above 0, not nan"),
-        ("training.lr=.inf", "training.lr: should be above 0, not inf"),
+        ("training.lr=.nan", "training.lr: should be finite and above 0, not nan"),
+        ("training.lr=.inf", "training.lr: should be finite and above 0, not inf"),
         ("training.momentum=1", "training.momentum: should be at least 0 and below 1, not 1"),
         ("training.amsgrad=yes", "training.amsgrad: should be true or false, not 'yes'"),
         ("training=3", "training: should hold keys and values, not 3"),
@@ -239,7 +239,7 @@ def test_a_list_of_algorithms_is_told_apart_by_number(folder: Path):
         ("engine.jobs=0", "engine.jobs: should be at least 1, not 0"),
         ("evaluation.every=0", "evaluation.every: should be at least 1, not 0"),
         ("algorithm.kind=softt", "did you mean 'soft'?"),
-        ("algorithm.width=0", "algorithm.width: should be greater than 0, not 0"),
+        ("algorithm.width=0", "algorithm.width: should be above 0, not 0"),
         ("algorithm.steps=3", "algorithm.steps: should be a list of whole numbers, not 3"),
         ("algorithm=configs/mine.py:Needy", "algorithm.lam: missing; add a number"),
         ("algorithm=fedavgg", "did you mean 'fedavg'?"),
@@ -470,8 +470,8 @@ def stc(**params) -> dict:
 
 def test_without_codecs_nothing_is_coded(folder: Path):
     config = load()
-    assert config.codec == CodingConfig()
-    assert not build_coding(config, config.algorithms[0])
+    assert config.codec == CodecsConfig()
+    assert not build_codecs(config, config.algorithms[0])
     assert to_dict(config)["codec"] == {"up": None, "down": None}
     assert "codec" not in to_dict(config)["algorithms"][0]
 
@@ -491,7 +491,7 @@ def test_a_codec_is_a_name_or_one_for_each_direction(folder: Path, written, up, 
     config = load(f"codec={written}")
     assert to_dict(config)["codec"] == {"up": up, "down": down}
     assert parse_config(to_dict(config)) == config
-    assert load(f"algorithm.codec={written}").codec == CodingConfig()
+    assert load(f"algorithm.codec={written}").codec == CodecsConfig()
     own = load("codec=half", f"algorithm.codec={written}")
     assert to_dict(own)["algorithms"][0]["codec"] == {"up": up, "down": down}
     assert parse_config(to_dict(own)) == own
@@ -505,7 +505,7 @@ def test_a_codec_in_a_file_keeps_its_line(folder: Path):
     )
     edit(folder, "    q: 0.1\n", "    p: 1.5\n")
     assert problem() == (
-        "codec.up: stc: p is 1.5; choose a share above 0 and at most 1 (configs/x.yaml, line 14)"
+        "codec.up.p: should be above 0 and at most 1, not 1.5 (configs/x.yaml, line 16)"
     )
     assert to_dict(load("codec.up.p=0.5"))["codec"]["up"] == stc(p=0.5)
 
@@ -538,8 +538,8 @@ def test_an_algorithms_codec_replaces_the_experiments(folder: Path):
         " {name: fedavg, label: c, codec: null}]"
     )
     config = load("codec={down: half}", three)
-    a, b, c = (build_coding(config, algorithm) for algorithm in config.algorithms)
-    assert (a, b, c) == (Coding(down=Half()), Coding(up=STC(p=0.5)), Coding())
+    a, b, c = (build_codecs(config, algorithm) for algorithm in config.algorithms)
+    assert (a, b, c) == (Codecs(down=Half()), Codecs(up=STC(p=0.5)), Codecs())
     assert len({digest(load(three)), digest(config), digest(load("codec=half", three))}) == 3
     assert difference(config, load("codec={up: half}", three)) == [
         'codec.up=null, now nothing', 'codec.down.name="half", now nothing',
@@ -557,13 +557,13 @@ def test_a_codec_from_a_file_is_found_beside_the_configuration(folder: Path):
     config = load()
     expected = CodecConfig(f"{folder / 'codec.py'}:Mine", {"format": "float16"})
     assert config.codec.up == expected
-    assert type(build_coding(config, config.algorithms[0]).up).__name__ == "Mine"
+    assert type(build_codecs(config, config.algorithms[0]).up).__name__ == "Mine"
 
 
 def test_a_codec_that_went_away_is_named_by_the_algorithm(folder: Path):
-    config = replace(load(), codec=CodingConfig(up=CodecConfig("gone.py:Mine")))
+    config = replace(load(), codec=CodecsConfig(up=CodecConfig("gone.py:Mine")))
     with pytest.raises(ConfigError, match=r"codec\.up\.name: .*gone\.py cannot be read .*'Mine'"):
-        build_coding(config, config.algorithms[0])
+        build_codecs(config, config.algorithms[0])
 
 
 def test_tracking_is_part_of_the_file_and_not_of_what_determines_the_numbers(folder: Path):

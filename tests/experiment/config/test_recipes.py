@@ -7,7 +7,7 @@ import pytest
 from collegium.errors import ConfigError
 from collegium.experiment.config.building import task_of
 from collegium.experiment.config.experiment import ExperimentConfig, parse_config
-from collegium.experiment.config.recipes import RECIPES, fill_in
+from collegium.experiment.config.recipes import RECIPES, apply_recipe
 from collegium.experiment.config.schema import flat
 
 
@@ -33,13 +33,13 @@ def test_a_recipe_with_a_minimal_file_is_an_experiment(name: str) -> None:
     task = task_of(config)
     assert task.metric in task.units
     assert config.rounds == 3  # what the file says stays
-    assert RECIPES[name].says
+    assert RECIPES[name].description
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_fills_in_only_what_is_silent(name: str) -> None:
     silent: dict[str, Any] = {}
-    fill_in(silent, name)
+    apply_recipe(silent, name)
     everything = flat(silent)
     assert everything == flat(RECIPES[name].values)
     for key in everything:
@@ -50,23 +50,23 @@ def test_a_recipe_fills_in_only_what_is_silent(name: str) -> None:
             place = place.setdefault(part, {})
         place[leaf] = 987
         for _ in range(2):
-            fill_in(data, name)
+            apply_recipe(data, name)
             assert flat(data) == everything | {key: "987"}
 
 
 def test_null_in_a_file_counts_as_said() -> None:
     data: dict[str, Any] = {"federation": {"image": {"size": None}}}
-    fill_in(data, "iop-fl")
+    apply_recipe(data, "iop-fl")
     assert data["federation"]["image"] == {"size": None, "normalise": "zscore"}
 
 
 def test_a_recipe_is_not_changed_by_what_it_filled_in() -> None:
     data: dict[str, Any] = {}
-    fill_in(data, "iop-fl")
+    apply_recipe(data, "iop-fl")
     data["federation"]["image"]["size"][0] = 1
     data["training"]["lr"] = 7
     again: dict[str, Any] = {}
-    fill_in(again, "iop-fl")
+    apply_recipe(again, "iop-fl")
     assert again["federation"]["image"]["size"] == [384, 384]
     assert again["training"]["lr"] == 1e-3
 

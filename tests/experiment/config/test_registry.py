@@ -30,7 +30,7 @@ class Mine(Algorithm):
         tau: rate.
     """
 
-    sends: ClassVar = {"extra": Numbers(says="a number")}
+    sends: ClassVar = {"extra": Numbers(description="a number")}
 
     tau: float = 0.9
     steps: tuple[int, ...] = (1, 2)
@@ -168,7 +168,7 @@ def test_the_list_holds_summary_paper_and_parts_and_why_one_does_not_load(packag
         ),
         ("mine.py:Other", "not a subclass of collegium.core.algorithm.Algorithm"),
         ("mine.py:Algorithm", "not a subclass"),
-        ("mine.py:Thawed", r"write @dataclass\(frozen=True\) above its class"),
+        ("mine.py:Thawed", r"write @settings \(from collegium import settings\) above it"),
         ("mine.py:Roundless", "has no method 'round'; write it"),
         ("broken.py:X", r"broken\.py does not load: ZeroDivisionError: division by zero"),
         ("syntax.py:X", r"syntax\.py does not load: SyntaxError"),

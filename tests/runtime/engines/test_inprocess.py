@@ -52,11 +52,11 @@ def test_one_worker_is_this_process_and_takes_requests_one_by_one():
             yield request(client)
 
     seen = []
-    for answer in engine.exchange(requests()):
-        seen.append(answer.client)
+    for response in engine.exchange(requests()):
+        seen.append(response.client)
         assert taken == seen
-        assert answer.data == f"{answer.client}|train|{os.getpid()}|".encode()
-        assert answer.seconds >= 0
+        assert response.data == f"{response.client}|train|{os.getpid()}|".encode()
+        assert response.seconds >= 0
     assert seen == ["A", "B", "C"]
 
 
@@ -87,7 +87,7 @@ def test_two_workers_share_the_requests_and_the_payload_is_intact(workers):
 def test_answers_come_as_they_are_ready(workers):
     list(workers.exchange([request("A"), request("B")]))  # both have started
     slow, quick = request("A", "sleep", b"1.0"), request("B")
-    assert [answer.client for answer in workers.exchange([slow, quick])] == ["B", "A"]
+    assert [response.client for response in workers.exchange([slow, quick])] == ["B", "A"]
 
 
 def test_worker_that_dies_is_named_with_client_and_round():

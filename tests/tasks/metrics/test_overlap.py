@@ -8,7 +8,7 @@ from scipy import ndimage
 from scipy.spatial.distance import directed_hausdorff
 
 from collegium.tasks.metrics import (
-    box,
+    box_plot_summary,
     dice,
     hd95,
     iou,
@@ -182,5 +182,5 @@ def test_sdwd_is_the_population_deviation_over_sites(
 def test_a_box_holds_what_numpy_says() -> None:
     values = torch.tensor([3.0, 1.0, 2.0, 10.0])
     expected = {"min": 1.0, "q1": 1.75, "median": 2.5, "q3": 4.75, "max": 10.0, "mean": 4.0}
-    assert box(values) == expected
-    assert box(torch.zeros(0)) == {}
+    assert box_plot_summary(values) == expected
+    assert box_plot_summary(torch.zeros(0)) == {}

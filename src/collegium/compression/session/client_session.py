@@ -8,20 +8,21 @@ from typing import Any, NamedTuple
 
 import torch
 
-from collegium.compression.base import Codec, State
+from collegium.compression.base import Codec
 from collegium.compression.session.groups import (
-    KEY,
-    Coding,
-    Group,
-    as_content,
-    code_groups,
-    decode,
+    CODEC_KEY,
+    Codecs,
+    SplitGroup,
+    decode_entry,
     decode_groups,
-    groups,
-    is_exact,
+    encode_groups,
+    is_lossless,
     origin,
+    tensor_groups,
+    wrap_bytes,
 )
-from collegium.compression.session.layout import Form
+from collegium.compression.session.layout import ModelLayout
+from collegium.core.algorithm import State
 from collegium.core.message import tensors_in
 from collegium.core.randomness import generator
 from collegium.core.tensors import Tensors
@@ -29,150 +30,160 @@ from collegium.errors import ProtocolError
 
 
 class LostReference(ProtocolError):  # noqa: N818  (the field's own names read better so)
-    """A client does not hold what a request was encoded against."""
+    """A client does not hold the version against which a request was encoded."""
 
 
-class Sent(NamedTuple):
-    """What leaves a client.
+class EncodedReply(NamedTuple):
+    """A reply as it leaves a client.
 
     Attributes:
         parts: the parts of the message without what is coded.
-        coded: what is coded, by path.
-        about: for the ledger, by part that is coded: the codec, and the bytes in all.
+        coded: the coded groups, by path.
+        ledger: for the ledger, by part that is coded: the codec, and the bytes in total.
     """
 
     parts: dict[str, Any]
     coded: dict[str, Any]
-    about: dict[str, dict[str, Any]]
+    ledger: dict[str, dict[str, Any]]
 
 
 class ClientSession:
     """The client's half, for one request.
 
     Args:
-        coding: the codecs.
-        form: of the model.
-        memory: what the client's state keeps for the codecs, changed in place: by path the version
-            and the tensors last received ("down"), and what the codec lost ("up").
+        codecs: the codecs.
+        layout: of the model.
+        state: the codecs' part of the client's state, changed in place: by path the version and the
+            tensors last received ("down"), and what the codec lost ("up").
         seed: of the run.
-        place: the client's name, the round and the exchange.
+        position: the client's name, the round and the exchange.
     """
 
     def __init__(
-        self, coding: Coding, form: Form, memory: State, *, seed: int, place: tuple[str | int, ...]
+        self,
+        codecs: Codecs,
+        layout: ModelLayout,
+        state: State,
+        *,
+        seed: int,
+        position: tuple[str | int, ...],
     ) -> None:
-        self._coding, self._form, self._memory = coding, form, memory
-        self._rng = partial(generator, seed, "codec", "up", *place)
-        self._order: Mapping[str, Any] = {}
+        self._codecs, self._layout, self._state = codecs, layout, state
+        self._rng = partial(generator, seed, "codec", "up", *position)
+        self._options: Mapping[str, Any] = {}
         self._received: dict[str, Tensors] = {}
 
-    def receive(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def decode_request(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the parts of a request, decoded.
 
         Args:
-            request: as it was unpacked, on the CPU.
+            request: the unpacked request, on the CPU.
 
         Raises:
-            LostReference: this client does not hold what it was encoded against.
+            LostReference: this client does not hold the version against which it was encoded.
             ProtocolError: it is damaged.
         """
         parts = dict(request)
-        about = parts.pop(KEY, {})
-        self._order = about.get("order", {})
-        decoded: dict[str, Any] = decode_groups(parts, about.get("parts", {}), self._whole)
-        self._received = groups(decoded)
+        coding = parts.pop(CODEC_KEY, {})
+        self._options = coding.get("order", {})
+        decoded: dict[str, Any] = decode_groups(parts, coding.get("parts", {}), self._decode_group)
+        self._received = tensor_groups(decoded)
         return decoded
 
-    def _whole(self, path: str, rest: Tensors, entry: Mapping[str, Any]) -> Tensors:
-        """Decode one group, and remember it where the next one will build upon it."""
+    def _decode_group(self, path: str, rest: Tensors, entry: Mapping[str, Any]) -> Tensors:
+        """Return one group, and keep it if the next one will be encoded against it."""
         if "data" in entry and "base" not in entry:
-            return self._form.joined(rest, decode(self._coding.down, self._form, entry))
-        held = self._memory.setdefault("down", {})
+            return self._layout.join(rest, decode_entry(self._codecs.down, self._layout, entry))
+        held = self._state.setdefault("down", {})
         if "data" not in entry:
-            tensors = self._form.aligned(rest, self._form.codable(rest))
+            tensors = self._layout.align(rest, self._layout.codable(rest))
             held[path] = {"version": entry["version"], "tensors": tensors}
             return rest
-        old, names = held.get(path), self._form.unmask(entry["names"])
+        old, names = held.get(path), self._layout.unmask(entry["names"])
         if old is None or old["version"] != entry["base"] or old["tensors"].keys() != set(names):
             raise LostReference("this site does not hold what it was encoded against")
-        before = self._form.aligned(old["tensors"], names)
-        now = before.map(torch.add, decode(self._coding.down, self._form, entry))
+        before = self._layout.align(old["tensors"], names)
+        now = before.map(torch.add, decode_entry(self._codecs.down, self._layout, entry))
         held[path] = {"version": entry["version"], "tensors": now}
-        return self._form.joined(rest, now)
+        return self._layout.join(rest, now)
 
-    def send(self, reply: Mapping[str, Any]) -> Sent:
-        """Return what leaves, and remember what the codec lost.
+    def encode_reply(self, reply: Mapping[str, Any]) -> EncodedReply:
+        """Return the reply as it leaves, and keep what the codec lost.
 
         Raises:
-            ProtocolError: a part cannot be encoded: it holds NaN or infinite values, say.
+            ProtocolError: a part cannot be encoded, for example because it holds NaN or infinite
+                values.
         """
-        up = self._coding.up
+        up = self._codecs.up
         coded: dict[str, Any] = {}
-        about: dict[str, dict[str, Any]] = {}
+        ledger: dict[str, dict[str, Any]] = {}
 
-        def one(group: Group) -> Tensors:
-            entry = self._exact(up, group) if up is None or is_exact(up) else self._lossy(up, group)
+        def encode(group: SplitGroup) -> Tensors:
+            if up is None or is_lossless(up):
+                entry = self._lossless_entry(up, group)
+            else:
+                entry = self._lossy_entry(up, group)
             if entry:
-                coded[group.path] = {"names": self._form.mask(group.coded), **entry}
+                coded[group.path] = {"names": self._layout.mask(group.coded), **entry}
             if "data" not in entry:
-                return self._form.joined(group.rest, group.coded)
-            line = about.setdefault(group.path.partition("/")[0], {"bytes": 0})
+                return self._layout.join(group.rest, group.coded)
+            line = ledger.setdefault(group.path.partition("/")[0], {"bytes": 0})
             line |= {"codec": type(up).__name__, "bytes": line["bytes"] + len(entry["data"][""])}
             return group.rest
 
-        parts: dict[str, Any] = code_groups(reply, self._form, one)
-        for name, line in about.items():
+        parts: dict[str, Any] = encode_groups(reply, self._layout, encode)
+        for name, line in ledger.items():
             line["bytes"] += sum(t.numel() * t.element_size() for _, t in tensors_in(parts[name]))
-        return Sent(parts, coded, about)
+        return EncodedReply(parts, coded, ledger)
 
-    def _exact(self, up: Codec | None, group: Group) -> dict[str, Any]:
-        """Return an entry with the numbers as they are, or none where they need none.
+    def _lossless_entry(self, up: Codec | None, group: SplitGroup) -> dict[str, Any]:
+        """Return an entry with the numbers as they are, or none if they need none.
 
-        Where a download lost something, the server has to know from which group they came.
+        If a download lost something, the server has to know from which group they were made.
         """
-        held = self._memory.get("down", {})
-        base = origin(group.path, self._base(group)) if held else None
-        about = {"base": base, "whole": True} if base in held else {}
+        held = self._state.get("down", {})
+        base = origin(group.path, self._find_base(group)) if held else None
+        entry = {"base": base, "whole": True} if base in held else {}
         if up is None:
-            return about
-        return about | as_content(up.encode(group.coded, self._rng(group.path), {}).data)
+            return entry
+        return entry | wrap_bytes(up.encode(group.coded, self._rng(group.path), {}).data)
 
-    def _lossy(self, up: Codec, group: Group) -> dict[str, Any]:
-        """Return an entry with what is new to the server, what was lost before included."""
-        target, base, names = group.coded, self._base(group), list(group.coded)
+    def _lossy_entry(self, up: Codec, group: SplitGroup) -> dict[str, Any]:
+        """Return an entry with the difference from the base, previous losses included."""
+        target, base, names = group.coded, self._find_base(group), list(group.coded)
         if base is not None:
-            target = target.map(torch.sub, self._form.aligned(self._received[base], names))
+            target = target.map(torch.sub, self._layout.align(self._received[base], names))
         if not up.feedback:
-            encoded = up.encode(target, self._rng(group.path), self._order)
-            return {"base": base, **as_content(encoded.data)}
-        kept = self._memory.setdefault("up", {})
-        key, start = f"{group.path} {self._form.mask(names)}", origin(group.path, base)
-        if key in kept and kept[key]["origin"] == start:
-            target = target.map(torch.add, self._form.aligned(kept[key]["residual"], names))
-        encoded = up.encode(target, self._rng(group.path), self._order)
-        kept[key] = {"origin": start, "residual": target.map(torch.sub, encoded.decoded)}
-        return {"base": base, **as_content(encoded.data)}
+            encoded = up.encode(target, self._rng(group.path), self._options)
+            return {"base": base, **wrap_bytes(encoded.data)}
+        lost = self._state.setdefault("up", {})
+        key, start = f"{group.path} {self._layout.mask(names)}", origin(group.path, base)
+        if key in lost and lost[key]["origin"] == start:
+            target = target.map(torch.add, self._layout.align(lost[key]["residual"], names))
+        encoded = up.encode(target, self._rng(group.path), self._options)
+        lost[key] = {"origin": start, "residual": target.map(torch.sub, encoded.decoded)}
+        return {"base": base, **wrap_bytes(encoded.data)}
 
-    def _base(self, group: Group) -> str | None:
-        """Return the path of the group from which the difference is taken."""
-        near = {
+    def _find_base(self, group: SplitGroup) -> str | None:
+        """Return the path of the received group from which the difference is taken, if any."""
+        candidates = {
             path: received
             for path, received in self._received.items()
-            if group.coded.keys() <= set(self._form.codable(received))
+            if group.coded.keys() <= set(self._layout.codable(received))
         }
-        if group.path in near:
+        if group.path in candidates:
             return group.path
         distances = {
-            path: _squares(
-                group.coded.map(torch.sub, self._form.aligned(received, list(group.coded)))
+            path: _squared_length(
+                group.coded.map(torch.sub, self._layout.align(received, list(group.coded)))
             )
-            for path, received in near.items()
+            for path, received in candidates.items()
         }
         best = min(distances, key=lambda path: distances[path], default=None)
-        near_enough = best is not None and distances[best] < _squares(group.coded) / 4
-        return best if near_enough else None
+        near = best is not None and distances[best] < _squared_length(group.coded) / 4
+        return best if near else None
 
 
-def _squares(tensors: Tensors) -> float:
+def _squared_length(tensors: Tensors) -> float:
     """Return the squared length of a group, summed in float64."""
     return sum(float(t.double().square().sum()) for t in tensors.distinct().values())

@@ -1,10 +1,12 @@
-"""What an experiment file says of codecs."""
+"""The settings of codecs in an experiment file."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from collegium.core.settings import settings
 
-@dataclass(frozen=True)
+
+@settings
 class CodecConfig:
     """A codec.
 
@@ -17,24 +19,24 @@ class CodecConfig:
     params: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the mapping that a file would hold."""
+        """Return the mapping that a file would hold."""
         return {"name": self.name, **self.params}
 
 
-@dataclass(frozen=True)
-class CodingConfig:
+@settings
+class CodecsConfig:
     """The codecs of both directions; null: nothing is coded.
 
     Attributes:
-        up: What codes the messages of the sites.
-        down: What codes the messages of the server.
+        up: Codes the messages of the sites.
+        down: Codes the messages of the server.
     """
 
     up: CodecConfig | None = None
     down: CodecConfig | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the mapping that a file would hold."""
+        """Return the mapping that a file would hold."""
         return {
             "up": self.up.to_dict() if self.up else None,
             "down": self.down.to_dict() if self.down else None,

@@ -1,8 +1,9 @@
-"""Which codecs a run uses, and the groups of tensors in its messages that they code."""
+"""The codecs of a run, and the groups of tensors in its messages that they code."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,21 +11,26 @@ import torch
 
 from collegium.compression.base import Codec
 from collegium.compression.identity import Identity
-from collegium.compression.session.layout import Form
+from collegium.compression.session.layout import ModelLayout
 from collegium.core.message import pack
 from collegium.core.tensors import Tensors
 from collegium.errors import ProtocolError
 
-KEY = "$codec"
-"""Where a stored state and a coded request keep what belongs to the codecs."""
+CODEC_KEY = "$codec"
+"""The key of a stored state and of a coded request under which the codecs' own data are.
 
-AGAIN = pack({"error": {"kind": "ProtocolError", "text": "the site lost what it held; send all"}})
-"""The answer of a client that does not hold what a request was encoded against."""
+In a request these are the options of the client ("order") and the coded groups by path ("parts").
+"""
+
+RESEND_REQUEST = pack(
+    {"error": {"kind": "ProtocolError", "text": "the site lost what it held; send all"}}
+)
+"""The answer of a client that does not hold the version against which a request was encoded."""
 
 
 @dataclass(frozen=True)
-class Coding:
-    """The codecs of a run; without any, messages are what they are without this package.
+class Codecs:
+    """The codecs of a run; false if there is none, so that messages are sent as they are.
 
     Attributes:
         up: codes what clients send.
@@ -47,16 +53,16 @@ class Coding:
         }
 
 
-NO_CODECS = Coding()
+NO_CODECS = Codecs()
 
 
-class Group(NamedTuple):
-    """What a codec takes of a group of tensors in a message, and what it leaves.
+class SplitGroup(NamedTuple):
+    """A group of tensors in a message, split into the coded ones and the rest.
 
     Attributes:
-        path: where it stands, such as ``model`` or ``models/0``.
+        path: its place in the message, such as ``model`` or ``models/0``.
         coded: the tensors that a codec takes, on the CPU.
-        rest: those that travel as they are.
+        rest: those that are sent as they are.
     """
 
     path: str
@@ -64,44 +70,59 @@ class Group(NamedTuple):
     rest: Tensors
 
 
-def is_exact(codec: Codec | None) -> bool:
-    """Whether numbers travel as they are, so that nothing is lost and differences only round."""
+def is_lossless(codec: Codec | None) -> bool:
+    """Return whether numbers are sent as they are, so that differences would only add rounding."""
     return codec is None or isinstance(codec, Identity)
 
 
 def origin(path: str, base: str | None) -> str | None:
-    """Return ``base`` if what stands at ``path`` was made from it; None: it is merely near.
+    """Return the path of the group from which another was made; None if it is only near.
 
-    It was where both have one name, or where the base is one of a list or dictionary of models from
-    which the client chose.
+    It was made from it if both have one name, or if the base is one of a list or dictionary of
+    models from which the client chose.
+
+    Args:
+        path: of the group in a reply.
+        base: the path of the group in the request from which its difference is taken, if any.
     """
     return base if base is not None and (base == path or "/" in base) else None
 
 
-def groups(value: Any) -> dict[str, Tensors]:
+def tensor_groups(value: Any) -> dict[str, Tensors]:
     """Return the groups of tensors anywhere in ``value`` by path.
 
-    Those below a key with a slash are left out.
+    Those below a key with a slash are omitted.
     """
-    found = {}
+    groups = {}
 
-    def note(path: str | None, group: Tensors) -> Tensors:
+    def collect(path: str | None, group: Tensors) -> Tensors:
         if path is not None:
-            found[path] = group
+            groups[path] = group
         return group
 
-    each_group(value, note)
-    return found
+    map_groups(value, collect)
+    return groups
 
 
-def each_group(value: Any, fn: Callable[[str | None, Tensors], Tensors]) -> Any:
-    """Return ``value`` with every group replaced by what ``fn`` makes of its path and itself."""
+def map_groups(value: Any, fn: Callable[[str | None, Tensors], Tensors]) -> Any:
+    """Return a part of a message with every group of tensors replaced.
+
+    Args:
+        value: the part.
+        fn: returns the new group, given the path and the group; the path is None below a key with a
+            slash.
+    """
     return _walk(value, fn, "")
 
 
 def on_device(parts: Any, device: torch.device) -> Any:
-    """Return parts of a message with their tensors on a device."""
-    return each_group(parts, lambda _, group: group.map(lambda tensor: tensor.to(device)))
+    """Return parts of a message with their tensors on a device.
+
+    Args:
+        parts: the parts.
+        device: the device.
+    """
+    return map_groups(parts, lambda _, group: group.map(lambda tensor: tensor.to(device)))
 
 
 def _walk(value: Any, fn: Callable[[str | None, Tensors], Tensors], path: str | None) -> Any:
@@ -117,61 +138,83 @@ def _walk(value: Any, fn: Callable[[str | None, Tensors], Tensors], path: str | 
     return value
 
 
-def code_groups(parts: Mapping[str, Any], form: Form, fn: Callable[[Group], Tensors]) -> Any:
-    """Return ``parts`` with ``fn`` applied to every group in which a codec takes something.
+def encode_groups(
+    parts: Mapping[str, Any], layout: ModelLayout, encode: Callable[[SplitGroup], Tensors]
+) -> Any:
+    """Return the parts of a message with every group replaced in which a codec takes something.
+
+    Args:
+        parts: the parts.
+        layout: of the model.
+        encode: returns the tensors of a group that are sent as they are.
 
     Raises:
-        ProtocolError: ``fn`` did; the sentence names the part.
+        ProtocolError: ``encode`` raised it; the sentence names the part.
     """
 
-    def one(path: str | None, group: Tensors) -> Tensors:
-        names = form.codable(group) if path is not None else []
+    def encode_one(path: str | None, group: Tensors) -> Tensors:
+        names = layout.codable(group) if path is not None else []
         if path is None or not names:
             return group
-        found = Group(path, form.aligned(group, names), group.without(names))
-        return _for_part(path, lambda: fn(found))
+        with _naming_part(path):
+            return encode(SplitGroup(path, layout.align(group, names), group.without(names)))
 
-    return each_group(parts, one)
+    return map_groups(parts, encode_one)
 
 
 def decode_groups(
-    parts: Mapping[str, Any], entries: Any, fn: Callable[[str, Tensors, Mapping[str, Any]], Tensors]
+    parts: Mapping[str, Any],
+    entries: Any,
+    decode: Callable[[str, Tensors, Mapping[str, Any]], Tensors],
 ) -> Any:
-    """Return ``parts`` with ``fn`` applied to every group that has an entry.
+    """Return the parts of a message with every group replaced that has an entry.
+
+    Args:
+        parts: the parts without what is coded.
+        entries: the coded groups by path, not trusted.
+        decode: returns the whole group, given its path, its tensors that are not coded, and its
+            entry.
 
     Raises:
         ProtocolError: there is an entry without a group, or it is damaged.
     """
-    if not isinstance(entries, dict) or not entries.keys() <= groups(parts).keys():
+    if not isinstance(entries, dict) or not entries.keys() <= tensor_groups(parts).keys():
         raise ProtocolError("what is coded is not what the message holds")
 
-    def one(path: str | None, rest: Tensors) -> Tensors:
+    def decode_one(path: str | None, rest: Tensors) -> Tensors:
         if path is None or path not in entries:
             return rest
         try:
-            return _for_part(path, lambda: fn(path, rest, entries[path]))
+            with _naming_part(path):
+                return decode(path, rest, entries[path])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ProtocolError(f"part {path!r}: its coded form is damaged") from error
 
-    return each_group(parts, one)
+    return map_groups(parts, decode_one)
 
 
-def _for_part(path: str, work: Callable[[], Tensors]) -> Tensors:
-    """Do something with a part; a `ProtocolError` is raised again with the part's name."""
+@contextmanager
+def _naming_part(path: str) -> Iterator[None]:
+    """Raise a `ProtocolError` from within again, with the name of the part."""
     try:
-        return work()
+        yield
     except ProtocolError as error:
         raise type(error)(f"part {path!r}: {error}") from error
 
 
-def as_content(data: bytes) -> dict[str, Tensors]:
-    """Return bytes as an entry holds them."""
+def wrap_bytes(data: bytes) -> dict[str, Tensors]:
+    """Return encoded bytes in the form in which an entry holds them."""
     content = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0)
     return {"data": Tensors({"": content.to(torch.uint8)})}
 
 
-def decode(codec: Codec | None, form: Form, entry: Mapping[str, Any]) -> Tensors:
-    """Return the tensors that an entry stands for.
+def decode_entry(codec: Codec | None, layout: ModelLayout, entry: Mapping[str, Any]) -> Tensors:
+    """Return the tensors that an entry holds.
+
+    Args:
+        codec: the codec of this direction.
+        layout: of the model.
+        entry: of a coded group, not trusted.
 
     Raises:
         ProtocolError: the bytes are damaged, or this side has no codec.
@@ -182,4 +225,5 @@ def decode(codec: Codec | None, form: Form, entry: Mapping[str, Any]) -> Tensors
     content = entry["data"][""]
     if content.dtype != torch.uint8 or content.ndim != 1:
         raise ValueError(content.dtype)
-    return codec.decode(content.cpu().numpy().tobytes(), form.like(form.unmask(entry["names"])))
+    template = layout.template(layout.unmask(entry["names"]))
+    return codec.decode(content.cpu().numpy().tobytes(), template)

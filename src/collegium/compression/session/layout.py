@@ -1,4 +1,4 @@
-"""What both sides know of the model, so that no message repeats it."""
+"""The layout of the model, which both sides know, so that no message repeats it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from collegium.core.tensors import Tensors, identity
 
 
-class Form:
+class ModelLayout:
     """Names, shapes, dtypes and ties of a model.
 
     Args:
@@ -24,54 +24,64 @@ class Form:
         self._names = sorted(
             n for n, t in self._model.items() if n in trainable and t.is_floating_point()
         )
-        twins: dict[Hashable, list[str]] = {}
+        tied: dict[Hashable, list[str]] = {}
         for name in self._names:
-            twins.setdefault(identity(self._model[name]), []).append(name)
-        self._twins = list(twins.values())
+            tied.setdefault(identity(self._model[name]), []).append(name)
+        self._tied_names = list(tied.values())
 
-    def like(self, names: Collection[str]) -> Tensors:
-        """Return tensors of the model's form, without its numbers."""
+    def template(self, names: Collection[str]) -> Tensors:
+        """Return tensors of the model's shapes, dtypes and ties, of any content."""
         return Tensors((name, self._model[name]) for name in names)
 
     def codable(self, part: Tensors) -> list[str]:
         """Return the names in ``part`` that a codec takes, sorted.
 
         Those of trainable floating-point tensors that have the shape and dtype of the model's, and
-        are equal where the model's are tied.
+        are equal if the model's are tied.
         """
-        found: list[str] = []
-        for twins in self._twins:
-            here = [name for name in twins if name in part]
-            if all(self._agrees(part[name], name, part[here[0]]) for name in here):
-                found += here
-        return sorted(found)
+        codable: list[str] = []
+        for tied in self._tied_names:
+            present = [name for name in tied if name in part]
+            if all(self._matches(part[name], name, part[present[0]]) for name in present):
+                codable += present
+        return sorted(codable)
 
-    def _agrees(self, tensor: Tensor, name: str, twin: Tensor) -> bool:
-        mine = self._model[name]
-        if tensor.shape != mine.shape or tensor.dtype != mine.dtype:
+    def _matches(self, tensor: Tensor, name: str, first: Tensor) -> bool:
+        model_tensor = self._model[name]
+        if tensor.shape != model_tensor.shape or tensor.dtype != model_tensor.dtype:
             return False
-        return identity(tensor) == identity(twin) or torch.equal(tensor, twin)
+        return identity(tensor) == identity(first) or torch.equal(tensor, first)
 
-    def aligned(self, part: Tensors, names: Collection[str]) -> Tensors:
-        """Return tensors of ``part`` on the CPU, tied where the model's are and nowhere else."""
-        made: dict[Hashable, Tensor] = {}
+    def align(self, part: Tensors, names: Collection[str]) -> Tensors:
+        """Return tensors on the CPU, tied exactly as the model's are.
+
+        Args:
+            part: the tensors.
+            names: which of them are returned.
+        """
+        aligned: dict[Hashable, Tensor] = {}
         memories: set[Hashable] = set()
         for name in names:
             key = identity(self._model[name])
-            if key not in made:
+            if key not in aligned:
                 tensor = part[name].detach().to("cpu")
-                made[key] = tensor.clone() if identity(tensor) in memories else tensor
+                aligned[key] = tensor.clone() if identity(tensor) in memories else tensor
                 memories.add(identity(tensor))
-        return Tensors((name, made[identity(self._model[name])]) for name in names)
+        return Tensors((name, aligned[identity(self._model[name])]) for name in names)
 
-    def joined(self, rest: Tensors, coded: Tensors) -> Tensors:
-        """Return both as one group, in the model's order."""
+    def join(self, rest: Tensors, coded: Tensors) -> Tensors:
+        """Return both as one group, in the model's order.
+
+        Args:
+            rest: tensors that are not coded; those of other names than the model's come last.
+            coded: tensors that are.
+        """
         both = rest | coded
         known = [name for name in self._model if name in both]
         return Tensors((name, both[name]) for name in [*known, *both.without(self._model)])
 
     def mask(self, names: Collection[str]) -> str:
-        """Return which of the trainable names are in ``names``, as hexadecimal digits."""
+        """Return as hexadecimal digits which of the trainable names are in ``names``."""
         return f"{sum(1 << i for i, name in enumerate(self._names) if name in names):x}"
 
     def unmask(self, mask: Any) -> list[str]:

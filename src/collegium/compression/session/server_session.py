@@ -9,54 +9,55 @@ from typing import Any, NamedTuple
 
 import torch
 
-from collegium.compression.base import Codec, Report, State
+from collegium.compression.base import ClientReport, Codec
 from collegium.compression.session.groups import (
-    KEY,
-    Coding,
-    Group,
-    as_content,
-    code_groups,
-    decode,
+    CODEC_KEY,
+    Codecs,
+    SplitGroup,
+    decode_entry,
     decode_groups,
-    groups,
-    is_exact,
+    encode_groups,
+    is_lossless,
     origin,
+    tensor_groups,
+    wrap_bytes,
 )
-from collegium.compression.session.layout import Form
+from collegium.compression.session.layout import ModelLayout
+from collegium.core.algorithm import State
 from collegium.core.message import pack
 from collegium.core.randomness import generator
 from collegium.core.tensors import Tensors
 
 
 class ServerSession:
-    """The server's half.
+    """The server's half of a run.
 
     Args:
-        coding: the codecs.
-        form: of the model.
+        codecs: the codecs.
+        layout: of the model.
         seed: of the run.
 
     Attributes:
-        memory: what the server's state keeps for the codecs: by client and path the version that it
-            holds ("held"), by path and version the tensors ("known"), the codec's own ("plan"), and
-            what the clients reported in this round ("reports").
-        orders: what the codec's plan says to each client in this round.
+        state: the codecs' part of the server's state: by client and path the version that it holds
+            ("held"), by path and version the tensors ("known"), the codec's own ("plan"), and the
+            clients' reports in this round ("reports").
+        options: the options of each client in this round, by the codec's plan.
     """
 
-    def __init__(self, coding: Coding, form: Form, *, seed: int) -> None:
-        self.coding, self.form, self.seed = coding, form, seed
-        self.memory: State = {}
-        self.orders: Mapping[str, Mapping[str, Any]] = {}
-        self._plans = coding.up is not None and type(coding.up).plan is not Codec.plan
-        self._planned = 0
+    def __init__(self, codecs: Codecs, layout: ModelLayout, *, seed: int) -> None:
+        self.codecs, self.layout, self.seed = codecs, layout, seed
+        self.state: State = {}
+        self.options: Mapping[str, Mapping[str, Any]] = {}
+        self._has_plan = codecs.up is not None and type(codecs.up).plan is not Codec.plan
+        self._planned_round = 0
 
-    def stored(self) -> State:
-        """Return the memory, without the versions that nobody holds any more."""
-        used = {item for held in self.memory.get("held", {}).values() for item in held.items()}
-        for path, versions in self.memory.get("known", {}).items():
+    def pruned_state(self) -> State:
+        """Return the state, after removing the versions that no client holds any more."""
+        used = {item for held in self.state.get("held", {}).values() for item in held.items()}
+        for path, versions in self.state.get("known", {}).items():
             for version in [version for version in versions if (path, version) not in used]:
                 del versions[version]
-        return self.memory
+        return self.state
 
     def exchange(
         self,
@@ -64,32 +65,37 @@ class ServerSession:
         each: Mapping[str, Mapping[str, Any]] | None,
         clients: Collection[str],
         *,
-        place: tuple[int, int],
+        position: tuple[int, int],
     ) -> Exchange:
         """Begin an exchange.
 
         Args:
             items: the parts that all clients receive.
             each: further parts for single clients.
-            clients: all that are asked.
-            place: the round, and the number of the exchange in it.
+            clients: the clients that are asked.
+            position: the round, and the number of the exchange in it.
         """
-        self._plan(place[0])
-        self.stored()
-        return Exchange(self, items, each, clients, place)
+        self._plan(position[0])
+        self.pruned_state()
+        return Exchange(self, items, each, clients, position)
 
     def _plan(self, number: int) -> None:
-        """Let the codec give its orders, before the first exchange of every round."""
-        if self.coding.up is None or not self._plans or number == self._planned:
+        """Plan a round before its first exchange."""
+        if self.codecs.up is None or not self._has_plan or number == self._planned_round:
             return
-        reports = {c: Report(**r) for c, r in self.memory.get("reports", {}).items()}
-        self.orders = self.coding.up.plan(self.memory.setdefault("plan", {}), reports)
-        self.memory["reports"], self._planned = {}, number
+        reports = {c: ClientReport(**r) for c, r in self.state.get("reports", {}).items()}
+        self.options = self.codecs.up.plan(self.state.setdefault("plan", {}), reports)
+        self.state["reports"], self._planned_round = {}, number
 
-    def note(self, client: str, reply: Mapping[str, Any]) -> None:
-        """Remember what the next plan may use."""
-        if self._plans:
-            reports = self.memory.setdefault("reports", {})
+    def record_report(self, client: str, reply: Mapping[str, Any]) -> None:
+        """Keep what the next plan may use of a reply.
+
+        Args:
+            client: the sender.
+            reply: its decoded reply.
+        """
+        if self._has_plan:
+            reports = self.state.setdefault("reports", {})
             report = reports.setdefault(client, {"loss": None, "weight": 1.0})
             if "progress" in reply and "loss" in reply["progress"]:
                 report["loss"] = reply["progress"]["loss"]
@@ -97,17 +103,17 @@ class ServerSession:
                 report["weight"] = reply["num_examples"]
 
     def forget(self, client: str) -> None:
-        """Note that nothing is known any more of what a client holds."""
-        self.memory.get("held", {}).pop(client, None)
+        """Record that it is no longer known what a client holds."""
+        self.state.get("held", {}).pop(client, None)
 
 
-class _Step(NamedTuple):
-    """A group on its way to all that hold the same.
+class _Download(NamedTuple):
+    """A group as it is sent to all clients that hold the same version.
 
     Attributes:
-        version: what they hold afterwards is called.
-        tensors: what they hold afterwards.
-        entry: what they get; None: nobody holds anything, so that it goes in full.
+        version: the name of the version that they hold afterwards.
+        tensors: the tensors that they hold afterwards.
+        entry: the entry that they receive; None if none holds a version, so that all is sent.
     """
 
     version: str
@@ -116,43 +122,51 @@ class _Step(NamedTuple):
 
 
 class Exchange:
-    """The server's half of one exchange; see `ServerSession.exchange`."""
+    """The server's half of one exchange.
+
+    Args:
+        session: of the run.
+        items: see `ServerSession.exchange`.
+        each: see `ServerSession.exchange`.
+        clients: see `ServerSession.exchange`.
+        position: see `ServerSession.exchange`.
+    """
 
     def __init__(
         self,
-        side: ServerSession,
+        session: ServerSession,
         items: Mapping[str, Any],
         each: Mapping[str, Mapping[str, Any]] | None,
         clients: Collection[str],
-        place: tuple[int, int],
+        position: tuple[int, int],
     ) -> None:
-        self._side, self._form, self._place = side, side.form, place
+        self._session, self._layout, self._position = session, session.layout, position
         self._items, self._each = items, each
-        self._steps: dict[Hashable, _Step] = {}
+        self._downloads: dict[Hashable, _Download] = {}
         self._packed: dict[str, bytes] = {}
         self._sent: dict[str, dict[str, Tensors]] = {}
-        self._received: dict[str, dict[str, _Step]] = {}
-        self._most = self._majorities(clients) if side.memory.get("held") else {}
+        self._received: dict[str, dict[str, _Download]] = {}
+        self._majority = self._majority_versions(clients) if session.state.get("held") else {}
 
     def _parts(self, client: str) -> dict[str, Any]:
         return {**self._items, **(self._each[client] if self._each is not None else {})}
 
-    def _majorities(self, clients: Collection[str]) -> dict[Hashable, str | None]:
-        """Return for every group which version most of those hold who will get it."""
+    def _majority_versions(self, clients: Collection[str]) -> dict[Hashable, str | None]:
+        """Return the version of every group that most of its receivers hold."""
         counts: dict[Hashable, Counter[str]] = {}
         for client in clients:
-            for path, group in groups(self._parts(client)).items():
-                held = self._held(client, path, self._form.codable(group))
+            for path, group in tensor_groups(self._parts(client)).items():
+                held = self._held(client, path, self._layout.codable(group))
                 counts.setdefault((path, id(group)), Counter()).update([held] if held else [])
         return {
-            whole: max(sorted(count), key=lambda version: count[version], default=None)
-            for whole, count in counts.items()
+            key: max(sorted(count), key=lambda version: count[version], default=None)
+            for key, count in counts.items()
         }
 
     def _held(self, client: str, path: str, names: Collection[str]) -> str | None:
-        """Return the version of a group that a client holds, if one can build upon it."""
-        version: str | None = self._side.memory.get("held", {}).get(client, {}).get(path)
-        known = self._side.memory.get("known", {}).get(path, {})
+        """Return the version of a group that a client holds, if a difference can be sent to it."""
+        version: str | None = self._session.state.get("held", {}).get(client, {}).get(path)
+        known = self._session.state.get("known", {}).get(path, {})
         return version if version in known and known[version].keys() == set(names) else None
 
     def payload(self, client: str) -> bytes:
@@ -161,122 +175,130 @@ class Exchange:
         Raises:
             ProtocolError: a part cannot be encoded.
         """
-        parts, down = self._parts(client), self._side.coding.down
-        originals = groups(parts)
+        parts, down = self._parts(client), self._session.codecs.down
+        originals = tensor_groups(parts)
         entries: dict[str, Any] = {}
-        received: dict[str, _Step] = {}
+        received: dict[str, _Download] = {}
 
-        def one(group: Group) -> Tensors:
+        def encode(group: SplitGroup) -> Tensors:
             assert down is not None
-            whole = (group.path, id(originals[group.path]))
-            if is_exact(down):
-                entries[group.path] = self._exactly(down, group, whole)
+            key = (group.path, id(originals[group.path]))
+            if is_lossless(down):
+                entries[group.path] = self._lossless_entry(down, group, key)
                 return group.rest
             held = self._held(client, group.path, group.coded)
-            step = self._step(down, group, whole, held or self._most.get(whole))
-            received[group.path] = step
-            entries[group.path] = step.entry if held else {"version": step.version}
-            return group.rest if held else self._form.joined(group.rest, step.tensors)
+            download = self._download(down, group, key, held or self._majority.get(key))
+            received[group.path] = download
+            entries[group.path] = download.entry if held else {"version": download.version}
+            return group.rest if held else self._layout.join(group.rest, download.tensors)
 
-        rests = parts if down is None else code_groups(parts, self._form, one)
+        rests = parts if down is None else encode_groups(parts, self._layout, encode)
         self._sent[client], self._received[client] = originals, received
-        about = {"order": dict(self._side.orders.get(client, {})), "parts": entries}
-        about = {key: value for key, value in about.items() if value}
-        return self._pack(rests | ({KEY: about} if about else {}))
+        coding = {"order": dict(self._session.options.get(client, {})), "parts": entries}
+        coding = {key: value for key, value in coding.items() if value}
+        return self._pack(rests | ({CODEC_KEY: coding} if coding else {}))
 
     def _pack(self, message: dict[str, Any]) -> bytes:
-        """Pack a message; where clients differ in nothing but their orders and versions, once."""
+        """Pack a message, once for all clients with equal parts, options and versions."""
         if self._each is not None:
             return pack(message)
-        about = message.get(KEY, {})
+        coding = message.get(CODEC_KEY, {})
         versions = {
             path: ["data" in entry, entry.get("version")]
-            for path, entry in about.get("parts", {}).items()
+            for path, entry in coding.get("parts", {}).items()
         }
-        key = json.dumps([about.get("order"), versions])
+        key = json.dumps([coding.get("order"), versions])
         if key not in self._packed:
             self._packed[key] = pack(message)
         return self._packed[key]
 
-    def _exactly(self, down: Codec, group: Group, whole: Hashable) -> dict[str, Any]:
+    def _lossless_entry(self, down: Codec, group: SplitGroup, key: Hashable) -> dict[str, Any]:
         """Return the entry with a group's numbers as they are, made once for all clients."""
-        if whole not in self._steps:
+        if key not in self._downloads:
             data = down.encode(group.coded, self._rng(group.path), {}).data
-            entry = {"names": self._form.mask(group.coded), **as_content(data)}
-            self._steps[whole] = _Step("", group.coded, entry)
-        return self._steps[whole].entry or {}
+            entry = {"names": self._layout.mask(group.coded), **wrap_bytes(data)}
+            self._downloads[key] = _Download("", group.coded, entry)
+        return self._downloads[key].entry or {}
 
-    def _step(self, down: Codec, group: Group, whole: Hashable, base: str | None) -> _Step:
-        """Return how a group goes on from a version, made once for all who hold it."""
-        key = (whole, base)
-        if key in self._steps:
-            return self._steps[key]
-        version = "-".join(map(str, (*self._place, len(self._steps))))
+    def _download(
+        self, down: Codec, group: SplitGroup, group_key: Hashable, base: str | None
+    ) -> _Download:
+        """Return a group encoded against a version, once for all clients that hold it."""
+        key = (group_key, base)
+        if key in self._downloads:
+            return self._downloads[key]
+        version = "-".join(map(str, (*self._position, len(self._downloads))))
         now, entry = group.coded, None
-        known = self._side.memory.setdefault("known", {}).setdefault(group.path, {})
+        known = self._session.state.setdefault("known", {}).setdefault(group.path, {})
         if base is not None:
-            before = self._form.aligned(known[base], list(now))
+            before = self._layout.align(known[base], list(now))
             target = now.map(torch.sub, before)
             encoded = down.encode(target, self._rng(group.path, base), {})
             now = before.map(torch.add, encoded.decoded)
-            mask = self._form.mask(now)
-            entry = {"names": mask, "base": base, "version": version, **as_content(encoded.data)}
+            mask = self._layout.mask(now)
+            entry = {"names": mask, "base": base, "version": version, **wrap_bytes(encoded.data)}
         known[version] = now
-        self._steps[key] = _Step(version, now, entry)
-        return self._steps[key]
+        self._downloads[key] = _Download(version, now, entry)
+        return self._downloads[key]
 
     def _rng(self, *path: str) -> torch.Generator:
-        return generator(self._side.seed, "codec", "down", *self._place, *path)
+        return generator(self._session.seed, "codec", "down", *self._position, *path)
 
-    def reply(self, client: str, parts: Mapping[str, Any], coded: Any) -> dict[str, Any]:
+    def decode_reply(self, client: str, parts: Mapping[str, Any], coded: Any) -> dict[str, Any]:
         """Return the parts of a client's reply, decoded.
 
         Args:
-            client: who sent it.
-            parts: those that are not coded.
-            coded: the entries of those that are, not trusted.
+            client: the sender.
+            parts: the parts without what is coded.
+            coded: the entries of the coded groups, not trusted.
 
         Raises:
             ProtocolError: they are damaged.
         """
-        found: dict[str, Any] = decode_groups(
-            parts, coded, lambda path, rest, entry: self._whole(client, path, rest, entry)
+        decoded: dict[str, Any] = decode_groups(
+            parts, coded, lambda path, rest, entry: self._decode_group(client, path, rest, entry)
         )
-        return found
+        return decoded
 
-    def _whole(self, client: str, path: str, rest: Tensors, entry: Mapping[str, Any]) -> Tensors:
-        """Decode one group of a reply."""
-        form, names = self._form, self._form.unmask(entry["names"])
+    def _decode_group(
+        self, client: str, path: str, rest: Tensors, entry: Mapping[str, Any]
+    ) -> Tensors:
+        layout, names = self._layout, self._layout.unmask(entry["names"])
         if "data" in entry:
-            value = decode(self._side.coding.up, form, entry)
+            value = decode_entry(self._session.codecs.up, layout, entry)
             if value.keys() & rest.keys():
                 raise ValueError(names)
         else:
-            value = form.aligned(rest.select(form.codable(rest)), names)
+            value = layout.align(rest.select(layout.codable(rest)), names)
         base = entry.get("base")
         if base is None:
-            return form.joined(rest, value)
+            return layout.join(rest, value)
         group = self._sent[client][base]
-        sent = form.aligned(group.select(form.codable(group)), names)
-        step = self._received[client].get(base)
-        received = form.aligned(step.tensors, names) if step else sent
+        sent = layout.align(group.select(layout.codable(group)), names)
+        download = self._received[client].get(base)
+        received = layout.align(download.tensors, names) if download else sent
         if not entry.get("whole"):
             value = value.map(torch.add, sent if origin(path, base) else received)
-        elif step is not None and step.entry is not None:
+        elif download is not None and download.entry is not None:
             value = value.map(torch.add, sent.map(torch.sub, received))
-        return form.joined(rest, value)
+        return layout.join(rest, value)
 
-    def done(self, client: str, reply: Mapping[str, Any]) -> None:
-        """Note that a client has answered, and what it holds now."""
-        self._side.note(client, reply)
+    def record_reply(self, client: str, reply: Mapping[str, Any]) -> None:
+        """Record that a client has answered, and what it holds now.
+
+        Args:
+            client: the sender.
+            reply: its decoded reply.
+        """
+        self._session.record_report(client, reply)
         received = self._received.pop(client)
         if received:
-            held = self._side.memory.setdefault("held", {}).setdefault(client, {})
-            held |= {path: step.version for path, step in received.items()}
+            held = self._session.state.setdefault("held", {}).setdefault(client, {})
+            held |= {path: download.version for path, download in received.items()}
         del self._sent[client]
 
-    def failed(self, client: str) -> None:
-        """Note that a client has not answered."""
-        self._side.forget(client)
+    def record_failure(self, client: str) -> None:
+        """Record that a client has not answered, so that it is not known what it holds."""
+        self._session.forget(client)
         self._received.pop(client, None)
         self._sent.pop(client, None)

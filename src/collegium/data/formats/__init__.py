@@ -1,6 +1,6 @@
-"""Kinds of files, one module each; every one gives `Decoded`, and most can write a mask back.
+"""File formats, one module each; every one decodes to `DecodedImage`, and most can write a mask.
 
-What is DICOM is told by its content, all else by the end of its name.
+DICOM is recognised by its content, all other formats by the suffix of the name.
 """
 
 import struct
@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collegium.data.decoded import Decoded, Regions, listed
-from collegium.data.formats import arrays, dicom, dicomseg, itk, nifti, pictures
+from collegium.data.decoded_image import DecodedImage, DecodedRegions, listed
+from collegium.data.formats import arrays, dicom, dicom_segmentation, itk, nifti, pictures
 from collegium.errors import DataError, StorageError
 
-__all__ = ["FILES", "SUFFIXES", "decode", "decode_label", "is_readable", "write_mask"]
+__all__ = ["FILE_SUFFIXES", "SUFFIXES", "decode", "decode_label", "is_readable", "write_mask"]
 
-FILES = (*pictures.SUFFIXES, *nifti.SUFFIXES, *itk.SUFFIXES, *arrays.SUFFIXES)
-"""How the names of readable files that are not DICOM end, in lower case."""
+FILE_SUFFIXES = (*pictures.SUFFIXES, *nifti.SUFFIXES, *itk.SUFFIXES, *arrays.SUFFIXES)
+"""Suffixes of readable files that are not DICOM, in lower case."""
 
-SUFFIXES = (*FILES, ".dcm", ".dicom", ".ima")
-"""How the names of readable files end; DICOM needs no such end."""
+SUFFIXES = (*FILE_SUFFIXES, ".dcm", ".dicom", ".ima")
+"""Suffixes of readable files; DICOM needs none of them."""
 
 _DAMAGE = (
     OSError, EOFError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError,
@@ -34,12 +34,12 @@ _DAMAGE = (
 
 
 def is_readable(path: Path) -> bool:
-    """Whether a file, or a folder of DICOM files, is of a kind that is read."""
+    """Return whether a file, or a folder of DICOM files, has a readable format."""
     return path.name.lower().endswith(SUFFIXES) or dicom.is_dicom(path)
 
 
-def decode(path: Path, *, series: str | None = None, both: bool = False) -> Decoded:
-    """Decode an image as stored, channels first; of a palette its colours.
+def decode(path: Path, *, series: str | None = None, both: bool = False) -> DecodedImage:
+    """Decode an image as stored, channels first; a palette is decoded to its colours.
 
     Args:
         path: The file, or the folder of a DICOM series.
@@ -56,32 +56,32 @@ def decode_label(
     path: Path,
     *,
     palette: str,
-    like: Decoded | None = None,
+    like: DecodedImage | None = None,
     both: bool = False,
     regions: Sequence[str] = (),
     classes: Sequence[str] = (),
     by_name: bool = True,
-) -> Decoded:
+) -> DecodedImage:
     """Decode a label map as stored, with an axis of channels before the spatial ones.
 
-    What holds overlapping regions becomes `Regions`: a DICOM segmentation, or of all but pictures
-    as many channels of 0 and 1 as there are regions.
+    Overlapping regions become `DecodedRegions`: those of a DICOM segmentation or, in all formats
+    but pictures, as many channels of 0 and 1 as there are regions.
 
     Args:
         path: The file; a DICOM segmentation is brought to the grid of its image.
-        palette: "indices", or "bilevel": the picture where the palette is black and white.
-        like: The image that it belongs to; a DICOM segmentation needs it.
+        palette: "indices", or "bilevel": the picture if the palette is black and white.
+        like: The image that it belongs to; required for a DICOM segmentation.
         both: Whether the file holds the image too.
         regions: Names of the regions that it may hold, in the order of the channels.
         classes: Names of the classes.
-        by_name: Whether segments of a DICOM segmentation are the classes that they are called as.
+        by_name: Whether segments of a DICOM segmentation are assigned to classes by name.
 
     Raises:
         DataError: The file cannot be read.
     """
     suffix = _suffix(path)
-    if like is not None and suffix is None and dicomseg.is_segmentation(path):
-        decode = partial(dicomseg.decode_segmentation, path, like, regions, classes)
+    if like is not None and suffix is None and dicom_segmentation.is_segmentation(path):
+        decode = partial(dicom_segmentation.decode_segmentation, path, like, regions, classes)
         return _guarded(path, lambda: decode(by_name=by_name))
     if suffix not in arrays.SUFFIXES:
         found = _guarded(path, lambda: _decode(path, palette, None, both=both))
@@ -103,14 +103,14 @@ def write_mask(
     classes: tuple[str, ...] = (),
     series: str | None = None,
 ) -> Path:
-    """Write a label map on the grid of its image: in the image's format, a picture as PNG.
+    """Write a label map on the grid of its image: in the image's format, for a picture as PNG.
 
     Args:
-        labels: Classes, in the axes in which the image is read; brought back to the size of the
-            image by nearest neighbour where it was resized.
-        image: The file, or folder of a DICOM series, that was predicted.
-        folder: Where to write; it is there.
-        name: Names the file.
+        labels: Classes (*spatial), in the axes in which the image is read; resized to the image by
+            nearest neighbour if it was resized.
+        image: The predicted file, or folder of a DICOM series.
+        folder: The folder to write to, which exists.
+        name: The file's name without suffix.
         classes: Names of the classes, for a DICOM segmentation.
         series: Which DICOM series.
 
@@ -126,7 +126,7 @@ def write_mask(
     try:
         if suffix is None:
             path = folder / f"{name}.dcm"
-            dicomseg.write_segmentation(labels, image, path, classes, series)
+            dicom_segmentation.write_segmentation(labels, image, path, classes, series)
         elif suffix in nifti.SUFFIXES:
             path = folder / f"{name}.nii.gz"
             nifti.write_mask(labels, image, path)
@@ -146,13 +146,13 @@ def write_mask(
 
 
 def _suffix(path: Path) -> str | None:
-    """Return how the name ends, as a format knows it; None for DICOM."""
+    """Return the suffix by which a format is known; None for DICOM."""
     name = path.name.lower()
-    found = [suffix for suffix in FILES if name.endswith(suffix)]
+    found = [suffix for suffix in FILE_SUFFIXES if name.endswith(suffix)]
     return max(found, key=len) if found and not path.is_dir() else None
 
 
-def _decode(path: Path, palette: str, series: str | None, *, both: bool) -> Decoded:
+def _decode(path: Path, palette: str, series: str | None, *, both: bool) -> DecodedImage:
     suffix = _suffix(path)
     if suffix in pictures.SUFFIXES:
         return pictures.decode(path, palette)
@@ -169,19 +169,21 @@ def _decode(path: Path, palette: str, series: str | None, *, both: bool) -> Deco
     raise DataError(f"{path}: this kind of file is not read: convert it to {listed(SUFFIXES)}")
 
 
-def _as_regions(found: Decoded, regions: Sequence[str], path: Path) -> Decoded:
-    """Take several channels of 0 and 1 for the masks of regions, in their order."""
+def _as_regions(found: DecodedImage, regions: Sequence[str], path: Path) -> DecodedImage:
+    """Interpret several channels of 0 and 1 as the masks of regions, in their order."""
     inside = found.array == 1
     if len(regions) < 2 or not (inside | (found.array == 0)).all():
         return found
     note = f"{path.name}: its channels were taken as the regions {listed(regions)}"
-    return Regions(inside, found.spacing, found.affine, (*found.notes, note), stored=found.stored)
+    return DecodedRegions(
+        inside, found.spacing, found.affine, (*found.notes, note), orientation=found.orientation
+    )
 
 
-def _guarded(path: Path, read: Any) -> Decoded:
-    """Say in one sentence what a file is not, whatever its library raises."""
+def _guarded(path: Path, read: Any) -> DecodedImage:
+    """Decode a file; whatever its library raises becomes an error of one sentence."""
     try:
-        decoded: Decoded = read()
+        decoded: DecodedImage = read()
     except (FileNotFoundError, PermissionError) as error:
         raise DataError(f"{path}: is not there or may not be read: correct that") from error
     except _DAMAGE as error:

@@ -1,22 +1,22 @@
-"""Arrays of NumPy and HDF5, as research code lays them out: slices, or stacks of slices.
+"""Arrays of NumPy and HDF5, as research code stores them: slices, or stacks of slices.
 
-An array has no geometry. Its axes are told from their number and lengths:
+An array has no geometry. Its axes are inferred from their number and lengths:
 
 * two: (row, column);
-* three: (row, column, channel) where the last is at most 8 and shorter than the first two, or
-  (channel, row, column) where the first is; else a stack (slice, row, column);
+* three: (row, column, channel) if the last is at most 8 and shorter than the first two, or
+  (channel, row, column) if the first is; otherwise a stack (slice, row, column);
 * four: (slice, row, column, channel), as IOP-FL and GRACE store prostates.
 
-What would be (channel, row, column) is a stack as well where its file holds a label of the same
-three lengths, and a note says so; a picture whose file holds as many regions as it has channels has
-its channels last. A stack of 8 slices or fewer without a label in its file is told from channels by
-a fourth axis of length 1.
+An array that would be (channel, row, column) is a stack as well if its file holds a label of the
+same three lengths, and a note reports it; a picture whose file holds as many regions as it has
+channels has its channels last. A stack of 8 slices or fewer without a label in its file needs a
+fourth axis of length 1 to be distinguished from channels.
 
 Stacks become volumes (row, column, slice). An ``.npz`` or HDF5 file names its arrays: ``image``,
 ``img``, ``data``, ``raw`` or ``x``, and ``label``, ``mask``, ``seg``, ``segmentation``, ``gt`` or
-``y``; a ``spacing`` in it counts, in the order of the axes. Where an ``.npy`` file is image and
-label at once, as in FedDG, the first three channels are the image and the others structures of
-which each lies in the one before: the label is how many of them hold a pixel.
+``y``; a ``spacing`` in it is used, in the order of the axes. If an ``.npy`` file is image and label
+at once, as in FedDG, the first three channels are the image and the others nested structures, each
+inside the one before: the label is the number of them that hold a pixel.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,15 +27,15 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from collegium.core.optional import need
-from collegium.data.decoded import Decoded, listed, nearest
+from collegium.core.optional import import_optional
+from collegium.data.decoded_image import DecodedImage, listed, resize_nearest
 from collegium.errors import DataError
 
 SUFFIXES = (".npy", ".npz", ".h5", ".hdf5")
 
 Array = NDArray[Any]
 Role = Literal["image", "label", "both: image", "both: label"]
-"""What is wanted of a file; "both" where one file holds image and label."""
+"""The array to read from a file; "both" if one file holds image and label."""
 
 IMAGES = ("image", "img", "data", "raw", "x")
 LABELS = ("label", "mask", "seg", "segmentation", "gt", "y")
@@ -44,13 +44,13 @@ _MOST_CHANNELS = 8
 _COLOURS = 3  # channels of the image in a file that is both
 
 
-def decode(path: Path, role: Role = "image", axes: int | None = None) -> Decoded:
+def decode(path: Path, role: Role = "image", axes: int | None = None) -> DecodedImage:
     """Decode an array, channels first.
 
     Args:
         path: The file.
-        role: What is wanted of it.
-        axes: How many spatial axes its image has, where it is a label; None: told by its lengths.
+        role: The array to read.
+        axes: The number of spatial axes of its image, if it is a label; None: inferred.
 
     Raises:
         DataError: The file holds pickled objects, no array of that role or other axes.
@@ -79,15 +79,21 @@ def decode(path: Path, role: Role = "image", axes: int | None = None) -> Decoded
     if few and wanted is IMAGES:
         shape = parts[name].shape
         notes = (f"{path.name}: has the shape {shape} of its label and was read as slices",)
-    return Decoded(array, spacing, notes=notes, full_scale=full_scale)
+    return DecodedImage(array, spacing, notes=notes, full_scale=full_scale)
 
 
 def write_mask(labels: Array, image: Path, path: Path) -> None:
-    """Write a label map as ``.npy``, in the order and size of the image's axes."""
+    """Write a label map as ``.npy``, in the order and size of the image's axes.
+
+    Args:
+        labels: (row, column) or (row, column, slice).
+        image: The file of the image.
+        path: The file to write.
+    """
     plain = image.suffix.lower() == ".npy"
     stored = _whole(image) if plain else _first(_named(image), IMAGES)
     shape = _channels_first(stored, image, labels.ndim).shape[1:]
-    whole = nearest(labels, shape)
+    whole = resize_nearest(labels, shape)
     np.save(path, np.moveaxis(whole, -1, 0) if whole.ndim == 3 else whole)
 
 
@@ -99,7 +105,7 @@ def _named(path: Path) -> dict[str, Array]:
     """Read all arrays of a file by their names in lower case."""
     if path.suffix.lower() == ".npz":
         return _numpy(path)
-    library = need("h5py", "hdf5", path.name)
+    library = import_optional("h5py", "hdf5", path.name)
     with library.File(path, "r") as file:
         return {
             name.lower(): np.asarray(value[()])
@@ -109,7 +115,7 @@ def _named(path: Path) -> dict[str, Array]:
 
 
 def _numpy(path: Path) -> dict[str, Array]:
-    """Read what NumPy wrote, a single array by the name ""; nothing pickled is ever opened."""
+    """Read a file of NumPy, a single array by the name ""; pickled content is never opened."""
     try:
         with path.open("rb") as stream:
             file = np.load(stream, allow_pickle=False)
@@ -120,7 +126,7 @@ def _numpy(path: Path) -> dict[str, Array]:
 
 
 def _explained(error: ValueError, path: Path) -> Exception:
-    """Tell pickled objects from damage: NumPy takes all that it does not know for the former."""
+    """Distinguish pickled objects from damage: NumPy takes any unknown content for the former."""
     text = str(error)
     if "Object arrays" in text or ("allow_pickle" in text and path.read_bytes()[:1] == b"\x80"):
         return DataError(
@@ -158,7 +164,7 @@ def _channel_axis(shape: tuple[int, ...]) -> int | None:
 
 
 def _is_stack_of_few(parts: Mapping[str, Array]) -> bool:
-    """Whether a label beside the image tells that its first axis is slices and not channels."""
+    """Return whether a label beside the image shows that its first axis is slices, not channels."""
     image, label = (
         next((parts[name] for name in names if name in parts), None) for names in (IMAGES, LABELS)
     )
@@ -168,7 +174,7 @@ def _is_stack_of_few(parts: Mapping[str, Array]) -> bool:
 
 
 def _nested(channels: Array, path: Path) -> Array:
-    """Return how many of some structures, each in the one before, hold a pixel."""
+    """Return the number of nested structures that hold each pixel."""
     if not len(channels):
         raise DataError(
             f"{path}: it has {_COLOURS} channels or fewer and so no label; name another file"

@@ -2,8 +2,8 @@
 
 A single picture (CR, DX, MG, US, one slice of a CT) is read as it is displayed, (channel, row,
 column). Several slices, in as many files or in an enhanced multi-frame file, become a volume
-(channel, x, y, z) in RAS+: see `collegium.data.formats.dicomstack`. What the pixels mean is said in
-`collegium.data.formats.dicompixels`.
+(channel, x, y, z) in RAS+: see `collegium.data.formats.dicom_geometry`. For the meaning of the
+pixels see `collegium.data.formats.dicom_pixels`.
 
 Names and ids of patients are not read, and appear in no note and no error.
 """
@@ -14,37 +14,37 @@ from pathlib import Path
 
 import numpy as np
 
-from collegium.data.decoded import Decoded, listed, upright
-from collegium.data.formats.dicomfiles import files_below, is_dicom, quiet
-from collegium.data.formats.dicomheaders import Header, Plane, read_header
-from collegium.data.formats.dicompixels import read_pixels
-from collegium.data.formats.dicomstack import (
-    Stack,
+from collegium.data.decoded_image import DecodedImage, listed, to_ras
+from collegium.data.formats.dicom_files import files_below, ignore_value_warnings, is_dicom
+from collegium.data.formats.dicom_geometry import (
+    VolumeGrid,
     affine_of,
+    build_grid,
     name_orientation,
     normal_of,
     same_orientation,
-    stack,
 )
+from collegium.data.formats.dicom_headers import Header, ImagePlane, read_header
+from collegium.data.formats.dicom_pixels import read_pixels
 from collegium.errors import DataError
 
-__all__ = ["Series", "decode", "find_series", "geometry", "is_dicom"]
+__all__ = ["Series", "decode", "find_series", "is_dicom", "read_grid"]
 
 
 @dataclass(frozen=True)
 class Series:
-    """One series of a folder; where it mixes orientations, the part with one of them.
+    """One series of a folder, or the part of it with one orientation if it mixes several.
 
     Attributes:
         uid: The SeriesInstanceUID.
-        number: The SeriesNumber, where there is one.
+        number: The SeriesNumber, if there is one.
         modality: Such as "CT".
         description: The SeriesDescription; it may name a person and is not for messages.
         files: Its files; slices are sorted along the normal of their plane.
         rows: Of each picture.
         columns: Of each picture.
-        orientation: "axial", "sagittal", "coronal" or "oblique"; "none" where it is no slice.
-        pictures: How many pictures its files hold, more than one each where they are multi-frame.
+        orientation: "axial", "sagittal", "coronal" or "oblique"; "none" if it is not a slice.
+        pictures: The number of pictures in its files, which may be multi-frame.
     """
 
     uid: str
@@ -59,7 +59,7 @@ class Series:
 
 
 def find_series(folder: Path) -> tuple[list[Series], list[str]]:
-    """Find the image series of a folder and of those in it, by the files' content.
+    """Find the image series in a folder and its subfolders, by the files' content.
 
     Returns:
         The series by number, and a sentence for each kind of file that was left out.
@@ -68,21 +68,21 @@ def find_series(folder: Path) -> tuple[list[Series], list[str]]:
     return [_describe(group) for group in groups], notes
 
 
-def decode(path: Path, series: str | None = None) -> Decoded:
+def decode(path: Path, series: str | None = None) -> DecodedImage:
     """Decode a picture or a volume.
 
-    Volumes of one series that a time, an acquisition or an echo tells apart are channels.
+    Volumes of one series that differ in time, acquisition or echo are channels.
 
     Args:
         path: A file, or a folder that holds a series.
-        series: The UID or number of the series, where there are several; the word of an orientation
-            may follow, as in "3 axial".
+        series: The UID or number of the series, if there are several; an orientation may follow, as
+            in "3 axial".
 
     Raises:
-        DataError: There is no image, or several series, or slices that make no volume; a file is
+        DataError: There is no image, or several series, or slices that form no volume; a file is
             damaged, or a package is missing that decompresses its pixels.
     """
-    with quiet():
+    with ignore_value_warnings():
         group, notes = _select(path, series)
         planes = [plane for header in group for plane in header.planes]
         if len(planes) == 1:
@@ -90,7 +90,7 @@ def decode(path: Path, series: str | None = None) -> Decoded:
         grid = _grid(group, path)
         pixels = read_pixels(grid.volumes, path)
         measured = pixels.measured
-        return upright(
+        return to_ras(
             pixels.array.transpose(0, 3, 2, 1),  # (channel, column, row, slice)
             grid.affine,
             path.name,
@@ -99,33 +99,37 @@ def decode(path: Path, series: str | None = None) -> Decoded:
         )
 
 
-def geometry(path: Path, series: str | None = None) -> Stack:
-    """Return the grid that a file or series is read on, without its pixels.
+def read_grid(path: Path, series: str | None = None) -> VolumeGrid:
+    """Return the grid of a file or series without reading its pixels.
+
+    Args:
+        path: A file, or a folder that holds a series.
+        series: As in `decode`.
 
     Raises:
         DataError: As `decode`.
     """
-    with quiet():
+    with ignore_value_warnings():
         group, _ = _select(path, series)
         planes = [plane for header in group for plane in header.planes]
         if len(planes) > 1:
             return _grid(group, path)
         placed = planes[0].position is not None
-        return Stack(((planes[0],),), affine_of(planes[0]) if placed else np.eye(4))
+        return VolumeGrid(((planes[0],),), affine_of(planes[0]) if placed else np.eye(4))
 
 
 def _scan(files: Iterable[Path], name: str) -> tuple[list[list[Header]], list[str]]:
-    """Group the images among some files to series of one orientation, sorted by number."""
+    """Group images by series and orientation, sorted by number; return notes on files left out."""
     groups: list[list[Header]] = []
     stray, other = [], []
-    with quiet():
+    with ignore_value_warnings():
         for path in files:
             if not is_dicom(path):
                 stray.append(path.name)
             elif (header := read_header(path)) is None:
                 other.append(path.name)
             else:
-                _put(header, groups)
+                _add_to_group(header, groups)
     notes = []
     if stray:
         notes.append(f"{name}: files that are not DICOM were left out: {listed(stray)}")
@@ -135,7 +139,7 @@ def _scan(files: Iterable[Path], name: str) -> tuple[list[list[Header]], list[st
     return [_along_normal(group) for group in groups], notes
 
 
-def _put(header: Header, groups: list[list[Header]]) -> None:
+def _add_to_group(header: Header, groups: list[list[Header]]) -> None:
     plane = header.planes[0].orientation
     for group in groups:
         first = group[0]
@@ -170,23 +174,23 @@ def _describe(group: Sequence[Header]) -> Series:
 
 
 def _select(path: Path, series: str | None) -> tuple[list[Header], tuple[str, ...]]:
-    """Return the headers of the one series that is meant, and notes."""
+    """Return the headers of the selected series, and notes."""
     groups, notes = _scan(files_below(path) if path.is_dir() else [path], path.name)
     if not groups:
         raise DataError(f"{path}: holds no DICOM image: name the file or folder of one")
-    meant = [group for group in groups if series is None or _is_called(_describe(group), series)]
-    if len(meant) == 1:
-        return meant[0], tuple(notes)
+    chosen = [group for group in groups if series is None or _is_named(_describe(group), series)]
+    if len(chosen) == 1:
+        return chosen[0], tuple(notes)
     words = "; ".join(_in_words(group) for group in groups)
-    if series is not None and not meant:
+    if series is not None and not chosen:
         raise DataError(f"{path}: has no series {series}: choose one of its series ({words})")
     raise DataError(
-        f"{path}: holds {len(groups)} series ({words}): choose one by its number or UID, where "
-        "these are equal with its orientation behind, as in '3 axial'"
+        f"{path}: holds {len(groups)} series ({words}): choose one by its number or UID or, if "
+        "these are equal, with its orientation added, as in '3 axial'"
     )
 
 
-def _is_called(series: Series, wanted: str) -> bool:
+def _is_named(series: Series, wanted: str) -> bool:
     name, _, orientation = wanted.strip().partition(" ")
     if orientation.strip() not in ("", series.orientation):
         return False
@@ -201,24 +205,24 @@ def _in_words(group: Sequence[Header]) -> str:
     return f"{number}: {images} {series.rows}x{series.columns}{plane}, UID {series.uid}"
 
 
-def _grid(group: Sequence[Header], path: Path) -> Stack:
+def _grid(group: Sequence[Header], path: Path) -> VolumeGrid:
     planes = [plane for header in group for plane in header.planes]
     where = f"{path}: series {group[0].uid}"
     if any(plane.position is None for plane in planes):
         raise DataError(
-            f"{where} holds {len(planes)} pictures without a place in space, which make no volume: "
-            "name the file of one picture"
+            f"{where} holds {len(planes)} pictures without a position in space, which form no "
+            "volume: name the file of one picture"
         )
-    return stack(planes, where, path.name)
+    return build_grid(planes, where, path.name)
 
 
-def _decode_picture(plane: Plane, path: Path, notes: tuple[str, ...]) -> Decoded:
-    """Decode a picture as it is displayed; a slice keeps its place in space."""
+def _decode_picture(plane: ImagePlane, path: Path, notes: tuple[str, ...]) -> DecodedImage:
+    """Decode a picture as it is displayed; a slice keeps its position in space."""
     pixels = read_pixels(((plane,),), path)
     affine = None
     if plane.position is not None:
         affine = affine_of(plane)[:, [1, 0, 2, 3]]  # from (row, column)
-    return Decoded(
+    return DecodedImage(
         pixels.array[:, 0],
         plane.spacing,
         affine,

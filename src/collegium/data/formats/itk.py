@@ -1,4 +1,4 @@
-"""NRRD, MetaImage (MHA, MHD) through SimpleITK; install ``collegium[itk]``."""
+"""NRRD and MetaImage (MHA, MHD) through SimpleITK; install ``collegium[itk]``."""
 
 from pathlib import Path
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collegium.core.optional import need
-from collegium.data.decoded import Decoded, as_stored, nearest, upright
+from collegium.core.optional import import_optional
+from collegium.data.decoded_image import DecodedImage, from_ras, resize_nearest, to_ras
 from collegium.errors import DataError
 
 SUFFIXES = (".nrrd", ".nhdr", ".mha", ".mhd")
@@ -15,38 +15,47 @@ SUFFIXES = (".nrrd", ".nhdr", ".mha", ".mhd")
 _LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
 
 
-def decode(path: Path) -> Decoded:
+def decode(path: Path) -> DecodedImage:
     """Decode a volume brought to RAS+, or a two-dimensional image as (channels, row, column).
 
-    The components of a voxel are channels; axes of length one are dropped behind the third.
+    The components of a voxel are channels; axes of length one after the third are dropped.
 
     Raises:
-        DataError: The image has other than two or three axes, or SimpleITK is missing.
+        DataError: The image has neither two nor three axes, or SimpleITK is missing.
         ValueError: The file is damaged.
     """
     image = _load(path)
     axes = image.GetDimension()
-    values: NDArray[Any] = need("SimpleITK", "itk", path.name).GetArrayFromImage(image)
+    values: NDArray[Any] = import_optional("SimpleITK", "itk", path.name).GetArrayFromImage(image)
     several = image.GetNumberOfComponentsPerPixel() > 1
     channels = np.moveaxis(values, -1, 0) if several else values[None]
     if axes == 2:
         column, row = image.GetSpacing()
-        return Decoded(channels, (row, column))
+        return DecodedImage(channels, (row, column))
     if axes != 3:
         raise DataError(
             f"{path}: an image of {axes} axes is not read: save every volume as a file of its own"
         )
-    return upright(channels.transpose(0, 3, 2, 1), _affine(image), path.name)
+    return to_ras(channels.transpose(0, 3, 2, 1), _affine(image), path.name)
 
 
 def write_mask(labels: NDArray[Any], image: Path, path: Path) -> None:
-    """Write a label map with the size, axes and geometry of an image, in the format of ``path``."""
-    library, source = need("SimpleITK", "itk", path.name), _load(image)
+    """Write a label map with the size, axes and geometry of an image, in the format of ``path``.
+
+    Args:
+        labels: (x, y, z) in RAS+, or (row, column).
+        image: The file of the image.
+        path: The file to write.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    library, source = import_optional("SimpleITK", "itk", path.name), _load(image)
     if source.GetDimension() == 2:
         columns, rows = source.GetSize()
-        stored = nearest(labels, (rows, columns))
+        stored = resize_nearest(labels, (rows, columns))
     else:
-        stored = as_stored(labels, _affine(source), source.GetSize()).transpose(2, 1, 0)
+        stored = from_ras(labels, _affine(source), source.GetSize()).transpose(2, 1, 0)
     mask = library.GetImageFromArray(np.ascontiguousarray(stored))
     mask.CopyInformation(source)
     try:
@@ -56,7 +65,7 @@ def write_mask(labels: NDArray[Any], image: Path, path: Path) -> None:
 
 
 def _load(path: Path) -> Any:
-    library = need("SimpleITK", "itk", path.name)
+    library = import_optional("SimpleITK", "itk", path.name)
     if not path.exists():
         raise FileNotFoundError(path)
     meta = path.suffix.lower() in (".mha", ".mhd")  # by itself ITK knows them in lower case only
@@ -70,14 +79,14 @@ def _load(path: Path) -> Any:
 
 
 def _reason(error: RuntimeError) -> str:
-    """Return the last line that says something; a reason that ITK gives is often another's."""
+    """Return the last informative line; a reason that ITK appends is often another error's."""
     lines = [line.strip(" )") for line in str(error).splitlines() if line.strip(" )")]
-    said = lines[-1].partition("ERROR: ")[2] or lines[-1]
-    return "its header or its voxels do not make sense" if said.startswith("Reason:") else said
+    last = lines[-1].partition("ERROR: ")[2] or lines[-1]
+    return "its header or its voxels do not make sense" if last.startswith("Reason:") else last
 
 
 def _affine(image: Any) -> NDArray[np.float64]:
-    """From stored indices (x, y, z) to millimetres in RAS+; ITK's own are in LPS+."""
+    """Return the affine from stored indices (x, y, z) to mm in RAS+; ITK's own is in LPS+."""
     affine = np.eye(4)
     affine[:3, :3] = np.reshape(image.GetDirection(), (3, 3)) * image.GetSpacing()
     affine[:3, 3] = image.GetOrigin()

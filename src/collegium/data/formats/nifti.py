@@ -1,6 +1,6 @@
-"""NIfTI volumes through nibabel: where the sform is set it decides, else the qform.
+"""NIfTI volumes through nibabel: the sform decides if it is set, otherwise the qform.
 
-No other library reads geometry from these files, so that there is one rule. A file that sets
+No other library reads geometry from these files, so that there is a single rule. A file that sets
 neither has voxel sizes only: its axes are taken as LAS around the middle of the volume.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collegium.data.decoded import Decoded, as_stored, upright
+from collegium.data.decoded_image import DecodedImage, from_ras, to_ras
 from collegium.errors import DataError
 
 SUFFIXES = (".nii", ".nii.gz")
@@ -22,10 +22,10 @@ _GEOMETRY = (
 )  # fmt: skip
 
 
-def decode(path: Path) -> Decoded:
+def decode(path: Path) -> DecodedImage:
     """Decode a volume in physical units, brought to RAS+.
 
-    The fourth axis is one of channels; axes of length one are dropped behind the third.
+    The fourth axis is one of channels; axes of length one after the third are dropped.
 
     Raises:
         DataError: The volume has another number of axes, or no real numbers.
@@ -53,20 +53,25 @@ def decode(path: Path) -> Decoded:
         f"{path.name}: does not say where it lies (sform_code and qform_code are 0): its axes were "
         "taken as LAS, which may mirror it"
     )
-    return upright(channels, _affine(image), path.name, notes=() if placed else (note,))
+    return to_ras(channels, _affine(image), path.name, notes=() if placed else (note,))
 
 
 def write_mask(labels: NDArray[Any], image: Path, path: Path) -> None:
-    """Write a label map (x, y, z) in RAS+ with the shape, axes and affine of an image.
+    """Write a label map with the shape, axes and affine of an image.
 
     Sform, qform and voxel sizes of the mask are those of the image, with their codes, so that every
-    program sees both at one place, also where neither is set.
+    program places both alike, even if neither is set.
+
+    Args:
+        labels: (x, y, z) in RAS+.
+        image: The file of the image.
+        path: The file to write.
     """
     import nibabel
 
     library: Any = nibabel  # it is not typed throughout
     source = library.load(image)
-    stored = as_stored(labels, source.affine, _spatial(source.shape))
+    stored = from_ras(labels, source.affine, _spatial(source.shape))
     mask = library.Nifti1Image(stored, None)
     for key in _GEOMETRY:
         mask.header[key] = source.header[key]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from collegium.data.decoded import Decoded, nearest
+from collegium.data.decoded_image import DecodedImage, resize_nearest
 from collegium.errors import DataError
 
 if TYPE_CHECKING:
@@ -19,13 +19,13 @@ _BLACK_AND_WHITE = {(0, 0, 0), (255, 255, 255)}
 _FORMATS = ("PNG", "JPEG", "TIFF", "GIF", "BMP")
 
 
-def decode(path: Path, palette: str = "colours") -> Decoded:
+def decode(path: Path, palette: str = "colours") -> DecodedImage:
     """Decode a picture as stored, channels first.
 
     Args:
         path: The file.
-        palette: A palette gives "colours", or the "indices" are kept, or ("bilevel") the picture is
-            taken where the palette is black and white, else the indices.
+        palette: "colours": a palette is decoded to its colours; "indices": they are kept;
+            "bilevel": the picture if the palette is black and white, otherwise the indices.
 
     Raises:
         DataError: Reading it would lose something.
@@ -51,7 +51,7 @@ def decode(path: Path, palette: str = "colours") -> Decoded:
             if image.mode == "I" and getattr(image, "tag_v2", {}).get(339, (2,))[0] == 1:
                 array = array.view(np.uint32)  # Pillow reads unsigned as signed
     whole = array.dtype.kind in "ub" and array.dtype.itemsize < 4
-    return Decoded(
+    return DecodedImage(
         array[None] if array.ndim == 2 else np.moveaxis(array, -1, 0),
         notes=tuple(notes),
         full_scale=2.0 ** max(bits, 8) - 1 if whole else None,
@@ -59,7 +59,7 @@ def decode(path: Path, palette: str = "colours") -> Decoded:
 
 
 def _check_picture(image: "Image", path: Path, notes: list[str]) -> int:
-    """Refuse what Pillow would read with a loss; return the bits per channel."""
+    """Refuse pictures that Pillow would read with a loss; return the bits per channel."""
     frames = getattr(image, "n_frames", 1)
     if frames > 1 and image.format == "TIFF":
         raise DataError(
@@ -106,7 +106,7 @@ def _pixels(image: "Image", palette: str, path: Path, notes: list[str]) -> NDArr
 
 
 def _black_and_white(indices: NDArray[Any], colours: NDArray[Any]) -> NDArray[Any]:
-    """Return the picture (0, 255) where the palette's used colours are black and white."""
+    """Return the picture (0, 255) if the palette's used colours are black and white."""
     used = np.unique(indices)
     if used[-1] <= 1:
         used = np.arange(min(2, len(colours)))
@@ -116,10 +116,16 @@ def _black_and_white(indices: NDArray[Any], colours: NDArray[Any]) -> NDArray[An
 
 
 def write_mask(labels: NDArray[Any], image: Path, path: Path) -> None:
-    """Write a label map as a PNG of the size of the picture as it is displayed."""
+    """Write a label map as a PNG of the size of the picture as it is displayed.
+
+    Args:
+        labels: (row, column).
+        image: The file of the picture.
+        path: The file to write.
+    """
     from PIL import Image, ImageOps
 
     with Image.open(image) as opened:
         shown = ImageOps.exif_transpose(opened) if opened.format in ("JPEG", "MPO") else opened
         columns, rows = shown.size
-    Image.fromarray(nearest(labels, (rows, columns))).save(path)
+    Image.fromarray(resize_nearest(labels, (rows, columns))).save(path)

@@ -1,7 +1,7 @@
-"""Finds the cases of a site in the layouts that people's data already have.
+"""Finds the cases of a site in the common layouts of published data sets.
 
-One module a layout; each holds a pure function from a site's name and folder to its usable cases
-and one sentence for each problem, like `discovery.from_folder`.
+There is one module per layout; each has a pure function from a site's name and folder to its usable
+cases and one sentence for each problem, like `discovery.from_folder`.
 """
 
 from collections import Counter
@@ -11,17 +11,16 @@ from pathlib import Path
 
 from collegium.data.discovery import subfolders
 from collegium.data.importers import bids, cases, classes, datalist, folders, isic, lists, nnunet
-from collegium.data.importers.about import About
 from collegium.data.importers.bids import from_bids
 from collegium.data.importers.cases import from_cases
 from collegium.data.importers.classes import from_classes
+from collegium.data.importers.common import DatasetDescription, FoundCases
 from collegium.data.importers.datalist import from_datalist
-from collegium.data.importers.files import Found
+from collegium.data.importers.folder_with_manifest import from_folder_and_manifest
 from collegium.data.importers.folders import from_folders
 from collegium.data.importers.isic import from_isic
 from collegium.data.importers.lists import from_lists
 from collegium.data.importers.nnunet import from_nnunet
-from collegium.data.joining import from_both
 from collegium.data.settings import TaskConfig
 from collegium.data.site import Case
 from collegium.errors import ConfigError
@@ -29,10 +28,10 @@ from collegium.errors import ConfigError
 __all__ = [
     "LAYOUTS",
     "OPTIONS",
-    "About",
-    "about",
-    "detect",
-    "find",
+    "DatasetDescription",
+    "describe_dataset",
+    "detect_layout",
+    "find_in_folder",
     "from_bids",
     "from_cases",
     "from_classes",
@@ -46,13 +45,12 @@ __all__ = [
 LAYOUTS = (
     "auto", "images-labels", "nnunet", "datalist", "bids", "lists", "cases", "classes", "isic",
 )  # fmt: skip
-"""What a configuration may call a layout; auto is what `detect` says."""
-
+"""The names of layouts in a configuration; auto is the result of `detect_layout`."""
 
 OPTIONS = ("modality", "derivative", "center")
-"""What the layouts bids and isic leave open, see `from_bids` and `from_isic`."""
+"""Options of the layouts bids and isic, see `from_bids` and `from_isic`."""
 
-_PLAIN: dict[str, Callable[[str, Path], Found]] = {
+_PLAIN: dict[str, Callable[[str, Path], FoundCases]] = {
     "images-labels": from_folders,
     "nnunet": from_nnunet,
     "datalist": from_datalist,
@@ -61,22 +59,22 @@ _PLAIN: dict[str, Callable[[str, Path], Found]] = {
     "classes": from_classes,
 }
 
-_SIGNS = {
+_FEATURES = {
     "nnunet": "dataset.json and imagesTr",
-    "images-labels": "subfolders images and labels, of choice below train, val and test",
+    "images-labels": "subfolders images and labels, optionally below train, val and test",
     "datalist": "a JSON file with a list training",
     "lists": "arrays beside their *_segmentation",
     "bids": "subfolders sub-*",
     "cases": "a subfolder for each case with its images and one mask",
-    "classes": "a subfolder for each class, one alone called as in task.classes or task.coding",
+    "classes": "a subfolder for each class; a single one has a name of task.classes or task.coding",
 }
-"""By what the layouts are recognised, in the order in which they are tried."""
+"""The features by which layouts are recognised, in the order in which they are tried."""
 
 _OF_OTHER_TASKS = {"segmentation": "classes", "classification": "cases"}
-"""The layout that a folder never has by itself where cases are segmented, or classified."""
+"""The layout that is not considered for a task."""
 
 
-def find(
+def find_in_folder(
     site: str,
     folder: Path,
     *,
@@ -84,18 +82,18 @@ def find(
     options: Mapping[str, str] | None = None,
     task: TaskConfig | None = None,
 ) -> tuple[list[Case], list[str]]:
-    """Give the usable cases of a folder and one sentence for each problem.
+    """Return the usable cases of a folder and one sentence for each problem.
 
     Args:
         site: The site's name.
-        folder: The folder; of a datalist also the JSON file.
+        folder: The folder; for a datalist, optionally the JSON file itself.
         layout: One of `LAYOUTS`.
         options: Values of `OPTIONS`.
-        task: What is learnt, see `detect`.
+        task: The task, see `detect_layout`.
 
     Raises:
-        ConfigError: If the layout or an option is unknown, or does not fit the folder.
-        DataError: If the folder as a whole is unusable.
+        ConfigError: The layout or an option is unknown, or does not fit the folder.
+        DataError: The folder as a whole is unusable.
     """
     options = options or {}
     _check(site, layout, options)
@@ -103,9 +101,9 @@ def find(
         return [], [
             f"site {site}: there is no folder {folder}: correct the path or federation.root"
         ]
-    kind = detect(folder, site=site, task=task) if layout == "auto" else layout
+    kind = detect_layout(folder, site=site, task=task) if layout == "auto" else layout
     if kind is None and folder.is_dir() and any(subfolders(folder)[:2]):
-        kind = "images-labels"  # which says what it lacks
+        kind = "images-labels"  # which reports the missing folder
     if kind is None:
         return [], [_unknown(site, folder, task)]
     if kind == "isic":
@@ -124,10 +122,10 @@ def find(
         )
     else:
         found, problems = _PLAIN[kind](site, folder)
-    return found, [*problems, *_doubles(site, folder, found)]
+    return found, [*problems, *_duplicates(site, folder, found)]
 
 
-def find_told(
+def find_with_manifest(
     site: str,
     folder: Path,
     manifest: Path,
@@ -135,25 +133,25 @@ def find_told(
     layout: str = "auto",
     options: Mapping[str, str] | None = None,
 ) -> tuple[list[Case], list[str]]:
-    """Give the usable cases of a folder of which a manifest tells more, and the problems.
+    """Return the usable cases of a folder and a manifest that belong together, and the problems.
 
     Args:
         site: The site's name.
         folder: The folder.
-        manifest: What tells more by the images' names: see `from_both`, and for Fed-ISIC2019's
-            table `from_isic`.
+        manifest: Patients, splits or classes by the images' names: see `from_folder_and_manifest`
+            and, for Fed-ISIC2019's table, `from_isic`.
         layout: One of `LAYOUTS`; "isic", or "auto" with its table, is Fed-ISIC2019.
         options: Values of `OPTIONS`.
 
     Raises:
-        ConfigError: If the layout or an option is unknown.
-        DataError: If folder or manifest is unusable as a whole.
+        ConfigError: The layout or an option is unknown.
+        DataError: The folder or the manifest is unusable as a whole.
     """
     options = options or {}
     _check(site, layout, options)
-    if layout == "isic" or (layout == "auto" and isic.looks_like(manifest)):
+    if layout == "isic" or (layout == "auto" and isic.matches(manifest)):
         return from_isic(site, folder, manifest, center=options.get("center"))
-    return from_both(site, folder, manifest)
+    return from_folder_and_manifest(site, folder, manifest)
 
 
 def _check(site: str, layout: str, options: Mapping[str, str]) -> None:
@@ -168,64 +166,64 @@ def _check(site: str, layout: str, options: Mapping[str, str]) -> None:
         )
 
 
-def about(
+def describe_dataset(
     site: str,
     folder: Path,
     *,
     layout: str = "auto",
     options: Mapping[str, str] | None = None,
     task: TaskConfig | None = None,
-) -> About:
-    """Give what a data set says of itself: names of labels and channels, files not used.
+) -> DatasetDescription:
+    """Return a data set's own description: names of labels and channels, and files not used.
 
     Args:
         site: The site's name.
-        folder: The folder; of a datalist also the JSON file.
+        folder: The folder; for a datalist, optionally the JSON file itself.
         layout: One of `LAYOUTS`.
         options: Values of `OPTIONS`.
-        task: What is learnt, see `detect`.
+        task: The task, see `detect_layout`.
 
     Raises:
-        DataError: If the description is unusable, which `find` says too.
+        DataError: The description is unusable, which `find_in_folder` reports too.
     """
-    kind = detect(folder, site=site, task=task) if layout == "auto" else layout
+    kind = detect_layout(folder, site=site, task=task) if layout == "auto" else layout
     if kind == "bids":
-        return bids.about_of((options or {}).get("modality"))
-    told = {
-        "nnunet": nnunet.about_of,
-        "datalist": datalist.about_of,
-        "lists": lists.about_of,
-        "cases": cases.about_of,
+        return bids.describe((options or {}).get("modality"))
+    describe = {
+        "nnunet": nnunet.describe,
+        "datalist": datalist.describe,
+        "lists": lists.describe,
+        "cases": cases.describe,
     }
-    return told[kind](site, folder) if kind in told else About()
+    return describe[kind](site, folder) if kind in describe else DatasetDescription()
 
 
-def detect(folder: Path, *, site: str = "", task: TaskConfig | None = None) -> str | None:
-    """Say which layout a folder has; None where it has no known one.
+def detect_layout(folder: Path, *, site: str = "", task: TaskConfig | None = None) -> str | None:
+    """Return the layout of a folder; None if it is none of the known ones.
 
     Args:
         folder: The folder, or a file.
-        site: The site's name: its own folder may be called so and lie in this one.
-        task: What is learnt: a folder for each case is of a segmentation, one for each class of a
-            classification, whose classes have names. None: either.
+        site: The site's name: the site's own folder may have this name and be inside the folder.
+        task: The task. The layout "cases" is only considered for a segmentation, "classes" only for
+            a classification, whose classes have names. None: both are considered.
     """
     if not folder.is_dir():
-        return "datalist" if datalist.looks_like(folder) else None
-    signs: dict[str, Callable[[Path], bool]] = {
-        "nnunet": nnunet.looks_like,
-        "images-labels": folders.looks_like,
-        "datalist": datalist.looks_like,
-        "lists": partial(lists.looks_like, site=site),
-        "bids": bids.looks_like,
-        "cases": cases.looks_like,
-        "classes": partial(classes.looks_like, names=_class_names(task)),
+        return "datalist" if datalist.matches(folder) else None
+    recognises: dict[str, Callable[[Path], bool]] = {
+        "nnunet": nnunet.matches,
+        "images-labels": folders.matches,
+        "datalist": datalist.matches,
+        "lists": partial(lists.matches, site=site),
+        "bids": bids.matches,
+        "cases": cases.matches,
+        "classes": partial(classes.matches, names=_class_names(task)),
     }
-    return next((layout for layout in _tried(task) if signs[layout](folder)), None)
+    return next((layout for layout in _considered(task) if recognises[layout](folder)), None)
 
 
-def _tried(task: TaskConfig | None) -> list[str]:
+def _considered(task: TaskConfig | None) -> list[str]:
     other = None if task is None else _OF_OTHER_TASKS[task.name]
-    return [layout for layout in _SIGNS if layout != other]
+    return [layout for layout in _FEATURES if layout != other]
 
 
 def _class_names(task: TaskConfig | None) -> set[str]:
@@ -233,15 +231,14 @@ def _class_names(task: TaskConfig | None) -> set[str]:
 
 
 def _unknown(site: str, folder: Path, task: TaskConfig | None) -> str:
-    """Say that no layout was recognised, and by what the ones that were tried would be."""
-    looked_for = "; ".join(_SIGNS[layout] for layout in _tried(task))
+    features = "; ".join(_FEATURES[layout] for layout in _considered(task))
     return (
-        f"site {site}: the layout of {folder} is not recognised (looked for: {looked_for}): name "
-        "it by layout, or list the images in a manifest"
+        f"site {site}: the layout of {folder} is not recognised (looked for: {features}): name it "
+        "by layout, or list the images in a manifest"
     )
 
 
-def _doubles(site: str, folder: Path, found: list[Case]) -> list[str]:
+def _duplicates(site: str, folder: Path, found: list[Case]) -> list[str]:
     counts = Counter(case.case for case in found)
     return [
         f"site {site}: {count} images of {folder} are called case {name}: rename them, or list "

@@ -9,15 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from collegium.data.discovery import complete_channels
-from collegium.data.importers.about import About
-from collegium.data.importers.files import Found, visible
+from collegium.data.importers.common import DatasetDescription, FoundCases, visible_entries
 from collegium.data.site import Case
 
 _ENDINGS = (".nii.gz", ".nii")
 _LABELS = ("dseg", "mask")
 
 Session = tuple[str, str]
-"""A subject and, where there are any, a session: ("sub-01", "ses-1")."""
+"""A subject and, if there are any, a session: ("sub-01", "ses-1")."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +25,8 @@ class BidsFile:
 
     Attributes:
         path: The file.
-        session: Its subject and session; "" where there are no sessions.
-        rest: The name behind these: "acq-ax_T1w".
+        session: Its subject and session; "" if there are no sessions.
+        rest: The name after these: "acq-ax_T1w".
         source: The folder below derivatives; "" for an image, "anat" for a label beside it.
     """
 
@@ -43,33 +42,33 @@ class BidsFile:
 
     @property
     def entities(self) -> dict[str, str]:
-        """What the name says of the file: {"acq": "ax"}."""
+        """The entities of the name: {"acq": "ax"}."""
         pairs = (part.partition("-") for part in self.rest.split("_")[:-1])
         return {key: value for key, _, value in pairs}
 
     def names(self) -> set[str]:
-        """Give all that `modality` or `derivative` may call it."""
+        """Return all names by which `modality` or `derivative` may refer to the file."""
         own = {self.rest, self.suffix}
         return own | {self.source, *(f"{self.source}/{name}" for name in own)} - {""}
 
 
-def looks_like(folder: Path) -> bool:
-    """Whether a folder has this layout."""
-    return any(path.name.startswith("sub-") and path.is_dir() for path in visible(folder))
+def matches(folder: Path) -> bool:
+    """Return whether a folder has this layout."""
+    return any(path.name.startswith("sub-") and path.is_dir() for path in visible_entries(folder))
 
 
 def from_bids(
     site: str, folder: Path, *, modality: str | None = None, derivative: str | None = None
-) -> Found:
-    """Give the usable cases of a BIDS data set and one sentence for each problem.
+) -> FoundCases:
+    """Return the usable cases of a BIDS data set and one sentence for each problem.
 
     Args:
         site: The site's name.
         folder: The data set.
-        modality: Which image of a session: its suffix (`T1w`) or all of its name behind subject
-            and session (`acq-ax_T1w`); several, with commas between, are channels in this order.
-        derivative: Which labels: the folder below `derivatives`, the name behind subject and
-            session (`desc-lesion_mask`), or both with a slash between.
+        modality: Which image of a session: its suffix (`T1w`) or all of its name after subject and
+            session (`acq-ax_T1w`); several, separated by commas, are channels in this order.
+        derivative: Which labels: the folder below `derivatives`, the name after subject and session
+            (`desc-lesion_mask`), or both separated by a slash.
     """
     raw = [file for file in _files(folder) if file.path.parent.name == "anat"]
     images = [file for file in raw if file.suffix not in _LABELS]
@@ -78,12 +77,8 @@ def from_bids(
             f"site {site}: {folder} holds no sub-*/anat/*.nii.gz or sub-*/ses-*/anat/*.nii.gz: "
             "correct the path, or name another layout"
         ]
-    beside = [replace(file, source="anat") for file in raw if file.suffix in _LABELS]
-    labels = [*beside, *(file for file in _derived(folder) if file.suffix in _LABELS)]
-    if derivative is not None:
-        labels = [file for file in labels if derivative in file.names()]
     suffixes = sorted({file.suffix for file in images})
-    wanted = [*about_of(modality).channels] or suffixes
+    wanted = [*describe(modality).channels] or suffixes
     if len(suffixes) > 1 and modality is None:
         return [], [
             f"site {site}: {folder} holds images of the kinds {', '.join(suffixes)}: "
@@ -101,6 +96,7 @@ def from_bids(
     complete, problems = complete_channels(
         site, {_case(session): group for session, group in groups.items()}, wanted, place=place
     )
+    labels = _labels(folder, raw, derivative)
     cases = []
     for session in groups:
         if _case(session) in complete:
@@ -115,15 +111,17 @@ def from_bids(
     return cases, problems
 
 
-def about_of(modality: str | None) -> About:
-    """Give the names of the channels, where the configuration chooses them."""
+def describe(modality: str | None) -> DatasetDescription:
+    """Return the names of the channels if the configuration chooses them."""
     names = (modality or "").split(",")
-    return About("modality", channels=tuple(name.strip() for name in names if modality))
+    return DatasetDescription(
+        "modality", channels=tuple(name.strip() for name in names if modality)
+    )
 
 
 def _files(folder: Path, source: str = "") -> Iterable[BidsFile]:
-    """Give the images below the subjects of a folder."""
-    for subject in visible(folder):
+    """Yield the images below the subjects of a folder."""
+    for subject in visible_entries(folder):
         if not (subject.is_dir() and subject.name.startswith("sub-")):
             continue
         for path in sorted(subject.rglob("*")):
@@ -139,7 +137,7 @@ def _files(folder: Path, source: str = "") -> Iterable[BidsFile]:
 
 def _derived(folder: Path) -> list[BidsFile]:
     derivatives = folder / "derivatives"
-    pipelines = [path for path in visible(derivatives) if not path.name.startswith("sub-")]
+    pipelines = [path for path in visible_entries(derivatives) if not path.name.startswith("sub-")]
     found = [file for path in pipelines for file in _files(path, path.name)]
     return [*found, *_files(derivatives, derivatives.name)]
 
@@ -151,7 +149,7 @@ def _case(session: Session) -> str:
 def _channels(
     site: str, folder: Path, images: Sequence[BidsFile], wanted: Sequence[str]
 ) -> tuple[dict[Session, dict[str, Path]], list[str]]:
-    """Give the files of each session by channel, and a sentence where the choice is not one."""
+    """Return the files of each session by channel, and a sentence if one cannot be chosen."""
     groups: dict[Session, dict[str, Path]] = {file.session: {} for file in images}
     for channel in wanted:
         fitting = [file for file in images if channel in file.names()]
@@ -171,13 +169,20 @@ def _channels(
     return groups, []
 
 
+def _labels(folder: Path, raw: Sequence[BidsFile], derivative: str | None) -> list[BidsFile]:
+    """Return the labels beside the images and in the derivatives, or those that are chosen."""
+    beside = (replace(file, source="anat") for file in raw)
+    labels = [file for file in (*beside, *_derived(folder)) if file.suffix in _LABELS]
+    return [file for file in labels if derivative is None or derivative in file.names()]
+
+
 def _labels_of(
     session: Session,
     channels: dict[str, Path],
     images: Sequence[BidsFile],
     labels: Sequence[BidsFile],
 ) -> list[BidsFile]:
-    """Give the labels of a session that do not speak of another image than the ones chosen."""
+    """Return the labels of a session whose entities agree with those of the chosen images."""
     chosen = [file.entities for file in images if file.path in channels.values()]
     return [
         label
@@ -195,7 +200,7 @@ def _wrong_labels(
 ) -> str:
     where = f"site {site}, case {_case(session)}"
     if not found:
-        named = f" that is called {derivative}" if derivative else ""
+        named = f" with the name {derivative}" if derivative else ""
         return (
             f"{where}: it has no label *_dseg or *_mask in {folder / 'derivatives'}{named}: "
             "add it, take the subject out, or correct derivative"

@@ -1,8 +1,8 @@
-"""A folder for each case: one image or several channels, and one mask that its name tells.
+"""A folder for each case, with one image or several channels, and one mask recognised by its name.
 
 KiTS has `case_00000/imaging.nii.gz` and `segmentation.nii.gz`, BraTS `X/X_flair.nii.gz`,
 `X/X_t1.nii.gz`, .. and `X/X_seg.nii.gz`. The mask has one of the words segmentation, seg, mask,
-label or labels in its name beside the case's; what else stands there names a channel.
+label or labels in its name beside the case's; any other words there name a channel.
 """
 
 import re
@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from collegium.data.decoded import listed
-from collegium.data.formats import FILES, is_readable
-from collegium.data.importers.about import About
-from collegium.data.importers.files import Found, visible
+from collegium.data.decoded_image import listed
+from collegium.data.formats import FILE_SUFFIXES, is_readable
+from collegium.data.importers.common import DatasetDescription, FoundCases, visible_entries
 from collegium.data.pairing import case_id
 from collegium.data.site import Case
 from collegium.errors import DataError
@@ -23,13 +22,13 @@ _MASK_WORDS = ("segmentation", "seg", "mask", "label", "labels")
 
 
 @dataclass(frozen=True)
-class Content:
-    """What the folder of a case holds.
+class CaseFolder:
+    """The content of a case's folder.
 
     Attributes:
         images: The images in the order of their channels' names; a DICOM series is a folder.
         channels: The names of the channels, sorted.
-        masks: The files that their names tell to be masks.
+        masks: The files whose names mark them as masks.
     """
 
     images: tuple[Path, ...]
@@ -37,23 +36,27 @@ class Content:
     masks: tuple[Path, ...]
 
 
-def looks_like(folder: Path) -> bool:
-    """Whether most subfolders hold one mask beside an image."""
+def matches(folder: Path) -> bool:
+    """Return whether most subfolders hold one mask beside an image."""
     contents = _contents(folder).values()
     fitting = [content for content in contents if content.images and len(content.masks) == 1]
     return 2 * len(fitting) > len(contents)
 
 
-def from_cases(site: str, folder: Path) -> Found:
-    """Give the usable cases of a folder of folders and one sentence for each problem.
+def from_cases(site: str, folder: Path) -> FoundCases:
+    """Return the usable cases of a folder of folders and one sentence for each problem.
 
-    A case is called as its folder, and is a patient of its own.
+    A case has the name of its folder, and is a patient of its own.
+
+    Args:
+        site: The site's name.
+        folder: The folder that holds a folder for each case.
     """
     contents = _contents(folder)
     if not contents:
         return [], [
-            f"site {site}: {folder} holds no subfolder, which would be a case: correct the path, "
-            "or name another layout"
+            f"site {site}: {folder} holds no subfolders, one for each case: correct the path, or "
+            "name another layout"
         ]
     wanted = _channels(contents)
     cases, problems = [], []
@@ -66,54 +69,61 @@ def from_cases(site: str, folder: Path) -> Found:
     return cases, problems
 
 
-def about_of(site: str, folder: Path) -> About:
-    """Give the names of the channels, as most cases have them."""
-    return About("the names of the files", channels=_channels(_contents(folder)))
+def describe(site: str, folder: Path) -> DatasetDescription:
+    """Return the names of the channels, as most cases have them.
+
+    Args:
+        site: The site's name.
+        folder: The folder that holds a folder for each case.
+    """
+    return DatasetDescription("the names of the files", channels=_channels(_contents(folder)))
 
 
-def _contents(folder: Path) -> dict[str, Content]:
-    return {path.name: _content(path) for path in visible(folder) if path.is_dir()}
+def _contents(folder: Path) -> dict[str, CaseFolder]:
+    return {path.name: _content(path) for path in visible_entries(folder) if path.is_dir()}
 
 
-def _content(folder: Path) -> Content:
-    """Tell masks from images by what stands in their names beside the case's."""
+def _content(folder: Path) -> CaseFolder:
+    """Separate masks from images by the words in their names beside the case's."""
     images, masks = [], []
-    for path in visible(folder):
+    for path in visible_entries(folder):
         if not is_readable(path):
             continue
         words = _words(case_id(path), folder.name)
         if any(word in _MASK_WORDS for word in words):
             masks += [path] if path.is_file() else []
-        elif path.is_dir() or path.name.lower().endswith(FILES):  # no single slices of a series
+        elif path.is_dir() or path.name.lower().endswith(
+            FILE_SUFFIXES
+        ):  # no single slices of a series
             images.append(("_".join(words) or "image", path))
     images.sort()
-    return Content(
+    return CaseFolder(
         tuple(path for _, path in images), tuple(name for name, _ in images), tuple(masks)
     )
 
 
 def _words(stem: str, case: str) -> list[str]:
-    """Give the words of a file's name in lower case, without the case's name."""
+    """Return the words of a file's name in lower case, without the case's name."""
     own = re.compile(rf"(?<![^\W_]){re.escape(case)}(?![^\W_])", re.IGNORECASE)
     return re.findall(r"[^\W_]+", own.sub("", stem).casefold())
 
 
-def _channels(contents: Mapping[str, Content]) -> tuple[str, ...]:
-    """Give the names of the channels that most cases have; where as many have others, of most."""
+def _channels(contents: Mapping[str, CaseFolder]) -> tuple[str, ...]:
+    """Return the channel names that most cases share; on a tie, the longest tuple of names."""
     counts = Counter(content.channels for content in contents.values() if content.images)
     return max(counts, key=lambda names: (counts[names], len(names), names), default=())
 
 
-def _check(content: Content, wanted: tuple[str, ...], where: str) -> None:
-    """Refuse a case without one mask and the channels of the others.
+def _check(content: CaseFolder, wanted: tuple[str, ...], where: str) -> None:
+    """Refuse a case without exactly one mask, or without the channels of the other cases.
 
     Raises:
-        DataError: It says what is wrong.
+        DataError: The reason.
     """
     if not content.masks:
         raise DataError(
-            f"{where} holds no mask, whose name would have one of the words "
-            f"{listed(_MASK_WORDS)}: add it or take the folder out"
+            f"{where} holds no mask, a file with one of the words {listed(_MASK_WORDS)} in its "
+            "name: add it or take the folder out"
         )
     if len(content.masks) > 1:
         names = listed([path.name for path in content.masks])
@@ -125,6 +135,6 @@ def _check(content: Content, wanted: tuple[str, ...], where: str) -> None:
     if content.channels != wanted:
         raise DataError(
             f"{where} holds the channels {listed(content.channels)}, and other cases have "
-            f"{listed(wanted)}: add what is missing, call the files as there, or take the folder "
+            f"{listed(wanted)}: add what is missing, name the files as there, or take the folder "
             "out"
         )

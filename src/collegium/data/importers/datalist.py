@@ -13,8 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from collegium.data.discovery import SPLIT_NAMES
-from collegium.data.importers.about import About, channels_of, labels_of
-from collegium.data.importers.files import Found, read_json, unique_ids, visible
+from collegium.data.importers.common import (
+    DatasetDescription,
+    FoundCases,
+    parse_channels,
+    parse_labels,
+    read_json,
+    unique_ids,
+    visible_entries,
+)
 from collegium.data.pairing import case_id
 from collegium.data.site import Case
 from collegium.errors import DataError
@@ -25,20 +32,20 @@ _PATIENT = ("patient", "patient_id", "subject", "subject_id")
 _CASE = ("case", "case_id", "id")
 
 
-def looks_like(place: Path) -> bool:
-    """Whether a place is a datalist, or a folder with one."""
+def matches(place: Path) -> bool:
+    """Return whether a path is a datalist, or a folder with one."""
     return bool(_candidates(place))
 
 
-def from_datalist(site: str, place: Path) -> Found:
-    """Give the usable cases of a datalist and one sentence for each problem.
+def from_datalist(site: str, place: Path) -> FoundCases:
+    """Return the usable cases of a datalist and one sentence for each problem.
 
     Args:
         site: The site's name.
         place: The JSON file, or a folder that holds one.
 
     Raises:
-        DataError: If there is no datalist, or several.
+        DataError: There is no datalist, or several.
     """
     file = _only(site, place)
     content = read_json(site, file)
@@ -66,27 +73,31 @@ def from_datalist(site: str, place: Path) -> Found:
     return _named(cases), problems
 
 
-def about_of(site: str, place: Path) -> About:
-    """Give the names of labels and channels, as the Decathlon writes them; none where none are.
+def describe(site: str, place: Path) -> DatasetDescription:
+    """Return the names of labels and channels in the Decathlon's form, or none.
+
+    Args:
+        site: The site's name.
+        place: The JSON file, or a folder that holds one.
 
     Raises:
-        DataError: If there is no datalist, or several.
+        DataError: There is no datalist, or several.
     """
     content = read_json(site, _only(site, place))
     labels, channels = content.get("labels"), content.get("channel_names", content.get("modality"))
     try:
-        return About(
+        return DatasetDescription(
             "the datalist",
-            labels_of(labels) if isinstance(labels, dict) else {},
-            channels_of(channels) if isinstance(channels, dict) else (),
+            parse_labels(labels) if isinstance(labels, dict) else {},
+            parse_channels(channels) if isinstance(channels, dict) else (),
         )
     except (ValueError, TypeError):  # other things under these keys, which nobody promised
-        return About()
+        return DatasetDescription()
 
 
 def _candidates(place: Path) -> list[Path]:
-    """Give the JSON files that hold a list of training images."""
-    there = [place] if place.is_file() else visible(place)
+    """Return the JSON files that hold a list of training images."""
+    there = [place] if place.is_file() else visible_entries(place)
     found = []
     for path in there:
         if path.suffix.lower() == ".json" and path.is_file():
@@ -122,7 +133,7 @@ def _has_label(entry: Mapping[str, Any]) -> bool:
 
 
 def _case(site: str, file: Path, entry: Any, where: str, split: str | None) -> Case | None:
-    """Give one case; None for an image without a label that is there to be predicted."""
+    """Return one case; None for an unlabelled image that is only to be predicted."""
     place = f"site {site}, {where} of {file}"
     if isinstance(entry, str) or (isinstance(entry, dict) and not _has_label(entry)):
         if where.startswith("train"):
@@ -163,7 +174,7 @@ def _file(file: Path, name: Any, what: str, place: str) -> Path:
 
 
 def _named(cases: list[Case]) -> list[Case]:
-    """Name cases that carry no id by their files; a case is its own patient unless named."""
+    """Name cases without an id by their files; a case without a patient is a patient of its own."""
     bare = [case for case in cases if not case.case]
     names = dict(zip(map(id, bare), unique_ids([_common(case) for case in bare]), strict=True))
     named = [replace(case, case=names.get(id(case), case.case)) for case in cases]
@@ -171,7 +182,7 @@ def _named(cases: list[Case]) -> list[Case]:
 
 
 def _common(case: Case) -> Path:
-    """Give what the names of the channels have in common: x of x_t1 and x_flair."""
+    """Return the common part of the channels' names: x for x_t1 and x_flair."""
     words = [case_id(path).split("_") for path in case.images]
     shared = []
     for same in zip(*words, strict=False):

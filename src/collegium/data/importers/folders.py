@@ -1,25 +1,30 @@
-"""Subfolders of images and labels, of choice below folders train, val and test."""
+"""Subfolders of images and labels, optionally below folders train, val and test."""
 
 import logging
 from dataclasses import replace
 from pathlib import Path
 
 from collegium.data.discovery import SPLIT_NAMES, from_folder, subfolders
-from collegium.data.importers.files import Found, visible
+from collegium.data.importers.common import FoundCases, visible_entries
 
 logger = logging.getLogger(__name__)
 
 
-def looks_like(folder: Path) -> bool:
-    """Whether a folder, or one of a split in it, holds subfolders of images and of labels."""
+def matches(folder: Path) -> bool:
+    """Return whether a folder, or a split's folder in it, has subfolders of images and labels."""
     return _is_pair(folder) or any(map(_is_pair, _splits_in(folder)))
 
 
-def from_folders(site: str, folder: Path) -> Found:
-    """Give the usable cases of a folder and one sentence for each problem.
+def from_folders(site: str, folder: Path) -> FoundCases:
+    """Return the usable cases of a folder and one sentence for each problem.
 
-    Folders train, val and test are the splits of their cases; where only one of them has labels,
-    its cases are shared out. A case whose name another split has too is named with its folder's.
+    Folders train, val and test are the splits of their cases; if only one of them has labels,
+    splits are drawn. A case whose name also occurs in another split is prefixed with its folder's
+    name.
+
+    Args:
+        site: The site's name.
+        folder: The folder.
     """
     parts = [] if _is_pair(folder) else [part for part in _splits_in(folder) if _is_pair(part)]
     if not parts:
@@ -42,7 +47,11 @@ def from_folders(site: str, folder: Path) -> Found:
 
 
 def _splits_in(folder: Path) -> list[Path]:
-    return [path for path in visible(folder) if path.is_dir() and path.name.lower() in SPLIT_NAMES]
+    return [
+        path
+        for path in visible_entries(folder)
+        if path.is_dir() and path.name.lower() in SPLIT_NAMES
+    ]
 
 
 def _is_pair(folder: Path) -> bool:

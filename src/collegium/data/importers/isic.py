@@ -1,17 +1,17 @@
 """Fed-ISIC2019 as FLamby and GRACE publish it: one folder of pictures, one table of all centres.
 
 The table has the columns `image` (the pictures' names without their ending), `target` (the class),
-`center` and `fold` (train or test); of choice `patient`. Others, such as `fold2`, are not used.
+`center` and `fold` (train or test); optionally `patient`. Others, such as `fold2`, are not used.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
 
 from collegium.data.columns import read_columns
-from collegium.data.decoded import listed
-from collegium.data.discovery import Row, collect, split_of
-from collegium.data.formats import FILES
-from collegium.data.importers.files import Found, visible
+from collegium.data.decoded_image import listed
+from collegium.data.discovery import Row, collect_cases, split_of_row
+from collegium.data.formats import FILE_SUFFIXES
+from collegium.data.importers.common import FoundCases, visible_entries
 from collegium.data.pairing import case_id
 from collegium.data.site import Case
 from collegium.errors import DataError
@@ -20,8 +20,8 @@ NEEDED = ("image", "target", "center")
 """The columns without which a table is not this one."""
 
 
-def looks_like(table: Path) -> bool:
-    """Whether a file is such a table, by its first line."""
+def matches(table: Path) -> bool:
+    """Return whether a file is such a table, by its first line."""
     try:
         with table.open(encoding="utf-8-sig") as file:
             columns = file.readline().lower().replace('"', "").split(",")
@@ -30,17 +30,18 @@ def looks_like(table: Path) -> bool:
     return {column.strip() for column in columns} >= set(NEEDED)
 
 
-def from_isic(site: str, folder: Path, table: Path, *, center: str | None = None) -> Found:
-    """Give the usable cases of one centre and one sentence for each problem.
+def from_isic(site: str, folder: Path, table: Path, *, center: str | None = None) -> FoundCases:
+    """Return the usable cases of one centre and one sentence for each problem.
 
     Args:
         site: The site's name.
         folder: The pictures of all centres.
         table: The table of all centres.
-        center: Which centre the site is, as the column `center` has it; None where there is one.
+        center: The site's centre, as written in the column `center`; None if there is only one.
 
     Raises:
-        DataError: If table or folder is unusable as a whole, or the centre is not in the table.
+        DataError: The table or the folder is unusable as a whole, or the centre is not in the
+            table.
     """
     rows = _rows(site, table)
     centers = sorted({row["center"] for row in rows})
@@ -58,13 +59,17 @@ def from_isic(site: str, folder: Path, table: Path, *, center: str | None = None
         raise DataError(
             f"site {site}: there is no folder {folder}: correct the path or federation.root"
         )
-    there = {case_id(path): path for path in visible(folder) if path.name.lower().endswith(FILES)}
+    there = {
+        case_id(path): path
+        for path in visible_entries(folder)
+        if path.name.lower().endswith(FILE_SUFFIXES)
+    }
     own = {
         f"site {site}, row {number} of {table}": row
         for number, row in enumerate(rows, 1)
         if center in (None, row["center"])
     }
-    return collect(own, lambda row, where: _case(site, row, there, where))
+    return collect_cases(own, lambda row, where: _case(site, row, there, where))
 
 
 def _rows(site: str, table: Path) -> list[dict[str, str]]:
@@ -93,7 +98,7 @@ def _case(site: str, row: Row, there: Mapping[str, Path], where: str) -> Case:
     if not row["target"]:
         raise DataError(f"{where}: picture {name} has no target: add its class or take the row out")
     case, patient = case_id(image), row.get("patient", "")
-    split = split_of({"split": row.get("fold", "")}, where)
+    split = split_of_row({"split": row.get("fold", "")}, where)
     return Case(
         site, case, patient or case, (image,), None, split=split, target=row["target"],
         stated=bool(patient),

@@ -14,44 +14,48 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from collegium.data.importers.about import About
-from collegium.data.importers.files import Found, visible
+from collegium.data.formats import arrays
+from collegium.data.importers.common import DatasetDescription, FoundCases, visible_entries
 from collegium.data.pairing import case_id
 from collegium.data.site import Case
+from collegium.data.splits import SPLITS
 
 logger = logging.getLogger(__name__)
 
-_SPLITS = ("train", "val", "test")
 _BOTH = ("data_npy", "npy")
-_ARRAYS = (".npy", ".npz", ".h5", ".hdf5")
 _VOLUMES = (".nii", ".nii.gz", ".nrrd", ".mha")
 _LABEL = re.compile(r"[ _-]*segmentation.*", re.IGNORECASE)
 _SLICE = re.compile(r"(.*\d.*?)[ _-]+(?:slice|sl|s|z)?[ _-]*\d+", re.IGNORECASE)
 
 
-def looks_like(folder: Path, site: str = "") -> bool:
-    """Whether a folder, or the one in it that is called as the site, has one of these layouts."""
+def matches(folder: Path, site: str = "") -> bool:
+    """Return whether a folder, or its subfolder with the site's name, has one of these layouts.
+
+    Args:
+        folder: The folder.
+        site: The site's name.
+    """
     return _is_site(_own(site, folder))
 
 
 def _is_site(folder: Path) -> bool:
     if any((folder / name).is_dir() for name in _BOTH) or _lists_of(folder):
         return True
-    return any(_LABEL.search(path.name) and _is_array(path) for path in visible(folder))
+    return any(_LABEL.search(path.name) and _is_array(path) for path in visible_entries(folder))
 
 
-def from_lists(site: str, folder: Path) -> Found:
-    """Give the usable cases of a folder of arrays and one sentence for each problem.
+def from_lists(site: str, folder: Path) -> FoundCases:
+    """Return the usable cases of a folder of arrays and one sentence for each problem.
 
     Args:
         site: The site's name.
-        folder: The site's folder; or the one above it, if the site's is called as the site is.
+        folder: The site's folder, or its parent if the folder has the site's name.
     """
     folder = _own(site, folder)
     both = next((folder / name for name in _BOTH if (folder / name).is_dir()), None)
     if both is not None:
         return _slices(site, both)
-    for note in about_of(site, folder).notes:
+    for note in describe(site, folder).notes:
         logger.info("site %s: %s", site, note)
     lists = _lists_of(folder)
     images, labels = _sides(folder)
@@ -80,39 +84,44 @@ def from_lists(site: str, folder: Path) -> Found:
     return cases, problems
 
 
-def about_of(site: str, folder: Path) -> About:
-    """Say which files of HarmoFL and GRACE are there and not used."""
+def describe(site: str, folder: Path) -> DatasetDescription:
+    """Return a note on the files of HarmoFL and GRACE that are present and not used.
+
+    Args:
+        site: The site's name.
+        folder: The site's folder, or its parent if the folder has the site's name.
+    """
     folder = _own(site, folder)
     files = [folder.with_name(f"{folder.name}-{kind}.npy") for kind in ("dir", "index")]
     names = " and ".join(path.name for path in files if path.is_file())
     if not names:
-        return About()
+        return DatasetDescription()
     note = (
         f"the split in {names} is not used, since it puts slices of one patient into training and "
         "test: patients are shared out by splits, or by a manifest with a column split"
     )
-    return About(notes=(note,))
+    return DatasetDescription(notes=(note,))
 
 
 def _own(site: str, folder: Path) -> Path:
-    """Give the site's folder: the one named, or the one in it that is called as the site is."""
+    """Return the site's folder: the given one, or its subfolder with the site's name."""
     own = folder / site
     return own if own.is_dir() and _is_site(own) else folder
 
 
 def _lists_of(folder: Path) -> dict[str, Path]:
-    """Give the lists of a site's folder, which stand beside it, by split."""
-    files = {split: folder.parent / f"{folder.name}_{split}.txt" for split in _SPLITS}
+    """Return the lists beside a site's folder, by split."""
+    files = {split: folder.parent / f"{folder.name}_{split}.txt" for split in SPLITS}
     return {split: path for split, path in files.items() if path.is_file()}
 
 
 def _is_array(path: Path) -> bool:
-    return path.name.lower().endswith((*_ARRAYS, *_VOLUMES))
+    return path.name.lower().endswith((*arrays.SUFFIXES, *_VOLUMES))
 
 
 def _sides(folder: Path) -> tuple[dict[str, Path], dict[str, Path]]:
-    """Give the images by case, and the labels by case in lower case."""
-    files = [path for path in visible(folder) if _is_array(path)]
+    """Return the images by case, and the labels by case in lower case."""
+    files = [path for path in visible_entries(folder) if _is_array(path)]
     labels = [path for path in files if _LABEL.search(path.name)]
     images = [path for path in files if path not in set(labels)]
     return (
@@ -124,7 +133,7 @@ def _sides(folder: Path) -> tuple[dict[str, Path], dict[str, Path]]:
 def _read_lists(
     site: str, lists: dict[str, Path], images: dict[str, Path]
 ) -> tuple[dict[str, str], list[str]]:
-    """Give the split of each case on a list, and a sentence for each line that is wrong."""
+    """Return the split of each case on a list, and a sentence for each wrong line."""
     splits: dict[str, str] = {}
     problems = []
     for split, path in lists.items():
@@ -148,16 +157,16 @@ def _read_lists(
     return splits, problems
 
 
-def _slices(site: str, folder: Path) -> Found:
-    """Give the slices of a folder of arrays that hold image and label."""
-    files = [path for path in visible(folder) if path.suffix.lower() in _ARRAYS]
+def _slices(site: str, folder: Path) -> FoundCases:
+    """Return the slices of a folder of arrays that hold image and label."""
+    files = [path for path in visible_entries(folder) if path.suffix.lower() in arrays.SUFFIXES]
     if not files:
         return [], [f"site {site}: {folder} holds no arrays: add some or correct the path"]
     cases = [Case(site, case_id(path), case_id(path), (path,), path) for path in files]
     patients = _patients([case.case for case in cases])
     if len(set(patients)) == len(cases) > 1:
         logger.warning(
-            "site %s: the names in %s do not say which slices are of one patient, so that each is "
+            "site %s: the names in %s do not show which slices are of one patient, so that each is "
             "taken for a patient of its own: if that is wrong, use a manifest with the column "
             "patient", site, folder,
         )  # fmt: skip
@@ -165,10 +174,10 @@ def _slices(site: str, folder: Path) -> Found:
 
 
 def _patients(names: Sequence[str]) -> list[str]:
-    """Give the patient of each slice: what stands before its number, where that has a number too.
+    """Return the patient of each slice: the part before its number, if that has a number too.
 
-    `Case03_slice_12` is of Case03; `sample_12` and `12` name no patient. Nor do names that would
-    make one patient of all.
+    `Case03_slice_12` is a slice of Case03; `sample_12` and `12` name no patient. Neither do names
+    that would all give the same patient.
     """
     found = [_SLICE.fullmatch(name) for name in names]
     patients = [match[1] if match else name for match, name in zip(found, names, strict=True)]

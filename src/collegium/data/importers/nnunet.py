@@ -1,8 +1,8 @@
-"""nnU-Net's raw data: `dataset.json`, `imagesTr`, `labelsTr` and, of choice, `imagesTs`.
+"""nnU-Net's raw data: `dataset.json`, `imagesTr`, `labelsTr` and, optionally, `imagesTs`.
 
 Both versions of `dataset.json` are understood, and the Decathlon's, whose images hold all of their
-channels in one file. Labelled test images (`labelsTs`) are the split "test". Upper and lower case
-of the folders' names do not count.
+channels in one file. Labelled test images (`labelsTs`) are the split "test". The case of the
+folders' names does not matter.
 """
 
 import logging
@@ -12,8 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from collegium.data.discovery import complete_channels
-from collegium.data.importers.about import About, channels_of, labels_of
-from collegium.data.importers.files import Found, read_json, visible
+from collegium.data.importers.common import (
+    DatasetDescription,
+    FoundCases,
+    parse_channels,
+    parse_labels,
+    read_json,
+    visible_entries,
+)
 from collegium.data.site import Case
 from collegium.errors import DataError
 
@@ -21,15 +27,15 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Description:
-    """What `dataset.json` says.
+class DatasetJson:
+    """The content of `dataset.json`.
 
     Attributes:
         channels: The names of the channels, in order.
         labels: The stored values of each label; several make a region.
-        ending: How the names of the files end.
-        training: The ids of the training cases, where they are listed.
-        count: The number of training cases, where it is given.
+        ending: The ending of the files' names.
+        training: The ids of the training cases, if they are listed.
+        count: The number of training cases, if it is given.
     """
 
     channels: tuple[str, ...]
@@ -39,47 +45,59 @@ class Description:
     count: int | None
 
 
-def looks_like(folder: Path) -> bool:
-    """Whether a folder has this layout."""
+def matches(folder: Path) -> bool:
+    """Return whether a folder has this layout."""
     return (folder / "dataset.json").is_file() and _sub(folder, "imagesTr").is_dir()
 
 
-def from_nnunet(site: str, folder: Path) -> Found:
-    """Give the usable cases of a raw data set and one sentence for each problem.
+def from_nnunet(site: str, folder: Path) -> FoundCases:
+    """Return the usable cases of a raw data set and one sentence for each problem.
+
+    Args:
+        site: The site's name.
+        folder: The data set.
 
     Raises:
-        DataError: If `dataset.json` is unusable.
+        DataError: `dataset.json` is unusable.
     """
-    about = describe(site, folder)
+    dataset = read_dataset_json(site, folder)
     named = ", ".join(f"{name} {'+'.join(map(str, values))}" for name, values in
-                      about.labels.items())  # fmt: skip
+                      dataset.labels.items())  # fmt: skip
     logger.info("site %s: dataset.json names the channels %s and the labels %s",
-                site, ", ".join(about.channels), named)  # fmt: skip
-    split = "train" if visible(_sub(folder, "labelsTs")) else None
-    cases, problems = _part(site, folder, about, part="Tr", split=split)
+                site, ", ".join(dataset.channels), named)  # fmt: skip
+    split = "train" if visible_entries(_sub(folder, "labelsTs")) else None
+    cases, problems = _part(site, folder, dataset, part="Tr", split=split)
     if split is not None:
-        tests, more = _part(site, folder, about, part="Ts", split="test")
+        tests, more = _part(site, folder, dataset, part="Ts", split="test")
         cases, problems = [*cases, *tests], [*problems, *more]
-    elif visible(_sub(folder, "imagesTs")):
+    elif visible_entries(_sub(folder, "imagesTs")):
         logger.info("site %s: imagesTs has no labelsTs and is left out", site)
     return cases, problems
 
 
-def about_of(site: str, folder: Path) -> About:
-    """Give the names of labels and channels in `dataset.json`.
+def describe(site: str, folder: Path) -> DatasetDescription:
+    """Return the names of labels and channels in `dataset.json`.
+
+    Args:
+        site: The site's name.
+        folder: The data set.
 
     Raises:
-        DataError: If it is unusable.
+        DataError: It is unusable.
     """
-    found = describe(site, folder)
-    return About("dataset.json", found.labels, found.channels)
+    found = read_dataset_json(site, folder)
+    return DatasetDescription("dataset.json", found.labels, found.channels)
 
 
-def describe(site: str, folder: Path) -> Description:
+def read_dataset_json(site: str, folder: Path) -> DatasetJson:
     """Read `dataset.json`.
 
+    Args:
+        site: The site's name, for errors.
+        folder: The data set.
+
     Raises:
-        DataError: If it lacks what is needed.
+        DataError: It lacks a necessary key.
     """
     path = folder / "dataset.json"
     content = read_json(site, path)
@@ -95,9 +113,9 @@ def describe(site: str, folder: Path) -> Description:
         listed = content.get("training")
         ending = str(content.get("file_ending", ".nii.gz"))
         training = None if listed is None else tuple(_listed(entry, ending) for entry in listed)
-        return Description(
-            channels_of(channels),
-            labels_of(content.get("labels", {})),
+        return DatasetJson(
+            parse_channels(channels),
+            parse_labels(content.get("labels", {})),
             ending,
             training,
             None if count is None else int(count),
@@ -110,27 +128,29 @@ def describe(site: str, folder: Path) -> Description:
 
 
 def _sub(folder: Path, name: str) -> Path:
-    """Give the subfolder of a name, whatever its case; where there is none, where it should be."""
-    alike = [path for path in visible(folder) if path.name.lower() == name.lower()]
+    """Return the subfolder of a name in any case; if there is none, the path it should have."""
+    alike = [path for path in visible_entries(folder) if path.name.lower() == name.lower()]
     return alike[0] if alike and folder / name not in alike else folder / name
 
 
 def _listed(entry: Any, ending: str) -> str:
-    """Give the id of an entry of the training list of version 1."""
+    """Return the id of an entry of the training list of version 1."""
     file = entry["label"] if isinstance(entry, dict) else entry
     return Path(str(file)).name.removesuffix(ending)
 
 
-def _part(site: str, folder: Path, about: Description, *, part: str, split: str | None) -> Found:
-    """Give the cases of the training part (Tr) or the test part (Ts)."""
-    images, ending = _sub(folder, f"images{part}"), about.ending
+def _part(
+    site: str, folder: Path, dataset: DatasetJson, *, part: str, split: str | None
+) -> FoundCases:
+    """Return the cases of the training part (Tr) or the test part (Ts)."""
+    images, ending = _sub(folder, f"images{part}"), dataset.ending
     labels = {
         path.name.removesuffix(ending): path
-        for path in visible(_sub(folder, f"labels{part}"))
+        for path in visible_entries(_sub(folder, f"labels{part}"))
         if path.name.endswith(ending)
     }
     whole, groups = _images(images, ending, set(labels))
-    wanted = [f"{index:04d}" for index in range(len(about.channels))]
+    wanted = [f"{index:04d}" for index in range(len(dataset.channels))]
     complete, problems = complete_channels(
         site, groups, wanted, place=lambda case, channel: images / f"{case}_{channel}{ending}"
     )
@@ -142,7 +162,7 @@ def _part(site: str, folder: Path, about: Description, *, part: str, split: str 
         )
     found = {**complete, **{case: (path,) for case, path in whole.items()}}
     there = whole.keys() | groups.keys()
-    problems += _unpaired(site, folder, about, part=part, images=there, labels=set(labels))
+    problems += _unpaired(site, folder, dataset, part=part, images=there, labels=set(labels))
     cases = [
         Case(site, case, case, files, labels[case], split=split)
         for case, files in sorted(found.items())
@@ -154,10 +174,10 @@ def _part(site: str, folder: Path, about: Description, *, part: str, split: str 
 def _images(
     folder: Path, ending: str, labelled: set[str]
 ) -> tuple[dict[str, Path], dict[str, dict[str, Path]]]:
-    """Give the images that are one file, and the files by case and channel of the others."""
+    """Return the images that are one file, and the files by case and channel of the others."""
     whole: dict[str, Path] = {}
     groups: dict[str, dict[str, Path]] = {}
-    for path in visible(folder):
+    for path in visible_entries(folder):
         if not path.name.endswith(ending):
             continue
         stem = path.name.removesuffix(ending)
@@ -170,10 +190,10 @@ def _images(
 
 
 def _unpaired(
-    site: str, folder: Path, about: Description, *, part: str, images: set[str], labels: set[str]
+    site: str, folder: Path, dataset: DatasetJson, *, part: str, images: set[str], labels: set[str]
 ) -> list[str]:
-    """Say what lacks its partner, and what `dataset.json` promises and is not there."""
-    ending = about.ending
+    """Report images and labels without a partner, and cases of `dataset.json` that are missing."""
+    ending = dataset.ending
     place, beside = _sub(folder, f"images{part}"), _sub(folder, f"labels{part}")
     alone = sorted(images - labels)
     if part == "Ts" and alone:
@@ -190,15 +210,15 @@ def _unpaired(
         for case in sorted(labels - images)
     ]
     known = images | labels
-    if part == "Tr" and about.training is not None:
+    if part == "Tr" and dataset.training is not None:
         problems += [
             f"site {site}, case {case}: dataset.json lists it, and {folder} holds neither its "
             "image nor its label: restore them or take it off the list"
-            for case in sorted(set(about.training) - known)
+            for case in sorted(set(dataset.training) - known)
         ]
-    elif part == "Tr" and about.count not in (None, len(known)):
+    elif part == "Tr" and dataset.count not in (None, len(known)):
         problems.append(
-            f"site {site}: dataset.json says {about.count} training cases, and {folder} holds "
+            f"site {site}: dataset.json says {dataset.count} training cases, and {folder} holds "
             f"{len(known)} with the ending {ending}: restore the others, or correct numTraining or "
             "file_ending"
         )

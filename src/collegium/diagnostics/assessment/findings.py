@@ -13,8 +13,13 @@ from collegium.core.message import Message
 from collegium.errors import CollegiumError, DataError
 from collegium.heterogeneity import clusters, distances, graphs, proxy
 from collegium.heterogeneity.evidence import Evidence, energy_test, holm, stability
-from collegium.heterogeneity.survey import Inquiry, Table, gather
-from collegium.heterogeneity.survey_distances import embeddings_in, of_columns
+from collegium.heterogeneity.survey import SurveyQuestions
+from collegium.heterogeneity.survey_distances import (
+    StatisticsTable,
+    column_distances,
+    embedding_rows,
+    gather_statistics,
+)
 
 Array = NDArray[np.float64]
 Kind = Literal["intensity", "label", "embedding"]
@@ -63,7 +68,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Geometry:
-    """How far the sites are apart in one way of looking at them.
+    """Distances between the sites by one kind of data.
 
     Attributes:
         key: "metadata", "normalised" or "embeddings".
@@ -115,32 +120,32 @@ class Findings:
 
 
 def find(
-    replies: Mapping[str, Message], inquiry: Inquiry, classes: Sequence[str], seed: int
+    replies: Mapping[str, Message], questions: SurveyQuestions, classes: Sequence[str], seed: int
 ) -> Findings:
     """Work out all that can be worked out from what the sites told.
 
     Args:
         replies: by site what it told.
-        inquiry: what the sites were asked.
+        questions: what the sites were asked.
         classes: names of the labels, the background first.
         seed: names the generators of the tests.
     """
     notes: list[str] = []
-    intensity = _columns(replies, "intensity_maxima", inquiry, lambda c: f"channel {c}", notes)
-    labels = _columns(replies, "label_volumes", inquiry, lambda v: _class(v, classes), notes)
+    intensity = _columns(replies, "intensity_maxima", questions, lambda c: f"channel {c}", notes)
+    labels = _columns(replies, "label_volumes", questions, lambda v: _class(v, classes), notes)
     rows = _embeddings(replies, notes)
     samples: list[tuple[Kind, str, Mapping[str, Any]]]
     samples = [("intensity", f"the intensity of {c.name}", c.told) for c in intensity]
     samples += [("label", f"the amount of {c.name}", c.told) for c in labels]
     samples += [("embedding", "what a network sees", rows)]
-    tests = _tests(samples if inquiry.summary == "cases" else [], seed)
+    tests = _tests(samples if questions.summary == "cases" else [], seed)
     return Findings(
         _cases(replies),
         intensity,
         labels,
         _shares(replies, classes),
-        _geometries(intensity, labels, rows, inquiry, seed),
-        _proxy(rows, notes) if inquiry.summary == "cases" else None,
+        _geometries(intensity, labels, rows, questions, seed),
+        _proxy(rows, notes) if questions.summary == "cases" else None,
         tests,
         notes,
     )
@@ -149,15 +154,15 @@ def find(
 def _columns(
     replies: Mapping[str, Message],
     part: str,
-    inquiry: Inquiry,
+    questions: SurveyQuestions,
     name_of: Callable[[str], str],
     notes: list[str],
 ) -> list[Column]:
     """Return what the sites with cases told of one part, column by column."""
     told = {site: m for site, m in replies.items() if part in m and m[part]["cases"]}
     try:
-        table = gather(told.items(), part, inquiry)
-        matrices = of_columns(table, "none")
+        table = gather_statistics(told.items(), part, questions)
+        matrices = column_distances(table, "none")
     except CollegiumError as error:
         notes.append(f"{error}.")
         return []
@@ -177,7 +182,7 @@ def _embeddings(replies: Mapping[str, Message], notes: list[str]) -> dict[str, A
     for site, message in sorted(replies.items()):
         if "embeddings" in message:
             try:
-                rows[site] = embeddings_in(site, message)
+                rows[site] = embedding_rows(site, message)
             except DataError as error:
                 notes.append(f"{error}.")
     if len({table.shape[1:] for table in rows.values()}) > 1:
@@ -234,7 +239,7 @@ def _geometries(
     intensity: Sequence[Column],
     labels: Sequence[Column],
     rows: Mapping[str, Array],
-    inquiry: Inquiry,
+    questions: SurveyQuestions,
     seed: int,
 ) -> list[Geometry]:
     """Return the distances by metadata, in their units and without, and by embeddings."""
@@ -244,7 +249,7 @@ def _geometries(
         found.append(_geometry("metadata", metadata, seed))
         found.append(_geometry("normalised", replace(metadata, normalise="pooled_std"), seed))
     if len(rows) > 1:
-        found.append(_geometry("embeddings", Embedded(rows, inquiry.summary == "cases"), seed))
+        found.append(_geometry("embeddings", Embedded(rows, questions.summary == "cases"), seed))
     return found
 
 
@@ -281,7 +286,12 @@ class Metadata:
 
     @classmethod
     def of(cls, intensity: Sequence[Column], labels: Sequence[Column]) -> Metadata | None:
-        """Return what there is to compare; None with fewer than two sites."""
+        """Return what there is to compare; None with fewer than two sites.
+
+        Args:
+            intensity: the columns of intensities.
+            labels: the columns of label volumes.
+        """
         told = [set(column.told) for column in (*intensity, *labels)]
         sites = sorted(set.intersection(*told)) if told else []
         if len(sites) < 2:
@@ -301,14 +311,12 @@ class Metadata:
 
     def matrix(self, drawn: Mapping[str, NDArray[np.int64]] | None = None) -> tuple[Array, str]:
         """Return the mean of the two matrices, or the one there is."""
-        best = []
+        kinds = []
         for columns in (self.intensity, self.labels):
-            told = {n: _drawn(values, drawn) for n, values in columns.items()}
-            matrices = of_columns(Table("", {}, told), self.normalise)
-            if matrices:
-                name = max(sorted(matrices), key=lambda n: distances.federation_value(matrices[n]))
-                best.append((name, matrices[name]))
-        return np.mean([matrix for _, matrix in best], 0), " and ".join(name for name, _ in best)
+            values = {n: _drawn(column, drawn) for n, column in columns.items()}
+            kinds.append(column_distances(StatisticsTable("", {}, values), self.normalise))
+        combined = distances.combine(*kinds)
+        return combined.matrix, " and ".join(combined.names)
 
 
 def _drawn(

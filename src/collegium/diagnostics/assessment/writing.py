@@ -10,13 +10,13 @@ from typing import Any
 
 from collegium import __version__
 from collegium.core.files import write_atomically
+from collegium.core.text import format_bytes
 from collegium.data.federation import sites_of
-from collegium.diagnostics.assessment.asking import FOLDER, Assessment, ask_sites, says
 from collegium.diagnostics.assessment.findings import find
+from collegium.diagnostics.assessment.survey import FOLDER, Assessment, description_of, survey_sites
 from collegium.diagnostics.assessment.verdict import GEOMETRIES, judge
 from collegium.errors import DataError
 from collegium.evaluation.report.assessment import short, write_page
-from collegium.evaluation.report.plots import size
 from collegium.experiment.config.experiment import ExperimentConfig
 
 FILE = "assessment.json"
@@ -50,7 +50,7 @@ def overview(data: Mapping[str, Any]) -> tuple[list[dict[str, str]], list[str]]:
             total = "" if place is None else short(sum(geometry["matrix"][place]))
             mark = " (farthest)" if site == geometry["most_distant"] else ""
             row[f"distances: {GEOMETRIES[geometry['key']]}"] = total + mark
-        row["left the site"] = size(entry["bytes_up"])
+        row["left the site"] = format_bytes(entry["bytes_up"])
         row["withheld"] = "failed" if entry["failed"] else ", ".join(entry["withheld"])
         rows.append(row)
     failures = [
@@ -77,16 +77,19 @@ def assess(config: ExperimentConfig, survey: Assessment | None = None) -> Path:
         CollegiumError: the configuration or a site's files are unusable, or the disk is full.
     """
     survey = survey or Assessment()
-    told = ask_sites(config, survey)
-    inquiry, sites = survey.inquiry(), sites_of(config.federation)
-    findings = find(told.replies, inquiry, config.federation.task.classes, config.seeds[0])
+    surveyed = survey_sites(config, survey)
+    questions, sites = survey.questions(), sites_of(config.federation)
+    findings = find(surveyed.replies, questions, config.federation.task.classes, config.seeds[0])
     data: dict[str, Any] = {
         "collegium": __version__,
         "federation": config.federation.name,
         "seed": config.seeds[0],
-        "asked": {**survey.hyperparameters(), "parts": {p: says(p) for p in inquiry.parts}},
+        "asked": {
+            **survey.hyperparameters(),
+            "parts": {p: description_of(p) for p in questions.parts},
+        },
         "sites": sites,
-        "exchanged": told.exchanged,
+        "exchanged": surveyed.exchanged,
         "findings": asdict(findings),
         "verdict": asdict(judge(findings, sites)),
     }

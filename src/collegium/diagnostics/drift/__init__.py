@@ -5,8 +5,16 @@ analysis for simulations: it sees the models that a server sees and, which no se
 images of the sites and whatever a method keeps of the model at a site.
 """
 
-from collegium.diagnostics.drift.measuring import Drift, Moment, Point, measure_drift
-from collegium.diagnostics.drift.probe import Eye, Probe
+from collegium.diagnostics.drift.measurement import Drift, Point, RoundDrift, measure_drift
+from collegium.diagnostics.drift.recording import FeatureExtractor, RecordingTransport
 from collegium.diagnostics.drift.writing import write_drift
 
-__all__ = ["Drift", "Eye", "Moment", "Point", "Probe", "measure_drift", "write_drift"]
+__all__ = [
+    "Drift",
+    "FeatureExtractor",
+    "Point",
+    "RecordingTransport",
+    "RoundDrift",
+    "measure_drift",
+    "write_drift",
+]

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from collegium.core.randomness import seed_of
 from collegium.errors import DataError
 from collegium.heterogeneity.distances import pair_matrix
+from collegium.heterogeneity.proxy import held_out_distance
 
 FOLDS = 5
 """Parts of the cross-validation, or as many as the smaller side has patients where that is less."""
@@ -27,8 +28,8 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What a model sees in the windows of some patients.
+class SiteFeatures:
+    """The features that a model extracts from the windows of some patients.
 
     Attributes:
         rows: (windows, features).
@@ -44,7 +45,7 @@ class Seen:
         return len(np.unique(self.patients))
 
 
-def apart(first: Seen, second: Seen, *, seed: int = 0) -> float:
+def apart(first: SiteFeatures, second: SiteFeatures, *, seed: int = 0) -> float:
     """Return 2 (1 - 2 error), from 0 (nobody can tell the two apart) to 2 (always).
 
     The error is that of a logistic regression (features standardised, penalty 1) on patients it
@@ -71,13 +72,16 @@ def apart(first: Seen, second: Seen, *, seed: int = 0) -> float:
         raise DataError("a model sees NaN or infinite features; lower training.lr")
     side = np.repeat([0, 1], [len(first.rows), len(second.rows)])
     part = np.concatenate([_parts(seen.patients, folds, seed) for seen in (first, second)])
-    wrong = _predictions(rows, side, part) != side
-    error = (wrong[side == 0].mean() + wrong[side == 1].mean()) / 2
-    return float(2 * (1 - 2 * min(error, 0.5)))
+    splits = ((part != number, part == number) for number in np.unique(part))
+    return held_out_distance(rows, side, splits)
 
 
-def apart_matrix(sites: Mapping[str, Seen], *, seed: int = 0) -> Array:
+def apart_matrix(sites: Mapping[str, SiteFeatures], *, seed: int = 0) -> Array:
     """Return `apart` for all pairs of sites (N, N), in sorted order of the sites.
+
+    Args:
+        sites: the features, by site.
+        seed: see `apart`.
 
     Raises:
         DataError: a site has fewer than two patients, or NaN or infinite features.
@@ -90,19 +94,4 @@ def _parts(patients: Array, folds: int, seed: int) -> Array:
     names, places = np.unique(patients, return_inverse=True)
     order = np.random.default_rng(seed_of(seed, "drift", "folds")).permutation(len(names))
     found: Array = (order % folds)[places]
-    return found
-
-
-def _predictions(rows: Array, side: Array, part: Array) -> Array:
-    """Return the side that each window is taken for where its patient is held out."""
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    found = np.empty_like(side)
-    for number in np.unique(part):
-        test = part == number
-        linear = LogisticRegression(class_weight="balanced", max_iter=10_000)
-        classifier = make_pipeline(StandardScaler(), linear)
-        found[test] = classifier.fit(rows[~test], side[~test]).predict(rows[test])
     return found

@@ -13,7 +13,7 @@ from typing import Any
 
 from collegium import __version__
 from collegium.core.files import write_atomically
-from collegium.diagnostics.drift.measuring import Drift, Moment, Split, measure_drift
+from collegium.diagnostics.drift.measurement import Drift, RoundDrift, Split, measure_drift
 from collegium.evaluation.report.drift import write_page
 from collegium.experiment.config.experiment import ExperimentConfig
 from collegium.experiment.jobs import Observer
@@ -38,8 +38,8 @@ def write_drift(
 ) -> Path:
     """Measure the drift, and write ``drift.csv``, ``drift.json`` and ``drift.html``.
 
-    They are written into the folder ``drift`` of the experiment's output folder. The arguments are
-    those of `measure_drift`.
+    They are written into the folder ``drift`` of the experiment's output folder.
+    See `measure_drift` for the arguments.
 
     Returns:
         The path of the page.
@@ -67,7 +67,7 @@ def to_csv(drift: Drift) -> str:
     return text.getvalue()
 
 
-def _lines(moment: Moment) -> Iterator[list[Any]]:
+def _lines(moment: RoundDrift) -> Iterator[list[Any]]:
     windows, patients = moment.windows, moment.patients
     for site, distance in moment.drift.items():
         yield ["training", site, "", distance, windows[site], "", patients[site], ""]

@@ -12,7 +12,7 @@ from collegium.core.files import write_atomically
 from collegium.evaluation.report import assessment, plots
 from collegium.evaluation.report.page import environment
 from collegium.evaluation.report.routing import loss_lines, mean_routes, shades
-from collegium.tasks import ABOUT
+from collegium.tasks import NON_SCORE_KEYS
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -87,7 +87,7 @@ def mean_scores(scores: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float | 
 
     A patient counts by the mean of the cases where it is.
     """
-    metrics = [key for key in (scores[0] if scores else {}) if key not in _ABOUT]
+    metrics = [key for key in (scores[0] if scores else {}) if key not in _NON_SCORE_KEYS]
     means: dict[str, tuple[float | None, int]] = {}
     for name in metrics:
         found: dict[str, list[float]] = {}
@@ -99,4 +99,4 @@ def mean_scores(scores: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float | 
     return means
 
 
-_ABOUT = ("model", *ABOUT)
+_NON_SCORE_KEYS = ("model", *NON_SCORE_KEYS)

@@ -65,7 +65,7 @@ def answer_sites(run: Run, joining: JoiningTable) -> dict[str, Answer]:
 
 @dataclass(frozen=True)
 class AdaptingAnswer:
-    """What adapting does for one site outside.
+    """The effect of adapting for one site outside.
 
     Nothing but test scores could choose one method for such a site, so each has its own answer.
 

@@ -158,7 +158,7 @@ def _configuration(config: Mapping[str, Any]) -> str:
 
 
 def _versions(info: Mapping[str, Any]) -> dict[str, str]:
-    """What else ``run.json`` tells: versions and machine."""
+    """The rest of ``run.json``: versions and machine."""
     found: dict[str, Any] = {}
     for key in ("versions", "machine"):
         entries = info.get(key)

@@ -45,7 +45,12 @@ def ledger_summaries(output: Path) -> dict[str, dict[str, dict[str, Any]]]:
 def ledger_rows(
     ledgers: Mapping[str, Mapping[str, Summary]], order: Sequence[str]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Site -> one entry per algorithm."""
+    """Return the entries of every site's ledgers, one per algorithm.
+
+    Args:
+        ledgers: the summaries, by label of the algorithm and site.
+        order: the labels in the order of the experiment.
+    """
     labels = sorted(ledgers, key=lambda k: (order.index(k) if k in order else len(order), k))
     sites: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for label in labels:

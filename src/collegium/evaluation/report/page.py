@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from collegium.core.text import format_bytes, format_duration
 from collegium.evaluation import tables
 from collegium.evaluation.report import plots
 
@@ -36,8 +37,8 @@ def environment(
     made.filters.update(
         number=tables.number,
         interval=tables.interval_text,
-        size=plots.size,
-        duration=plots.duration,
+        size=format_bytes,
+        duration=format_duration,
         title=plots.title,
         percent=lambda share: f"{share:.0%}",
         **filters,

@@ -74,7 +74,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class SitePage:
-    """What concerns one site.
+    """The page of one site.
 
     Attributes:
         name: The site.
@@ -218,7 +218,12 @@ def site_ids(sites: Sequence[str]) -> dict[str, str]:
 
 
 def draw_curves(name: str, panels: Mapping[str, Sequence[plots.Series]]) -> Curves:
-    """Return the charts of some sites, in the frame that suits them all."""
+    """Return the charts of some sites, with common axes.
+
+    Args:
+        name: what is drawn.
+        panels: the lines, by site.
+    """
     every = [line for lines in panels.values() for line in lines]
     legend = {line.key: line for line in every}
     shown = [legend[key] for key in sorted(legend, key=lambda key: (legend[key].place, key))]

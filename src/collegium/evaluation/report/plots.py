@@ -47,23 +47,6 @@ def title(metric: str) -> str:
     return " ".join([first, *rest])
 
 
-def size(count: float | None) -> str:
-    """Return bytes as a reader counts them, e.g. "1.2 MB"."""
-    if count is None:
-        return "\u2013"
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= factor:
-            return f"{count / factor:.1f} {unit}"
-    return f"{count:.0f} B"
-
-
-def duration(seconds: float) -> str:
-    """Return a time as a reader counts it: "48 s", "12 min" or "3.4 h"."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
 @dataclass(frozen=True)
 class Series:
     """A line of a chart.
@@ -254,7 +237,12 @@ def tick_texts(values: Sequence[float]) -> list[str]:
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Return about five round numbers between two."""
+    """Return about five round numbers between two.
+
+    Args:
+        low: the smaller number.
+        high: the larger number.
+    """
     if high <= low:
         return [low]
     rough = (high - low) / 5

@@ -28,7 +28,7 @@ _KINDS = (
 
 @dataclass(frozen=True)
 class Relation:
-    """How far sites are apart to one method.
+    """The distances between sites that one method uses.
 
     Attributes:
         made_of: What the distances are made of, for a reader.
@@ -50,7 +50,7 @@ class Relation:
 
     @property
     def geometry(self) -> dict[str, Any]:
-        """What `collegium.evaluation.report.assessment.network_svg` draws."""
+        """Return the input of `collegium.evaluation.report.assessment.network_svg`."""
         return {
             "made_of": self.made_of,
             "sites": self.sites,
@@ -77,7 +77,7 @@ class Related:
 
     @property
     def title(self) -> str:
-        """Which cells they are, e.g. "without Basel, seeds 0 and 1"."""
+        """Return in words which jobs they are, e.g. "without Basel, seeds 0 and 1"."""
         *others, last = map(str, self.seeds)
         seeds = f"seeds {', '.join(others)} and {last}" if others else f"seed {last}"
         return f"without {self.left_out}, {seeds}" if self.left_out else seeds

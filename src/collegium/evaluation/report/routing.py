@@ -32,7 +32,7 @@ MOST_NUMBERS = 16
 
 @dataclass(frozen=True)
 class Adaptation:
-    """What one adapter did with one algorithm's models at one site, over seeds.
+    """The adaptations of one algorithm's models at one site by one adapter, over seeds.
 
     Attributes:
         site: Name of the site.

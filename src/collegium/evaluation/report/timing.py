@@ -70,7 +70,12 @@ def _values(one: Timed) -> Iterator[Point]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Return round numbers that enclose two positive ones: 1, 2, 5, 10, or only 1, 10, 100."""
+    """Return round numbers that enclose two positive ones: 1, 2, 5, 10, or only 1, 10, 100.
+
+    Args:
+        low: the smaller number, above 0.
+        high: the larger number.
+    """
     low, high = low / 1.25, high * 1.25
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     decades = [10.0**power for power in powers]

@@ -1,32 +1,69 @@
-"""Makes what a configuration names: algorithms, adapters and codecs."""
+"""Builds what a configuration names: networks, algorithms, adapters, codecs and tasks."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
 from collegium.adaptation.base import Adapter
-from collegium.compression.session import Coding
-from collegium.core.algorithm import Algorithm
-from collegium.errors import ConfigError
+from collegium.compression.session import Codecs
+from collegium.core.algorithm import Algorithm, NetworkBuilder
+from collegium.errors import CollegiumError, ConfigError
 from collegium.experiment.config.experiment import (
-    SCHEMA,
     AdapterConfig,
     AlgorithmConfig,
     ExperimentConfig,
     default_label,
 )
-from collegium.experiment.config.registry import ADAPTERS, ALGORITHMS, CODECS
-from collegium.experiment.config.yamlfile import Place, Source, read_yaml
+from collegium.experiment.config.named_parts import build_named
+from collegium.experiment.config.registry import ADAPTERS, ALGORITHMS, CODECS, Registry
+from collegium.experiment.config.schema import parse
+from collegium.experiment.config.yaml_file import Place, Source, read_yaml
 from collegium.models.factory import build_model, parameters_of
 from collegium.models.standardised import Standardised
 from collegium.tasks import ClassificationTask, SegmentationTask, Task
 
+T = TypeVar("T")
 
-def network_of(config: ExperimentConfig) -> Callable[[], nn.Module]:
-    """Give what makes an experiment's network.
+
+@dataclass(frozen=True)
+class ConfiguredNetwork:
+    """Builds the network that an experiment configures.
+
+    Attributes:
+        name: The model's name.
+        params: Its parameters.
+        features: The number of features of a table whose scaling is part of the network; None: the
+            network scales nothing.
+    """
+
+    name: str
+    params: Mapping[str, Any]
+    features: int | None = None
+
+    def __call__(self) -> nn.Module:
+        """Return a new network, with weights drawn from torch's generator.
+
+        Raises:
+            ConfigError: It cannot be built.
+        """
+        try:
+            module = build_model(self.name, **self.params)
+        except CollegiumError:
+            raise
+        except (RuntimeError, ValueError, TypeError) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise ConfigError(
+                f"the model {self.name!r} cannot be built from {dict(self.params)} ({reason}); "
+                f"correct what stands under model"
+            ) from error
+        return module if self.features is None else Standardised(module, self.features)
+
+
+def network_of(config: ExperimentConfig) -> ConfiguredNetwork:
+    """Return what builds the network of an experiment, before an algorithm extends it.
 
     What the data decide and the configuration leaves open is filled in: the channels or features
     that go in, and the classes that come out.
@@ -43,42 +80,52 @@ def network_of(config: ExperimentConfig) -> Callable[[], nn.Module]:
         known["in_channels"] = federation.image.inputs * (2 * federation.sampling.neighbours + 1)
     taken = parameters_of(model.name)
     filled = {key: value for key, value in known.items() if key in taken}
-    build = partial(build_model, model.name, **{**filled, **model.params})
-    if federation.table is None or federation.table.scale != "federation":
-        return build
-    return partial(_standardised, build, federation.table.features)
+    table = federation.table
+    scaled = table is not None and table.scale == "federation"
+    features = table.features if table is not None and scaled else None
+    return ConfiguredNetwork(model.name, {**filled, **model.params}, features)
 
 
-def _standardised(build: Callable[[], nn.Module], features: int) -> nn.Module:
-    return Standardised(build(), features)
+def build_extended_network(model: Mapping[str, Any], algorithm: Mapping[str, Any]) -> nn.Module:
+    """Return a network with what an algorithm adds to it, as bundles name it.
+
+    Args:
+        model: The model's name and its parameters.
+        algorithm: The algorithm's name and its hyper-parameters.
+
+    Raises:
+        ConfigError: There is no such model or algorithm, or the network cannot be built.
+    """
+    params, own = dict(model), dict(algorithm)
+    network = ConfiguredNetwork(params.pop("name"), params)
+    return NetworkBuilder(network, build_algorithm(AlgorithmConfig(own.pop("name"), own)))()
 
 
 def build_algorithm(config: AlgorithmConfig) -> Algorithm:
-    """Make the algorithm that a configuration names.
+    """Return the algorithm that a configuration names.
 
     Raises:
         ConfigError: With one sentence for every problem found.
     """
-    source = Source(Place(f"algorithm {config.label!r}", Path.cwd()))
-    kind = ALGORITHMS.load(config.name)
-    title = default_label(config.name)
-    algorithm = SCHEMA.build(kind, config.params, ("algorithm",), source, title=title)
-    source.check()
-    return algorithm
+    return _build(ALGORITHMS, config)
 
 
 def build_adapter(config: AdapterConfig) -> Adapter:
-    """Make the adapter that a configuration names.
+    """Return the adapter that a configuration names.
 
     Raises:
         ConfigError: With one sentence for every problem found.
     """
-    source = Source(Place(f"adapter {config.label!r}", Path.cwd()))
-    kind = ADAPTERS.load(config.name)
-    title = default_label(config.name)
-    adapter = SCHEMA.build(kind, config.params, ("adapter",), source, title=title)
-    source.check()
-    return adapter
+    return _build(ADAPTERS, config)
+
+
+def _build(registry: Registry[T], config: AlgorithmConfig | AdapterConfig) -> T:
+    source = Source(Place(f"{registry.word} {config.label!r}", Path.cwd()))
+    kind, title = registry.load(config.name), default_label(config.name)
+    built = parse(kind, config.params, (registry.word,), source, title=title)
+    source.raise_problems()
+    assert built is not None
+    return built
 
 
 def read_settings(texts: Sequence[str]) -> dict[str, Any]:
@@ -88,7 +135,7 @@ def read_settings(texts: Sequence[str]) -> dict[str, Any]:
         texts: `key=value` each, the value read as YAML.
 
     Raises:
-        ConfigError: With one sentence, of the first that is not written so.
+        ConfigError: A text is not written so.
     """
     settings: dict[str, Any] = {}
     for text in texts:
@@ -100,25 +147,34 @@ def read_settings(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def adapters_of(config: ExperimentConfig, algorithm: AlgorithmConfig) -> tuple[AdapterConfig, ...]:
-    """Give the adapters of an algorithm: its own or, without any, the experiment's."""
+    """Return the adapters of an algorithm: its own or, without any, the experiment's.
+
+    Args:
+        config: The experiment.
+        algorithm: One of its algorithms.
+    """
     return config.adapters if algorithm.adapters is None else algorithm.adapters
 
 
-def build_coding(config: ExperimentConfig, algorithm: AlgorithmConfig) -> Coding:
-    """Make the codecs with which an algorithm of an experiment runs.
+def build_codecs(config: ExperimentConfig, algorithm: AlgorithmConfig) -> Codecs:
+    """Return the codecs with which an algorithm of an experiment runs.
+
+    Args:
+        config: The experiment.
+        algorithm: One of its algorithms.
 
     Raises:
         ConfigError: With one sentence for every problem found.
     """
     source = Source(Place(f"codecs of {algorithm.label!r}", Path.cwd()))
-    asked = config.codec if algorithm.codec is None else algorithm.codec
+    chosen = config.codec if algorithm.codec is None else algorithm.codec
     built = {
-        side: SCHEMA.build_named(CODECS.load, codec.to_dict(), ("codec", side), source)[1]
-        for side, codec in {"up": asked.up, "down": asked.down}.items()
+        side: build_named(CODECS.load, codec.to_dict(), ("codec", side), source)[1]
+        for side, codec in {"up": chosen.up, "down": chosen.down}.items()
         if codec is not None
     }
-    source.check()
-    return Coding(**built)
+    source.raise_problems()
+    return Codecs(**built)
 
 
 def task_of(config: ExperimentConfig) -> Task:

@@ -26,17 +26,17 @@ class Recipe:
     """Settings of a paper.
 
     Attributes:
-        says: What it is for, where the numbers are from, and what differs from the paper.
+        description: Its use, the origin of the numbers, and what differs from the paper.
         values: Keys of an experiment file and what they hold.
     """
 
-    says: str
+    description: str
     values: Mapping[str, Any]
 
 
-def _distance_aware(says: str, spacing: list[float], crop: list[int], window: list[int]) -> Recipe:
+def _distance_aware(data: str, spacing: list[float], crop: list[int], window: list[int]) -> Recipe:
     return Recipe(
-        f"{says} of distance-aware averaging",
+        f"{data} of distance-aware averaging",
         {
             "federation": {
                 "image": {"spacing": spacing, "normalise": "zscore_nonzero"},
@@ -171,7 +171,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
 """Recipe by name."""
 
 
-def fill_in(data: dict[str, Any], name: str) -> None:
+def apply_recipe(data: dict[str, Any], name: str) -> None:
     """Fill a recipe into an experiment's mapping, in place; what is there already stays.
 
     Args:
@@ -193,10 +193,10 @@ def _merge(data: dict[str, Any], defaults: Mapping[str, Any]) -> None:
             _merge(there, value)
 
 
-def _check_order(classes: Any, weighed: Sequence[str]) -> None:
+def _check_order(classes: Any, weighted: Sequence[str]) -> None:
     """Refuse to give weights to other classes, or to the same in another order."""
-    if isinstance(classes, list) and classes != weighed:
+    if isinstance(classes, list) and classes != weighted:
         raise ConfigError(
-            f"task.classes is {classes} and the recipe weighs {weighed}: list these, in this order "
-            f"(task.coding translates what is written), or give task.weights, null for none"
+            f"task.classes is {classes} and the recipe weighs {weighted}: list these, in this "
+            f"order (task.coding translates what is written), or give task.weights, null for none"
         )

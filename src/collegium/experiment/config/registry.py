@@ -22,7 +22,7 @@ from collegium.adaptation.base import Adapter
 from collegium.compression.base import Codec
 from collegium.core.algorithm import Algorithm
 from collegium.core.text import did_you_mean
-from collegium.core.userfile import import_file, not_loading
+from collegium.core.userfile import import_file, loading_error
 from collegium.errors import ConfigError
 
 T = TypeVar("T")
@@ -136,7 +136,7 @@ class Registry(Generic[T]):
         try:
             return point.load()
         except Exception as error:  # whatever somebody else's module raises
-            raise not_loading(
+            raise loading_error(
                 f"{self.word} {point.name!r}, installed as {point.value}", error
             ) from error
 
@@ -163,9 +163,9 @@ class Registry(Generic[T]):
                     f"{self.word} {name!r}: there is no module {error.name!r}; "
                     "install its package or correct the name"
                 ) from error
-            raise not_loading(f"module {module!r} of {self.word} {name!r}", error) from error
+            raise loading_error(f"module {module!r} of {self.word} {name!r}", error) from error
         except Exception as error:  # whatever a user's module raises
-            raise not_loading(f"module {module!r} of {self.word} {name!r}", error) from error
+            raise loading_error(f"module {module!r} of {self.word} {name!r}", error) from error
 
     def _attribute(self, module: ModuleType, attribute: str, name: str) -> Any:
         found: Any = module
@@ -201,7 +201,7 @@ class Registry(Generic[T]):
             raise ConfigError(f"{self.word} {name!r} is not a subclass of {base}; make it one")
         if "__dataclass_params__" not in vars(value) or not value.__dataclass_params__.frozen:
             raise ConfigError(
-                f"{self.word} {name!r}: write @dataclass(frozen=True) above its class"
+                f"{self.word} {name!r}: write @settings (from collegium import settings) above it"
             )
         if inspect.isabstract(value):
             missing = " and ".join(map(repr, sorted(value.__abstractmethods__)))

@@ -52,7 +52,7 @@ class Point(NamedTuple):
 
 
 def points_of_event(event: Event) -> list[Point]:
-    """Give the numbers of a round that has just ended."""
+    """Return the numbers of a round that has just ended."""
     step = event.round
     totals = {"bytes_up": event.bytes_up, "bytes_down": event.bytes_down, "seconds": event.seconds}
     return [
@@ -63,7 +63,7 @@ def points_of_event(event: Event) -> list[Point]:
 
 
 def points_of_rows(rows: Iterable[Row]) -> list[Point]:
-    """Give the numbers of a finished job: those of all rounds, and each site's mean test scores.
+    """Return the numbers of a finished job: those of all rounds, and each site's mean test scores.
 
     Scores of the model that a site uses, its personal one where there is one, stand under
     ``val/<metric>`` and ``test/<metric>``; those of the global model beside it under
@@ -92,7 +92,7 @@ def points_of_rows(rows: Iterable[Row]) -> list[Point]:
 
 
 def metrics_of(points: Iterable[Point]) -> dict[tuple[str, int], float]:
-    """Give the numbers by MLflow's name and step, and the means of losses and scores over sites.
+    """Return the numbers by MLflow's name and step, and the means of losses and scores over sites.
 
     A number that is not finite is left out.
     """
@@ -118,7 +118,7 @@ def mlflow_name(*parts: str) -> str:
 
 
 def settings_of(config: ExperimentConfig) -> dict[str, Any]:
-    """Give the configuration without what says where on this machine data and code lie."""
+    """Return the configuration without the places of data and code on this machine."""
     data = to_dict(config)
     data.pop("output")
     data.pop("tracking", None)
@@ -127,14 +127,14 @@ def settings_of(config: ExperimentConfig) -> dict[str, Any]:
 
 
 def fixed_settings(config: ExperimentConfig) -> dict[str, Any]:
-    """Give those of the settings that stay as they are when a run is extended or goes on."""
+    """Return the settings that stay as they are when a run is extended or resumed."""
     data = {key: value for key, value in settings_of(config).items() if key not in EXTENDED}
     data["engine"] = {k: v for k, v in data["engine"].items() if k not in ("workers", "jobs")}
     return data
 
 
 def fixed_settings_of_job(job: Job) -> dict[str, Any]:
-    """Give the same of a job, with its one algorithm and seed."""
+    """Return the same of a job, with its one algorithm and seed."""
     data = fixed_settings(job.config)
     del data["name"]
     (algorithm,) = settings_of(replace(job.config, algorithms=(job.algorithm,)))["algorithms"]
@@ -144,7 +144,7 @@ def fixed_settings_of_job(job: Job) -> dict[str, Any]:
 
 
 def tags_of(config: ExperimentConfig) -> dict[str, str]:
-    """Give what an experiment is extended by, as tags, which unlike parameters may change."""
+    """Return what an experiment is extended by, as tags, which unlike parameters may change."""
     names: dict[str, Iterable[object]] = {
         "algorithms": (algorithm.label for algorithm in config.algorithms),
         "seeds": config.seeds,
@@ -155,7 +155,12 @@ def tags_of(config: ExperimentConfig) -> dict[str, str]:
 
 
 def tags_of_job(job: Job, holder: Job) -> dict[str, str]:
-    """Give a job's adapters with their settings, and the job that holds its models."""
+    """Return a job's adapters with their settings, and the job that holds its models, as tags.
+
+    Args:
+        job: The job.
+        holder: The job that holds its training.
+    """
     tags = {"collegium.trained_by": holder.name} if holder is not job else {}
     for adapter in adapters_of(job.config, job.algorithm):
         about = _without_places({"name": adapter.name, **adapter.params})
@@ -164,7 +169,7 @@ def tags_of_job(job: Job, holder: Job) -> dict[str, str]:
 
 
 def parameters_of(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Give every leaf of the settings as text, under its dotted key."""
+    """Return every leaf of the settings as text, under its dotted key."""
     leaves = {mlflow_name(key): json.loads(text) for key, text in flat(dict(settings)).items()}
     texts = {key: v if isinstance(v, str) else json.dumps(v) for key, v in leaves.items()}
     return {key: text[:LONGEST_VALUE] for key, text in texts.items()}
@@ -179,7 +184,7 @@ def _without_places(value: Any) -> Any:
 
 
 def without_place(text: str) -> str:
-    """Give the last part of a text that is the path to something; another text as it is."""
+    """Return the last part of a text that is the path to something; another text as it is."""
     for kind in (PurePosixPath, PureWindowsPath):
         if kind(text).is_absolute() or text.startswith(("~", "$", "..")):
             return kind(text).name
@@ -187,23 +192,28 @@ def without_place(text: str) -> str:
 
 
 def page_for_a_server(output: Path, config: ExperimentConfig) -> str:
-    """Give the report without patients' images, and without what says where things lie here."""
+    """Return the report without patients' images and without any path on this machine.
+
+    Args:
+        output: The run's folder.
+        config: The experiment.
+    """
     from collegium.evaluation.report.html import render
     from collegium.evaluation.report.ledgers import ledger_summaries
     from collegium.evaluation.report.reading import read_run
 
     run = read_run(output)
-    told = replace(
+    shown = replace(
         run,
         info={**run.info, "config": settings_of(config)},
         accounts=_without_places(run.accounts),
         assessment=_without_places(run.assessment),
     )
-    return render(told, [], ledger_summaries(output))
+    return render(shown, [], ledger_summaries(output))
 
 
 def models_of(folder: Path) -> Sequence[Path]:
-    """Give the models of a job that may leave: what its sites handed out, and the global one.
+    """Return the models of a job that may leave: what its sites share, and the global one.
 
     With them go the files that say how they are used. A site's personal model that the site's
     policy keeps lies elsewhere, and stays there.

@@ -152,22 +152,45 @@ class MlflowStore:
             run.logged |= {(metric.key, metric.step): metric.value for metric in some}
 
     def log_files(self, run: TrackedRun, files: Sequence[Path], folder: str) -> None:
-        """Log files or folders as artifacts into a folder."""
+        """Log files or folders as artifacts.
+
+        Args:
+            run: the run.
+            files: the files or folders.
+            folder: the artifacts' folder.
+        """
         for file in files:
             log = self._client.log_artifacts if file.is_dir() else self._client.log_artifact
             log(run.run_id, str(file), folder)
 
     def log_text(self, run: TrackedRun, text: str, name: str) -> None:
-        """Log a text as an artifact."""
+        """Log a text as an artifact.
+
+        Args:
+            run: the run.
+            text: the text.
+            name: the artifact's name.
+        """
         self._client.log_text(run.run_id, text, name)
 
     def set_tag(self, run: TrackedRun, name: str, value: str) -> None:
-        """Set a tag."""
+        """Set a tag.
+
+        Args:
+            run: the run.
+            name: the tag's name.
+            value: its value.
+        """
         self._client.set_tag(run.run_id, name, value)
         run.tags[name] = value
 
     def set_status(self, run: TrackedRun, status: str) -> None:
-        """Say what has become of a run."""
+        """Set the status of a run.
+
+        Args:
+            run: the run.
+            status: MLflow's word for it.
+        """
         if status == RUNNING:
             self._client.update_run(run.run_id, status)
         else:

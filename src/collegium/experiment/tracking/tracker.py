@@ -19,7 +19,7 @@ from collegium.core.files import write_atomically
 from collegium.errors import StorageError
 from collegium.evaluation.results import ROWS_FILE, read_rows
 from collegium.experiment.config.experiment import ExperimentConfig, digest
-from collegium.experiment.config.yamlfile import write_yaml
+from collegium.experiment.config.yaml_file import write_yaml
 from collegium.experiment.grid import Job, JobKey, holders, jobs_of
 from collegium.experiment.jobs import Event
 from collegium.experiment.runner import RUN_FILE
@@ -146,7 +146,7 @@ class Tracker:
         return self._store
 
     def _tag(self, parameters: Mapping[str, str]) -> str:
-        """What tags the run with these parameters, and not that of another output folder."""
+        """Return the tag of the run with these parameters in this output folder."""
         path = self._output / TOKEN_FILE
         if not path.exists():
             write_atomically(path, json.dumps({"token": uuid.uuid4().hex}).encode())

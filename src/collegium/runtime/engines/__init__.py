@@ -1,11 +1,13 @@
 """Engines: transports that carry requests to clients."""
 
-from dataclasses import dataclass
+from typing import Literal
+
+from collegium.core.settings import PositiveInt, settings
 
 
-@dataclass(frozen=True)
+@settings
 class EngineConfig:
-    """What carries requests to the clients, and on how much hardware.
+    """The engine that carries requests to the clients, and its share of the hardware.
 
     Attributes:
         name: The engine.
@@ -15,8 +17,8 @@ class EngineConfig:
         device: Where models are trained, as torch writes it.
     """
 
-    name: str = "inprocess"
-    workers: int = 1
-    threads: int = 1
-    jobs: int = 1
+    name: Literal["inprocess"] = "inprocess"
+    workers: PositiveInt = 1
+    threads: PositiveInt = 1
+    jobs: PositiveInt = 1
     device: str = "cpu"

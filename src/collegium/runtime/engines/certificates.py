@@ -1,4 +1,4 @@
-"""Certificates by which sites and servers know each other, looked at before anything connects."""
+"""Checks of the certificates by which sites and servers authenticate each other."""
 
 import ssl
 from collections.abc import Mapping
@@ -12,7 +12,13 @@ from collegium.errors import ConfigError, DataError
 
 @dataclass(frozen=True)
 class Certificate:
-    """Whom a certificate is for, and when it is good."""
+    """A certificate.
+
+    Attributes:
+        subject: Whom it is for.
+        begins: The time from which it is valid.
+        ends: The time after which it is not.
+    """
 
     subject: str
     begins: datetime
@@ -38,11 +44,11 @@ def read_certificates(path: Path) -> list[Certificate]:
 
 
 def check_certificates(path: Path, now: datetime | None = None) -> list[Certificate]:
-    """Read the certificates of a PEM file and see that all are good today.
+    """Read the certificates of a PEM file and check that all are valid today.
 
     Args:
         path: The file.
-        now: The time to judge by; None: this machine's clock.
+        now: The time of the check; None: this machine's clock.
 
     Raises:
         DataError: It cannot be read.

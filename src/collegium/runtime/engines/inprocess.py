@@ -1,7 +1,4 @@
-"""The default engine.
-
-All clients on one machine, in this process or in a few processes of their own.
-"""
+"""The default engine: all clients on one machine, in this process or in worker processes."""
 
 from __future__ import annotations
 
@@ -15,9 +12,9 @@ from typing import Any
 
 from collegium.errors import MissingReply
 from collegium.runtime import process
-from collegium.runtime.server import Answer, Handles, Request, answer
+from collegium.runtime.server import Request, RequestHandler, Response, respond
 
-ClientFactory = Callable[[], Mapping[str, Handles]]
+ClientFactory = Callable[[], Mapping[str, RequestHandler]]
 """Builds the clients.
 
 With several workers it is pickled to them, so it must be importable: a function or a
@@ -28,32 +25,31 @@ With several workers it is pickled to them, so it must be importable: a function
 class InProcess:
     """Carries requests to clients on this machine.
 
-    Requests and answers cross as bytes even within one process, so the two halves never share a
-    tensor. A client's state lives on disk, so any worker can answer for any client.
+    Requests and responses cross as bytes even within one process, so the two halves never share a
+    tensor. A client's state is on disk, so any worker can respond for any client.
 
     Args:
-        build: builds all clients; called in every process that runs them, when the first request
-            comes.
+        build: builds all clients; called once in every process that runs them, when it is needed.
         workers: client processes; with 1 the clients run in this process.
         threads: torch threads of each worker. Results depend on it, never on ``workers``.
     """
 
     def __init__(self, build: ClientFactory, workers: int = 1, threads: int = 1) -> None:
         self._build, self._size, self._threads = build, workers, threads
-        self._clients: Mapping[str, Handles] | None = None
+        self._clients: Mapping[str, RequestHandler] | None = None
         self._workers: list[_Worker] = []
 
-    def exchange(self, requests: Iterable[Request]) -> Iterator[Answer]:
-        """Deliver the requests and yield the answers as they are ready."""
+    def exchange(self, requests: Iterable[Request]) -> Iterator[Response]:
+        """Deliver the requests and yield the responses as they are ready."""
         if self._size > 1:
             yield from self._exchange_with_workers(iter(requests))
             return
         if self._clients is None:
             self._clients = self._build()
         for request in requests:
-            yield answer(self._clients[request.client], request)
+            yield respond(self._clients[request.client], request)
 
-    def _exchange_with_workers(self, requests: Iterator[Request]) -> Iterator[Answer]:
+    def _exchange_with_workers(self, requests: Iterator[Request]) -> Iterator[Response]:
         if not self._workers:
             with process.environment_of_workers(self._threads):
                 self._workers = [_Worker(self._build, self._threads) for _ in range(self._size)]
@@ -82,7 +78,7 @@ class InProcess:
 
 
 class _Worker:
-    """A process that answers one request at a time."""
+    """A process that handles one request at a time."""
 
     def __init__(self, build: ClientFactory, threads: int) -> None:
         context = multiprocessing.get_context("spawn")
@@ -106,15 +102,15 @@ class _Worker:
         except ConnectionError as error:
             raise self._lost() from error
 
-    def receive(self) -> Answer:
-        """Return the answer.
+    def receive(self) -> Response:
+        """Return the response.
 
         Raises:
-            MissingReply: the process ended before it answered.
+            MissingReply: the process ended before it responded.
         """
         try:
             header = json.loads(self.connection.recv_bytes())
-            return Answer(header["client"], self.connection.recv_bytes(), header["seconds"])
+            return Response(header["client"], self.connection.recv_bytes(), header["seconds"])
         except (EOFError, ConnectionError) as error:
             raise self._lost() from error
 
@@ -138,10 +134,9 @@ class _Worker:
 
 
 def _work(connection: Connection, build: ClientFactory, threads: int) -> None:
-    """Answer requests until the other end closes."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C is for the process that has the terminal; it closes the pipe
+    """Handle requests until the other end closes."""
+    # Ctrl-C is for the process that has the terminal; it closes the pipe
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     process.prepare(threads)
     clients = build()
     while True:
@@ -150,8 +145,7 @@ def _work(connection: Connection, build: ClientFactory, threads: int) -> None:
             request = Request(**header, payload=connection.recv_bytes())
         except (EOFError, ConnectionError):
             return
-        reply = answer(clients[request.client], request)
-        connection.send_bytes(
-            json.dumps({"client": reply.client, "seconds": reply.seconds}).encode()
-        )
-        connection.send_bytes(reply.data)
+        response = respond(clients[request.client], request)
+        header = {"client": response.client, "seconds": response.seconds}
+        connection.send_bytes(json.dumps(header).encode())
+        connection.send_bytes(response.data)

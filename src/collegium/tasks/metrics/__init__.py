@@ -1,19 +1,30 @@
-"""How good predictions are, case by case."""
+"""Metrics of predictions, case by case."""
 
-from collegium.tasks.metrics.classification import auc_shares, balanced_shares
+from collegium.tasks.metrics.classification import auc_pseudovalues, balanced_accuracy_pseudovalues
 from collegium.tasks.metrics.overlap import (
     Regions,
-    Score,
-    box,
+    box_plot_summary,
     dice,
     hd95,
-    inside,
     iou,
     label_iou,
     micro_iou,
+    region_mask,
     sdwd,
     slice_dice_legacy,
 )
 
-__all__ = ["Regions", "Score", "auc_shares", "balanced_shares", "box", "dice", "hd95", "inside"]
-__all__ += ["iou", "label_iou", "micro_iou", "sdwd", "slice_dice_legacy"]
+__all__ = [
+    "Regions",
+    "auc_pseudovalues",
+    "balanced_accuracy_pseudovalues",
+    "box_plot_summary",
+    "dice",
+    "hd95",
+    "iou",
+    "label_iou",
+    "micro_iou",
+    "region_mask",
+    "sdwd",
+    "slice_dice_legacy",
+]

@@ -1,11 +1,11 @@
-"""Scores of a set of classified cases, shared out over the cases.
+"""Metrics of a set of classified cases, as one pseudo-value for each case.
 
 The area under the ROC curve is a property of all cases of a site together. So that it can be
 averaged over patients, compared patient by patient and resampled like any other score, each case
-gets a *share*: the value of the whole plus the case's influence on it. The mean of the shares is
-the area itself, and their variance over the number of cases is DeLong's (Biometrics 1988,
-https://doi.org/10.2307/2531595). Balanced accuracy is shared out in the same way. A single share
-can lie outside [0, 1]; only means of them say something.
+gets a pseudo-value: the metric of the set plus the case's influence on it (the infinitesimal
+jackknife). The mean of the pseudo-values is the area itself, and their variance over the number of
+cases is DeLong's (Biometrics 1988, https://doi.org/10.2307/2531595). Balanced accuracy is treated
+in the same way. A single pseudo-value can lie outside [0, 1]; only their means are meaningful.
 
 Cases of one patient share the weight of one patient.
 """
@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 
-def auc_shares(
+def auc_pseudovalues(
     probabilities: Array, labels: Sequence[int], patients: Sequence[str] | None = None
 ) -> list[float] | None:
-    """Share out the area under the ROC curve; of several classes the mean of one against the rest.
+    """Return the pseudo-values of the area under the ROC curve.
 
-    Ties count one half. The mean is over the classes that some cases have and others do not.
+    Ties count one half. With more than two classes it is the mean of one class against the rest,
+    over the classes that some cases have and others do not.
 
     Args:
         probabilities: (cases, classes).
@@ -32,29 +33,29 @@ def auc_shares(
         patients: The patient of each case; None: each case is a patient of its own.
 
     Returns:
-        A share for each case; None where all cases are of one class, for which there is no area.
+        A value for each case; None if all cases are of one class, for which there is no area.
     """
     truth, weights = np.asarray(labels), _weights(labels, patients)
     present = [int(c) for c in np.unique(truth)] if len(truth) else []
     if len(present) < 2:
         return None
     ranked = present if probabilities.shape[1] > 2 else [1]
-    shares = [_binary(probabilities[:, c], truth == c, weights) for c in ranked]
-    return [float(share) for share in np.mean(shares, axis=0)]
+    by_class = [_binary_auc(probabilities[:, c], truth == c, weights) for c in ranked]
+    return [float(value) for value in np.mean(by_class, axis=0)]
 
 
-def balanced_shares(
-    correct: Sequence[float], labels: Sequence[int], patients: Sequence[str] | None = None
+def balanced_accuracy_pseudovalues(
+    correct: Sequence[float] | Array, labels: Sequence[int], patients: Sequence[str] | None = None
 ) -> list[float] | None:
-    """Share out the balanced accuracy: the mean over the classes present of their accuracy.
+    """Return the pseudo-values of balanced accuracy, the mean accuracy of the classes present.
 
     Args:
-        correct: 1 where the case was classified correctly, else 0.
+        correct: 1 for a case that was classified correctly, otherwise 0.
         labels: The true class of each case.
         patients: The patient of each case; None: each case is a patient of its own.
 
     Returns:
-        A share for each case; None where there is no case.
+        A value for each case; None if there is no case.
     """
     truth, weights, right = np.asarray(labels), _weights(labels, patients), np.asarray(correct)
     present = np.unique(truth)
@@ -67,7 +68,7 @@ def balanced_shares(
         accuracy = (weights[own] * right[own]).sum() / total
         influence[own] = (right[own] - accuracy) / (total * len(present))
         accuracies.append(accuracy)
-    return [float(share) for share in np.mean(accuracies) + influence]
+    return [float(value) for value in np.mean(accuracies) + influence]
 
 
 def _weights(labels: Sequence[int], patients: Sequence[str] | None) -> Array:
@@ -78,18 +79,18 @@ def _weights(labels: Sequence[int], patients: Sequence[str] | None) -> Array:
     return np.array([1 / (len(counts) * counts[patient]) for patient in patients])
 
 
-def _binary(scores: Array, positive: NDArray[np.bool_], weights: Array) -> Array:
-    """Share out the area of one class against the rest."""
-    higher = _share_below(scores, scores[~positive], weights[~positive])
-    lower = 1 - _share_below(scores, scores[positive], weights[positive])
+def _binary_auc(scores: Array, positive: NDArray[np.bool_], weights: Array) -> Array:
+    """Return the pseudo-values of the area of one class against the rest."""
+    higher = _weight_below(scores, scores[~positive], weights[~positive])
+    lower = 1 - _weight_below(scores, scores[positive], weights[positive])
     own = np.where(positive, higher, lower)
     total = np.where(positive, weights[positive].sum(), weights[~positive].sum())
     area = (weights * own)[positive].sum() / weights[positive].sum()
     return np.asarray(area + (own - area) / total)
 
 
-def _share_below(scores: Array, others: Array, weights: Array) -> Array:
-    """Return for each score the weight of the others that are lower, ties counting half."""
+def _weight_below(scores: Array, others: Array, weights: Array) -> Array:
+    """Return the fraction of the others' weight below each score; ties count one half."""
     order = np.argsort(others, kind="stable")
     sums = np.concatenate([[0.0], np.cumsum(weights[order])])
     low = np.searchsorted(others[order], scores, side="left")

@@ -1,18 +1,18 @@
-"""Scores of one segmented case: hard overlap and surface distance, inside the field of view.
+"""Metrics of one segmented case: hard overlap and surface distance, inside the field of view.
 
-A structure is a class, or a region of several classes. The rules for empty ones, in a case:
+A structure is a class, or a region of several classes. The rules for empty structures of a case:
 
 * absent from truth and prediction: undefined, and left out of the mean over structures;
 * absent from one of the two only (missed, or a false alarm): Dice and IoU are 0, and HD95 is
   undefined *for the whole case*, since a mean over the other structures would hide the failure.
 
-An undefined score is `None`. It is never averaged and never taken as 0 or 1; whoever averages
-counts the undefined cases and says so.
+An undefined score is `None`. It is never averaged and never taken as 0 or 1; code that averages
+counts the undefined cases and reports them.
 
 Truth and prediction are integer tensors of one shape, the shape of the case; class 0 is the
 background. Both are cleared outside the mask before anything is measured.
 
-`micro_iou`, `label_iou`, `sdwd` and `box` are what pFedNet's paper reports; no run selects by them.
+pFedNet's paper reports `micro_iou`, `label_iou` and `sdwd`; no run selects models by them.
 """
 
 import warnings
@@ -21,8 +21,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import torch
 
-Score = float | None
 Regions = Sequence[Sequence[int]]
+"""The classes of each region."""
 
 
 def dice(
@@ -32,18 +32,18 @@ def dice(
     classes: int = 2,
     mask: torch.Tensor | None = None,
     regions: Regions | None = None,
-) -> Score:
+) -> float | None:
     """Hard Dice, the mean over the structures that are defined.
 
     Args:
-        prediction: Classes found, of any shape.
+        prediction: Predicted classes, of any shape.
         label: True classes, of the same shape.
         classes: Number of classes, the background included.
         mask: Where the score counts, a boolean tensor of the same shape; None: everywhere.
-        regions: The classes that each structure is made of; None: every foreground class is one.
+        regions: The classes of each structure; None: every foreground class is a structure.
 
     Returns:
-        A score in [0, 1], or None where no structure is present.
+        A score in [0, 1], or None if no structure is present.
     """
     return _mean(_overlaps(prediction, label, classes, mask, regions, jaccard=False))
 
@@ -55,18 +55,18 @@ def iou(
     classes: int = 2,
     mask: torch.Tensor | None = None,
     regions: Regions | None = None,
-) -> Score:
+) -> float | None:
     """Hard intersection over union, the mean over the structures that are defined.
 
     Args:
-        prediction: Classes found, of any shape.
+        prediction: Predicted classes, of any shape.
         label: True classes, of the same shape.
         classes: Number of classes, the background included.
         mask: Where the score counts, a boolean tensor of the same shape; None: everywhere.
         regions: As in `dice`.
 
     Returns:
-        A score in [0, 1], or None where no structure is present.
+        A score in [0, 1], or None if no structure is present.
     """
     return _mean(_overlaps(prediction, label, classes, mask, regions, jaccard=True))
 
@@ -79,14 +79,14 @@ def hd95(
     mask: torch.Tensor | None = None,
     spacing: Sequence[float] | None = None,
     regions: Regions | None = None,
-) -> Score:
+) -> float | None:
     """The 95th percentile of the Hausdorff distance, the mean over the structures present.
 
-    For each direction the 95th percentile of the distances from the one's surface to the other's,
-    and of these the larger. A structure that the mask cuts has a surface along the cut.
+    The larger of the two directed 95th percentiles of the distances from one surface to the other.
+    A structure that the mask cuts has a surface along the cut.
 
     Args:
-        prediction: Classes found, with two or three axes.
+        prediction: Predicted classes, with two or three axes.
         label: True classes, of the same shape.
         classes: Number of classes, the background included.
         mask: Where the score counts, a boolean tensor of the same shape; None: everywhere.
@@ -94,7 +94,7 @@ def hd95(
         regions: As in `dice`.
 
     Returns:
-        A distance, or None where no structure is present or one is on one side only.
+        A distance, or None if no structure is present or one is on one side only.
     """
     distances: list[float] = []
     for found, true in _structures(prediction, label, classes, mask, regions):
@@ -108,7 +108,7 @@ def hd95(
 def slice_dice_legacy(
     prediction: torch.Tensor, label: torch.Tensor, *, classes: int = 2, eps: float = 1e-5
 ) -> float:
-    """The "Dice" that the released code of IOP-FL and GRACE prints, to compare with their tables.
+    """Return the "Dice" of the released code of IOP-FL and GRACE, to compare with their tables.
 
     Hard Dice of every slice and every class, *the background included*, averaged over all. With
     `eps` in the denominator only, a class absent from both counts as 0. As the background scores
@@ -116,10 +116,10 @@ def slice_dice_legacy(
     slices; here every slice weighs the same.
 
     Args:
-        prediction: Classes found, (slices, *spatial).
+        prediction: Predicted classes, (slices, *spatial).
         label: True classes, of the same shape.
         classes: Number of classes, the background included.
-        eps: Added to the denominator.
+        eps: Added to the denominator, in pixels.
 
     Returns:
         The mean over slices and classes.
@@ -135,30 +135,33 @@ def slice_dice_legacy(
 
 
 def micro_iou(prediction: torch.Tensor, label: torch.Tensor) -> float:
-    """The "IoU" of pFedNet's tables: accuracy / (2 - accuracy), the background included.
+    """Return the "IoU" of pFedNet's tables: accuracy / (2 - accuracy), the background included.
 
     It is the intersection over the union of all classes taken together, where a wrong voxel counts
     in the union twice.
 
     Args:
-        prediction: Classes found, of any shape.
+        prediction: Predicted classes, of any shape.
         label: True classes, of the same shape.
+
+    Returns:
+        A score in [0, 1].
     """
-    right = int((prediction == label).sum())
-    return right / (2 * label.numel() - right)
+    correct = int((prediction == label).sum())
+    return correct / (2 * label.numel() - correct)
 
 
-def label_iou(prediction: torch.Tensor, label: torch.Tensor) -> Score:
-    """The "label IoU" of pFedNet's tables: `micro_iou` without the most frequent true class.
+def label_iou(prediction: torch.Tensor, label: torch.Tensor) -> float | None:
+    """Return the "label IoU" of pFedNet's tables: `micro_iou` without the most frequent true class.
 
     With two classes it is the ordinary IoU of the rarer one.
 
     Args:
-        prediction: Classes found, of any shape.
+        prediction: Predicted classes, of any shape.
         label: True classes, of the same shape; of two equally frequent ones the lower is left out.
 
     Returns:
-        A score in [0, 1], or None where no other class is present.
+        A score in [0, 1], or None if no other class is present.
     """
     values, counts = torch.unique(label, return_counts=True)
     frequent = values[counts.argmax()]
@@ -169,7 +172,7 @@ def label_iou(prediction: torch.Tensor, label: torch.Tensor) -> Score:
 
 
 def sdwd(sites: Sequence[Mapping[str, torch.Tensor]]) -> torch.Tensor:
-    """How far sites' models differ: for each parameter its standard deviation over the sites.
+    """Return the standard deviation over the sites of each parameter of their models.
 
     pFedNet's paper shows it as box plots and does not define it; this is the population's.
 
@@ -186,8 +189,8 @@ def sdwd(sites: Sequence[Mapping[str, torch.Tensor]]) -> torch.Tensor:
     return torch.cat(deviations)
 
 
-def box(values: torch.Tensor) -> dict[str, float]:
-    """The numbers of a box plot: least, quartiles, greatest and mean; empty without values."""
+def box_plot_summary(values: torch.Tensor) -> dict[str, float]:
+    """Return minimum, quartiles, maximum and mean, as a box plot shows; empty without values."""
     if not len(values):
         return {}
     names = ("min", "q1", "median", "q3", "max")
@@ -202,25 +205,30 @@ def _structures(
     mask: torch.Tensor | None,
     regions: Regions | None,
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Give (found, true) as boolean tensors for each structure."""
+    """Yield (found, true) as boolean tensors for each structure."""
     for region in [(index,) for index in range(1, classes)] if regions is None else regions:
-        found, true = inside(prediction, region), inside(label, region)
+        found, true = region_mask(prediction, region), region_mask(label, region)
         yield (found, true) if mask is None else (found & mask, true & mask)
 
 
-def inside(classes: torch.Tensor, region: Sequence[int]) -> torch.Tensor:
-    """Where a map of classes shows one of the classes of a region."""
+def region_mask(label: torch.Tensor, region: Sequence[int]) -> torch.Tensor:
+    """Return a boolean mask of the pixels whose class belongs to a region.
+
+    Args:
+        label: Classes, of any shape.
+        region: The classes of the region.
+    """
     first, *others = region
-    found = classes == first
+    mask = label == first
     for other in others:
-        found = found | (classes == other)
-    return found
+        mask = mask | (label == other)
+    return mask
 
 
 def _surface_distance(
     found: torch.Tensor, true: torch.Tensor, spacing: Sequence[float] | None
 ) -> float:
-    """HD95 of two structures, neither of them empty."""
+    """Return the HD95 of two structures, neither of them empty."""
     from monai.metrics.hausdorff_distance import compute_hausdorff_distance
 
     with warnings.catch_warnings():  # MONAI 1.5 and 1.6 warn about a call of their own
@@ -252,5 +260,5 @@ def _overlaps(
     return scores
 
 
-def _mean(values: Sequence[float]) -> Score:
+def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None

@@ -1,0 +1,93 @@
+"""The server as a distance-aware method sees it: one group of clients, with weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from collegium.core.algorithm import Replies, Server, State
+from collegium.core.message import Message
+from collegium.core.tensors import Tensors
+from collegium.errors import ConfigError
+
+
+class GroupServer:
+    """A `Server` that is limited to a group of clients and weights their replies.
+
+    Args:
+        server: the server of all clients.
+        state: the state of the method that runs on the group.
+        clients: the group.
+        factors: by client, the factor of its weight in a mean; 1 if it has none.
+    """
+
+    def __init__(
+        self, server: Server, state: State, clients: list[str], factors: Mapping[str, float]
+    ) -> None:
+        self.state, self.clients = state, clients
+        self.round, self.parts = server.round, server.parts
+        self._server, self._factors = server, factors
+        self._replies: list[Replies] = []
+
+    @property
+    def initial_model(self) -> Tensors:
+        """The common initial model."""
+        return self._server.initial_model
+
+    def fresh_model(self, k: int) -> Tensors:
+        """Return the ``k``-th initial model; 0 is the common one."""
+        return self._server.fresh_model(k)
+
+    def ask(
+        self,
+        method: Callable[..., Message],
+        *,
+        to: Collection[str] | None = None,
+        each: Mapping[str, Mapping[str, Any]] | None = None,
+        **items: Any,
+    ) -> Replies:
+        """Ask clients of the group, whose replies carry their weights. See `Server.ask`."""
+        clients = self.clients if to is None and each is None else to
+        replies = self._server.ask(method, to=clients, each=each, **items)
+        self._replies.append(Replies(iter(replies), self._factors))
+        return self._replies[-1]
+
+    def require_mean(self, method: str) -> None:
+        """Check that some replies were averaged, if the clients' weights differ.
+
+        Raises:
+            ConfigError: none were.
+        """
+        weighs = any(factor < 1 for factor in self._factors.values())
+        if weighs and not any(replies.averaged for replies in self._replies):
+            raise ConfigError(
+                f"{method} takes no mean of the replies, so that weights by distance do nothing in "
+                f"it; set mode to clusters, or choose another algorithm"
+            )
+
+
+def require_sites(sites: Sequence[str], mode: str) -> None:
+    """Check that there are enough sites for weights or for clusters.
+
+    Args:
+        sites: their names.
+        mode: "weights" or "clusters".
+
+    Raises:
+        ConfigError: there are too few.
+    """
+    if len(sites) == 1:
+        raise ConfigError(
+            f"{sites[0]!r} is the only site, so that there is no other to be distant from; add "
+            f"sites or choose fedavg"
+        )
+    if len(sites) == 2 and mode == "weights":
+        raise ConfigError(
+            f"of the two sites {' and '.join(sites)} neither is more distant than the other; add "
+            f"sites, set omega to 1, or choose fedavg"
+        )
+    if len(sites) < 4 and mode == "clusters":
+        raise ConfigError(
+            f"{len(sites)} sites do not make two clusters of at least two; add sites, or set mode "
+            f"to weights"
+        )

@@ -1,0 +1,118 @@
+"""The exchange of spectra in pFL-ResFIM, and images in the style of another site."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from collegium.core.algorithm import Client
+from collegium.core.dataset import Batch, SampleTransform
+from collegium.core.tensors import Tensors
+from collegium.errors import ProtocolError
+from collegium.heterogeneity.spectra import amplitude_window, transfer
+
+
+def windows_of(client: Client, *, share: float, ratio: float) -> Tensors | None:
+    """Return low-frequency amplitudes of a site's training images; None if it has none.
+
+    Args:
+        client: lends its examples, as crops if training crops.
+        share: share of the images that are taken, drawn at random.
+        ratio: see `collegium.heterogeneity.spectra.window_radius`.
+
+    Raises:
+        ProtocolError: an image holds NaN or infinite intensities, or images differ in size.
+    """
+    count = math.ceil(share * client.num_examples)
+    if count == 0:
+        return None
+    rng = client.rng("spectra")
+    windows, shape = [], None
+    for index in torch.randperm(client.num_examples, generator=rng)[:count].tolist():
+        image = _as_image(client.examples.batch([index], [rng])["image"])
+        if not torch.isfinite(image).all():
+            raise ProtocolError(
+                f"a training image of site {client.id!r} holds NaN or infinite intensities, "
+                f"so that it has no spectrum; correct it or leave its case out"
+            )
+        shape = shape or image.shape
+        if image.shape != shape:
+            raise ProtocolError(_unequal(f"site {client.id!r}", shape, image.shape))
+        windows.append(amplitude_window(image, ratio))
+    size = torch.tensor(shape[2:] if shape else ())
+    return Tensors({"windows": torch.cat(windows), "size": size})
+
+
+def windows_of_others(
+    spectra: Mapping[str, Tensors], clients: Collection[str]
+) -> dict[str, list[Tensors]]:
+    """Return by client the windows of all others, in an order that only their content determines.
+
+    Args:
+        spectra: by client what `windows_of` returned.
+        clients: all clients.
+
+    Raises:
+        ProtocolError: fewer than two clients have spectra, or their images differ in size.
+    """
+    _require_one_size(spectra)
+    order = sorted(spectra, key=lambda client: spectra[client]["windows"].numpy().tobytes())
+    return {
+        client: [spectra[other].select({"windows"}) for other in order if other != client]
+        for client in clients
+    }
+
+
+def in_the_style_of(others: Sequence[Tensors]) -> SampleTransform:
+    """Return the view of a sample under the amplitudes of one random image of each other client.
+
+    Args:
+        others: ``windows`` of each of them.
+    """
+
+    def view(sample: Batch, rng: torch.Generator) -> Batch:
+        sets = [other["windows"] for other in others]
+        picks = [int(torch.randint(len(windows), (), generator=rng)) for windows in sets]
+        chosen = torch.stack([w[pick] for w, pick in zip(sets, picks, strict=True)])
+        image = sample["image"]
+        styled = transfer(_as_image(image), chosen).reshape(-1, *image.shape[1:])
+        return {key: t.expand(len(styled), *t.shape[1:]) for key, t in sample.items()} | {
+            "image": styled
+        }
+
+    return view
+
+
+def _as_image(images: Tensor) -> Tensor:
+    """Take rows of a table (B, features) and signals (B, C, length) as images of one row."""
+    images = images.unsqueeze(1) if images.ndim == 2 else images
+    return images.unsqueeze(2) if images.ndim == 3 else images
+
+
+def _require_one_size(spectra: Mapping[str, Tensors]) -> None:
+    """Check that the amplitudes of these sites can be exchanged."""
+    if len(spectra) < 2:
+        who = f"only site {min(spectra)!r} has" if spectra else "no site has"
+        raise ProtocolError(
+            f"{who} training images to take amplitudes from, which takes two sites; set delta to "
+            f"0 or add training cases"
+        )
+    (first, one), *rest = sorted(spectra.items())
+    for client, other in rest:
+        found, wanted = ((s["windows"].shape[1], *s["size"].tolist()) for s in (other, one))
+        if found != wanted:
+            raise ProtocolError(
+                _unequal(f"sites {first!r} and {client!r}", (1, *wanted), (1, *found))
+            )
+
+
+def _unequal(where: str, one: tuple[int, ...], other: tuple[int, ...]) -> str:
+    shapes = [" x ".join(map(str, shape[1:])) for shape in (one, other)]
+    return (
+        f"training images of {where} have different sizes, {shapes[0]} and {shapes[1]} (channels "
+        f"first), so that amplitudes do not fit; set sampling.crop or image.size (and "
+        f"image.channels where the first numbers differ)"
+    )

@@ -1,0 +1,38 @@
+"""The command `assess`."""
+
+from typing import Annotated
+
+import typer
+
+from collegium.cli.base import ConfigPath, Overrides, app, guarded, print_table
+
+
+@app.command()
+@guarded
+def assess(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    *,
+    summary: Annotated[
+        str,
+        typer.Option(
+            help="How a site summarises its cases' values: cases, histogram or quantiles."
+        ),
+    ] = "cases",
+    encoder: Annotated[
+        str, typer.Option(help="The network that embeds images, as file.py:factory.")
+    ] = "",
+) -> None:
+    """Measure how different the sites' data are, before any training, and report it."""
+    from collegium.diagnostics.assessment.survey import Assessment
+    from collegium.diagnostics.assessment.writing import assess as assess_federation
+    from collegium.diagnostics.assessment.writing import overview, read
+    from collegium.experiment.config.experiment import load_config
+
+    settings = load_config(config, overrides or ())
+    folder = assess_federation(settings, Assessment(summary=summary, encoder=encoder))  # type: ignore[arg-type]
+    rows, sentences = overview(read(folder))
+    print_table((row.values() for row in rows), rows[0])
+    for sentence in sentences:
+        typer.echo(sentence)
+    typer.echo(folder / "assessment.html")

@@ -1,0 +1,207 @@
+"""Checks that the same name of a label or channel means the same at all sites.
+
+Only names of labels and channels are compared and reported, never an id or a path.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from collegium.data.decoded_image import listed
+from collegium.data.importers.common import DatasetDescription
+from collegium.data.settings import TaskConfig
+
+Classes = frozenset[int]
+
+
+@dataclass(frozen=True)
+class SiteNames:
+    """The names of a site's labels and channels, and how its configuration interprets them.
+
+    Attributes:
+        site: The site's name.
+        description: Its data set's own description.
+        label_map: The class of each stored value there.
+        channels: The network's channels that its files hold; None: all, in order.
+    """
+
+    site: str
+    description: DatasetDescription
+    label_map: Mapping[int, int] = field(default_factory=dict)
+    channels: tuple[int, ...] | None = None
+
+
+def name_problems(sites: Sequence[SiteNames], task: TaskConfig, inputs: int | None) -> list[str]:
+    """Return one sentence for each site at which a name has another meaning than elsewhere.
+
+    Names are compared without regard to case, spaces, `_` and `-`. A name that occurs nowhere else
+    is not a problem.
+
+    Args:
+        sites: The names at each site; a single site is compared with the task alone.
+        task: The classes and regions to be learnt.
+        inputs: The number of the network's channels, if it is configured.
+    """
+    labels = _label_problems(sites, task) if task.name == "segmentation" else []
+    return [*labels, *_channel_problems(sites, inputs)]
+
+
+def channel_names(sites: Iterable[SiteNames], inputs: int | None) -> dict[int, str]:
+    """Return the names of the network's channels, as far as any site states them.
+
+    Args:
+        sites: The names at each site.
+        inputs: The number of the network's channels, if it is configured.
+    """
+    names: dict[int, str] = {}
+    for site in sites:
+        names = _places(site, inputs) | names
+    return names
+
+
+def _key(name: str) -> str:
+    return re.sub(r"[\s_-]+", "", name).casefold()
+
+
+# --- labels
+
+
+def _label_problems(sites: Sequence[SiteNames], task: TaskConfig) -> list[str]:
+    """Compare each site with the task and earlier sites; those that agree with it come first."""
+    wanted = _wanted(task)
+    found = {site.site: _classes(site, task) for site in sites}
+    wrong = {
+        name: [key for key, held in classes.items() if held not in wanted.get(key, (held,))]
+        for name, classes in found.items()
+    }
+    settled: dict[str, tuple[str, Classes]] = {}
+    problems = []
+    for site in sorted(sites, key=lambda site: (bool(wrong[site.site]), site.site)):
+        own = found[site.site]
+        clashes = [key for key in own if key in settled and settled[key][1] != own[key]]
+        if clashes:
+            conflict = _conflict(site, clashes[0], own, *settled[clashes[0]])
+        elif wrong[site.site]:
+            key = wrong[site.site][0]
+            conflict = _conflict(site, key, own, "", wanted[key][0])
+        else:
+            settled = {key: (site.site, held) for key, held in own.items()} | settled
+            continue
+        elsewhere = {key: held for key, (_, held) in settled.items()}
+        problems.append(f"{conflict}: {_label_remedy(site, elsewhere, task)}")
+    return problems
+
+
+def _conflict(
+    site: SiteNames, key: str, own: Mapping[str, Classes], other: str, theirs: Classes
+) -> str:
+    """Describe a name that means another class at another site or, without one, in the task."""
+    name = next(name for name in site.description.labels if _key(name) == key)
+    where = f"at {other}" if other else "in task.classes"
+    who = f"sites {other} and {site.site}" if other else f"site {site.site}"
+    return f"{who}: {name} is {_in_words(theirs)} {where} and {_in_words(own[key])} at {site.site}"
+
+
+def _wanted(task: TaskConfig) -> dict[str, list[Classes]]:
+    """Return the meanings of each name in the task: a class, a region, or either."""
+    wanted: dict[str, list[Classes]] = {}
+    for value, name in enumerate(task.classes):
+        wanted.setdefault(_key(name), []).append(frozenset({value}))
+    for name, values in (task.regions or {}).items():
+        wanted.setdefault(_key(name), []).append(frozenset(values))
+    return wanted
+
+
+def _classes(site: SiteNames, task: TaskConfig) -> dict[str, Classes]:
+    """Return the classes that each label of a site becomes."""
+    return {
+        _key(name): frozenset(_class(site, value, task) for value in values)
+        for name, values in site.description.labels.items()
+    }
+
+
+def _class(site: SiteNames, value: int, task: TaskConfig) -> int:
+    """Return the class that a stored value becomes, as `reading.read_label` does."""
+    found = site.label_map.get(value, value)
+    return 1 if len(task.classes) == 2 and found in (255, 65535) else found
+
+
+def _in_words(classes: Classes) -> str:
+    return f"class{'' if len(classes) == 1 else 'es'} {listed(sorted(classes))}"
+
+
+def _label_remedy(site: SiteNames, elsewhere: Mapping[str, Classes], task: TaskConfig) -> str:
+    """Advise the label map that gives every name of a site the class that it has elsewhere."""
+    named = {_key(name): frozenset({value}) for value, name in enumerate(task.classes)}
+    wanted = {key: held for key, held in elsewhere.items() if len(held) == 1} | named
+    becomes = dict(site.label_map)
+    for name, values in site.description.labels.items():
+        if len(values) == 1:
+            now = frozenset({_class(site, values[0], task)})
+            (becomes[values[0]],) = wanted.get(_key(name), now)
+    moved = {value: label for value, label in sorted(becomes.items()) if value != label}
+    single = [values for values in site.description.labels.values() if len(values) == 1]
+    known = len(single) == len(site.description.labels)
+    valid = known and max(becomes.values()) < len(task.classes)
+    kept = {_class(site, values[0], task) for values in single}
+    if valid and len({becomes[values[0]] for values in single}) == len(kept):
+        remedy = f"set label_map: {moved} at site {site.site}"
+    else:
+        remedy = f"set label_map at site {site.site} to the class of each stored value"
+    return f"{remedy}, or correct {site.description.source} there if the masks are right without"
+
+
+# --- channels
+
+
+def _places(site: SiteNames, inputs: int | None) -> dict[int, str]:
+    """Return the name of each of the network's channels that a site has."""
+    names, channels = site.description.channels, site.channels
+    if channels is None:
+        return dict(enumerate(names))
+    if len(channels) == len(names):
+        return dict(zip(channels, names, strict=True))
+    if len(names) == inputs:  # the files hold all, of which only these count
+        return {place: names[place] for place in channels if place < len(names)}
+    return {}
+
+
+def _channel_problems(sites: Sequence[SiteNames], inputs: int | None) -> list[str]:
+    """Compare each site with the sites before it, those with the most channels first."""
+    settled: list[tuple[SiteNames, dict[str, int]]] = []
+    problems = []
+    for site in sorted(sites, key=lambda site: (-len(_places(site, inputs)), site.site)):
+        places = _places(site, inputs)
+        own = {_key(name): place for place, name in places.items()}
+        if len(own) < len(places):  # several channels are called alike
+            continue
+        other = next(
+            (
+                o
+                for o, theirs in settled
+                if own.keys() <= theirs.keys() and own.items() - theirs.items()
+            ),
+            None,
+        )
+        if other is None:
+            settled.append((site, own))
+        else:
+            problems.append(_channel_problem(site, other, inputs))
+    return problems
+
+
+def _channel_problem(site: SiteNames, other: SiteNames, inputs: int | None) -> str:
+    own, theirs = _places(site, inputs), _places(other, inputs)
+    place = next(place for place in own if _key(theirs.get(place, "")) != _key(own[place]))
+    where = {_key(name): place for place, name in theirs.items()}
+    remedy = f"give its files the order {listed(theirs.values())}"
+    if len(own) == len(site.description.channels):
+        channels = [where[_key(name)] for name in site.description.channels]
+        remedy = f"set channels: {channels} at site {site.site}"
+        remedy += f" and image.inputs: {max(theirs) + 1}" if inputs is None else ""
+    return (
+        f"sites {other.site} and {site.site}: channel {place} is "
+        f"{theirs.get(place, 'nothing')} at {other.site} and {own[place]} at {site.site}, whose "
+        f"channels have another order: {remedy}, or correct {site.description.source} there if its "
+        "files are in order"
+    )

@@ -1,0 +1,142 @@
+"""Inspects all the tables of a federation before training, and lists all problems."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from collegium.data.decoded_image import listed
+from collegium.data.federation import FederationConfig, list_cases, read_site_table, sites_of
+from collegium.data.inspection import FederationInspection, count_splits
+from collegium.data.site import Case
+from collegium.data.splits import check_across_sites, count_shared_patients
+from collegium.errors import DataError
+
+
+@dataclass(frozen=True)
+class TableSiteInspection:
+    """The table of one site.
+
+    Attributes:
+        name: The site's name.
+        inside: Whether it takes part in training.
+        cases: Number of rows.
+        patients: Number of patients.
+        splits: Number of cases per split.
+        patients_per_split: Number of patients per split.
+        targets: Number of cases of each class, by its name.
+        missing: By column, the number of rows in which the value is missing.
+        unknown: By column, the words that are not in the vocabulary, and their counts.
+        notes: What was noticed while reading.
+        problems: One sentence for each problem, with its remedy.
+    """
+
+    name: str
+    inside: bool
+    cases: int
+    patients: int
+    splits: dict[str, int]
+    patients_per_split: dict[str, int]
+    targets: dict[str, int]
+    missing: dict[str, int]
+    unknown: dict[str, dict[str, int]]
+    notes: tuple[str, ...]
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TableInspection(FederationInspection):
+    """The data of a federation of tables.
+
+    Attributes:
+        columns: The feature columns, in order.
+    """
+
+    sites: tuple[TableSiteInspection, ...]
+    columns: tuple[str, ...]
+
+
+def inspect_tables(config: FederationConfig, seed: int = 0) -> TableInspection:
+    """Read the table of every site, and report its content and its problems.
+
+    Args:
+        config: The federation; its sites have tables.
+        seed: Draws the splits that are counted.
+
+    Raises:
+        ConfigError: The root names an unset variable; all other problems are in the result.
+    """
+    assert config.table is not None, "the federation has no tables"
+    found = {name: list_cases(config, name) for name in sorted(config.sites)}
+    sites = tuple(_inspect(config, name, *found[name], seed=seed) for name in found)
+    cases = {name: cases for name, (cases, _) in found.items()}
+    findings = tuple(check_across_sites(cases))
+    return TableInspection(
+        config.name,
+        config.task.classes,
+        sites,
+        count_shared_patients(cases, findings),
+        findings,
+        tuple(_problems(config, sites)),
+        config.table.columns,
+    )
+
+
+def _inspect(
+    config: FederationConfig,
+    name: str,
+    cases: Sequence[Case],
+    problems: Sequence[str],
+    *,
+    seed: int,
+) -> TableSiteInspection:
+    problems, targets = list(problems), Counter[str]()
+    for place, case in enumerate(_in_order(config, name, cases), 1):
+        try:
+            where = f"site {name}, row {place}"
+            found = config.task.class_of(str(case.target), where, row=True)
+            targets[config.task.classes[found]] += 1
+        except DataError as error:
+            problems.append(str(error))
+    _, counts = count_splits(config, cases, seed, problems)
+    table = read_site_table(config, name) if cases else None
+    return TableSiteInspection(
+        name=name,
+        inside=name not in config.outside,
+        cases=len(cases),
+        patients=len({case.patient for case in cases}),
+        **counts,
+        targets={word: targets[word] for word in config.task.classes},
+        missing=dict(table.missing) if table else {},
+        unknown={column: dict(words) for column, words in table.unknown.items()} if table else {},
+        notes=table.notes if table else (),
+        problems=tuple(problems),
+    )
+
+
+def _in_order(config: FederationConfig, name: str, cases: Sequence[Case]) -> list[Case]:
+    """Return the cases in the order of their rows."""
+    if not cases:
+        return []
+    by_id = {case.case: case for case in cases}
+    return [by_id[case] for case in read_site_table(config, name).cases if case in by_id]
+
+
+def _problems(config: FederationConfig, sites: Sequence[TableSiteInspection]) -> list[str]:
+    """Report classes without a case and columns without a value at all sites that train."""
+    inside = [site for site in sites if site.name in sites_of(config) and site.cases]
+    problems = []
+    if inside:
+        empty = [word for word in config.task.classes if not any(s.targets[word] for s in inside)]
+        if empty:
+            problems.append(
+                f"no site that trains has a case of the class {listed(empty)}: take it out of "
+                f"task.classes, or correct task.coding"
+            )
+        columns = {column for site in inside for column in site.missing}
+        void = [c for c in columns if all(s.missing.get(c) == s.cases for s in inside)]
+        if void:
+            problems.append(
+                f"no site that trains has a value in the column {listed(sorted(void))}: take it "
+                f"out of federation.table, or correct its name"
+            )
+    return problems

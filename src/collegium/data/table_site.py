@@ -1,0 +1,141 @@
+"""From the rows of a site's table to a `Site`."""
+
+import logging
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from collegium.core.dataset import TensorDataset
+from collegium.data.discovery import SPLIT_NAMES
+from collegium.data.settings import TaskConfig
+from collegium.data.site import Case, EgressPolicy, Site
+from collegium.data.splits import SPLITS
+from collegium.data.tables import MISSING, Moments, Scaling, Table, TableConfig, encode
+from collegium.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+
+def table_cases(site: str, table: Table) -> list[Case]:
+    """Return the rows of a table as cases.
+
+    Args:
+        site: The site's name.
+        table: Its rows.
+
+    Raises:
+        DataError: A row has an unknown split.
+    """
+    splits: Sequence[str | None] = [None] * len(table.cases)
+    if table.splits is not None:
+        splits = [SPLIT_NAMES.get(word.lower()) for word in table.splits]
+        if any(split is None for split in splits) and any(table.splits):
+            row = splits.index(None) + 1
+            raise DataError(
+                f"site {site}, row {row}: the split is unknown: write train, val or test"
+            )
+    return [
+        Case(site, case, patient, (), None, split=split, target=target, stated=table.stated)
+        for case, patient, split, target in zip(
+            table.cases, table.patients, splits, table.targets, strict=True
+        )
+    ]
+
+
+def open_table_site(
+    name: str,
+    table: Table,
+    splits: Mapping[str, str],
+    settings: tuple[TableConfig, TaskConfig],
+    policy: EgressPolicy,
+) -> Site:
+    """Build a site from its table.
+
+    Args:
+        name: The site.
+        table: Its rows.
+        splits: The split of every case.
+        settings: The columns and the classes.
+        policy: What may leave the site.
+
+    Raises:
+        DataError: A row has no class or an unknown one, or there is no training row to scale by.
+    """
+    config, task = settings
+    targets = _classes(table, task, f"site {name}, ")
+    of_split = np.array([splits[case] for case in table.cases])
+    if config.scale == "site" and "train" not in of_split:
+        raise DataError(
+            f"site {name} has no training cases to scale its numbers by; add some, or set "
+            f"table.scale to federation"
+        )
+    scaling = _scaling(table, config, of_split == "train")
+    rows = encode(table, config, scaling)
+    for note in table.notes:
+        logger.info("site %s: %s", name, note)
+    datasets = []
+    for split in SPLITS:
+        chosen = np.flatnonzero(of_split == split)
+        inputs = {
+            "image": torch.from_numpy(rows[chosen]),
+            "label": torch.from_numpy(targets[chosen]),
+        }
+        ids = [[names[index] for index in chosen] for names in (table.patients, table.cases)]
+        datasets.append(TensorDataset(inputs, *ids))
+    train_set, val_set, test_set = datasets
+    own = scaling if config.scale == "site" else None
+    return Site(name, train_set, val_set, test_set, policy, own)
+
+
+def rows_to_predict(
+    table: Table, config: TableConfig, task: TaskConfig, scaling: Scaling | None = None
+) -> TensorDataset:
+    """Return the rows of a table as a dataset for prediction, with their classes if all have one.
+
+    Args:
+        table: The rows.
+        config: The columns.
+        task: The classes.
+        scaling: The scaling that the site uses, if sites scale by themselves; None: by the mean and
+            the standard deviation of these rows.
+
+    Raises:
+        DataError: All rows have a class, and one is unknown; or there is a single row, which has no
+            standard deviation to be scaled by.
+    """
+    if config.scale == "site" and config.numeric and scaling is None:
+        if len(table.cases) == 1:
+            raise DataError(
+                "the table holds one row, which cannot be scaled by its own mean and deviation: "
+                "predict with a site's own model (--site), which knows the site's, or add rows"
+            )
+        logger.warning(
+            "%d rows are scaled by their own mean and deviation, so that the prediction for one "
+            "depends on the others; a site's own model (--site) knows the site's",
+            len(table.cases),
+        )
+    if config.scale != "site" or scaling is None:
+        scaling = _scaling(table, config, np.ones(len(table.cases), bool))
+    rows = encode(table, config, scaling)
+    inputs = {"image": torch.from_numpy(rows)}
+    if all(word.lower() not in MISSING for word in table.targets):
+        inputs["label"] = torch.from_numpy(_classes(table, task, ""))
+    return TensorDataset(inputs, table.patients, table.cases)
+
+
+def _classes(table: Table, task: TaskConfig, where: str) -> NDArray[np.int64]:
+    """Return the class of every row."""
+    words = enumerate(table.targets, start=1)
+    return np.array([task.class_of(word, f"{where}row {row}", row=True) for row, word in words])
+
+
+def _scaling(table: Table, config: TableConfig, train: NDArray[np.bool_]) -> Scaling | None:
+    """Return a site's scaling of its numbers; None if the sites determine one together."""
+    if config.scale == "federation":
+        return None
+    if config.scale == "none":
+        width = len(config.numeric)
+        return Scaling(np.zeros(width), np.ones(width))
+    return Moments.of(table.numbers[train]).scaling()

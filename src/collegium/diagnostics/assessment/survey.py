@@ -1,0 +1,146 @@
+"""Asks every site about its data, under the same egress policy as in training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from collegium.core.algorithm import Algorithm, Client, Server, handler
+from collegium.core.message import Message
+from collegium.core.payloads import PartSchema
+from collegium.experiment.config.experiment import ExperimentConfig, parse_config, to_dict
+from collegium.experiment.federation import open_configured, stored_splits
+from collegium.experiment.preflight import check_engine
+from collegium.heterogeneity.embeddings import make_encoder
+from collegium.heterogeneity.survey import (
+    PARTS,
+    Summary,
+    SurveyMixin,
+    SurveyQuestions,
+    site_statistics,
+    survey_parts,
+)
+from collegium.runtime import process
+from collegium.runtime.client import ClientRuntime
+from collegium.runtime.engines.inprocess import InProcess
+from collegium.runtime.ledger import describe_part
+
+FOLDER = "assessment"
+"""Where in an experiment's output folder the assessment is."""
+
+ASKED = ("intensity_maxima", "label_volumes", "label_histogram", "embeddings")
+"""What a report shows, and a site is asked for."""
+
+
+@dataclass(frozen=True)
+class Assessment(SurveyMixin, Algorithm):
+    """A survey without training: every site sends what its policy lets out.
+
+    Attributes:
+        summary: see `collegium.heterogeneity.survey.SurveyQuestions`.
+        bins: see there.
+        encoder: see there.
+        grid: see there.
+    """
+
+    sends: ClassVar[Mapping[str, PartSchema]] = survey_parts(*ASKED)
+
+    summary: Summary = "cases"
+    bins: int = 32
+    encoder: str = ""
+    grid: int = 64
+
+    def __post_init__(self) -> None:
+        self.questions()
+
+    def questions(self) -> SurveyQuestions:
+        """Ask for all that the report shows."""
+        return SurveyQuestions(ASKED, self.summary, self.bins, encoder=self.encoder, grid=self.grid)
+
+    def round(self, server: Server) -> None:
+        """Nothing is trained."""
+
+    @handler
+    def survey(self, client: Client, request: Message) -> Message:
+        """Send what the site's policy lets out, and leave out the rest. See `Assessment`."""
+        questions = self.questions()
+        allowed = tuple(part for part in questions.parts if client.may_send(part))
+        return Message(site_statistics(client, replace(questions, parts=allowed)))
+
+
+@dataclass(frozen=True)
+class SurveyReplies:
+    """The sites' answers to a survey.
+
+    Attributes:
+        replies: by site its answer; a site that failed is not among them.
+        exchanged: by site the parts that left it with their bytes, the parts withheld, the bytes of
+            the whole message, and why it failed if it did.
+    """
+
+    replies: Mapping[str, Message]
+    exchanged: Mapping[str, Mapping[str, Any]]
+
+
+def survey_sites(config: ExperimentConfig, survey: Assessment) -> SurveyReplies:
+    """Ask all inside sites at once; one that fails is left out.
+
+    The sites' ledgers are in the folder of the assessment, below ``clients``.
+
+    Args:
+        config: the experiment, whose sites are asked.
+        survey: what they are asked for.
+
+    Raises:
+        ConfigError: the engine or the network cannot be used.
+        DataError: a site's files are unusable.
+    """
+    engine = config.engine
+    process.prepare(engine.threads)
+    check_engine(config)
+    federation = open_configured(config, splits=stored_splits(config))
+    make_encoder(survey.encoder)
+    seed, root = config.seeds[0], Path(config.output) / FOLDER
+    build = partial(federation.clients, survey, seed=seed, root=root)
+    if engine.workers > 1:  # these open the federation themselves
+        build = partial(survey_clients, to_dict(config), survey.hyperparameters())
+    transport = InProcess(build, engine.workers, engine.threads)
+    server = federation.server(survey, transport, seed=seed, root=root, on_failure="skip")
+    try:
+        replies = server.evaluate(survey.survey)
+    finally:
+        transport.close()
+    failed = {entry["client"]: entry["why"] for entry in server.left_out}
+    wanted = survey.questions().parts
+    exchanged = {}
+    for site in server.clients:
+        reply = replies.get(site, Message.of())
+        sent = [part for part in wanted if part in reply]
+        exchanged[site] = {
+            "parts": {part: describe_part(reply[part])["bytes"] for part in sent},
+            "withheld": [] if site in failed else [part for part in wanted if part not in reply],
+            "bytes_up": server.client_stats[site].bytes_up,
+            "failed": failed.get(site, ""),
+        }
+    return SurveyReplies(replies, exchanged)
+
+
+def description_of(part: str) -> str:
+    """Return what a part is, in a few words."""
+    return PARTS[part].description
+
+
+def survey_clients(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, ClientRuntime]:
+    """Return the clients, as a worker process builds them.
+
+    Args:
+        data: the experiment as plain data.
+        options: the fields of the `Assessment`.
+    """
+    config = parse_config(data)
+    federation = open_configured(config, splits=stored_splits(config))
+    root = Path(config.output) / FOLDER
+    return federation.clients(Assessment(**options), seed=config.seeds[0], root=root)

@@ -1,0 +1,254 @@
+"""A federation: the sites with their data and policies, the network, the task and the recipe."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from torch import nn
+
+from collegium.compression.session import NO_CODECS, Codecs
+from collegium.core.algorithm import Algorithm, NetworkBuilder
+from collegium.core.dataset import ConcatDataset
+from collegium.core.model_parts import find_parts
+from collegium.core.payloads import may_leave
+from collegium.core.randomness import ambient
+from collegium.core.tensors import Tensors
+from collegium.data.site import Site
+from collegium.errors import ConfigError, EgressError
+from collegium.runtime.client import ClientRuntime
+from collegium.runtime.run import Run
+from collegium.runtime.server import ServerRuntime, Transport
+from collegium.tasks import Task
+from collegium.training.loop import LocalTraining, TrainingConfig
+
+Network = Callable[[], nn.Module]
+"""Builds a new network.
+
+Its initial weights come from torch's generator, which is seeded around the call.
+"""
+
+
+class ModuleCopies:
+    """Builds copies of a network; the first model of a run has the network's own weights.
+
+    Args:
+        module: the network.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def __call__(self) -> nn.Module:
+        """Return a copy."""
+        return copy.deepcopy(self._module)
+
+
+@dataclass(frozen=True)
+class Federation:
+    """The sites, the network, the task and the recipe, whichever algorithm and engine run.
+
+    Everything that trains or asks sites is made by one of these: an experiment's jobs, `simulate`,
+    the assessment, the measurement of drift, and the toy federation of the conformance suite.
+
+    Attributes:
+        sites: the sites that take part, by name.
+        network: builds the network as configured, with the scaling that the sites agreed on.
+        task: loss, prediction and scores.
+        training: the local recipe.
+        device: where the clients compute, as torch writes it.
+    """
+
+    sites: Mapping[str, Site]
+    network: Network
+    task: Task
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    device: str = "cpu"
+
+    @property
+    def names(self) -> list[str]:
+        """The sites' names, sorted."""
+        return sorted(self.sites)
+
+    def builder(self, algorithm: Algorithm) -> NetworkBuilder:
+        """Return what builds the network that an algorithm trains, with what it adds."""
+        return NetworkBuilder(self.network, algorithm)
+
+    def initial_model(self, algorithm: Algorithm, seed: int, k: int = 0) -> Tensors:
+        """Return an initial model.
+
+        Args:
+            algorithm: the algorithm that trains it.
+            seed: of the run.
+            k: its number; 0 is the one that all clients start from.
+
+        Raises:
+            ConfigError: the algorithm needs several, and there is one network with its weights.
+        """
+        if k and isinstance(self.network, ModuleCopies):
+            raise ConfigError(
+                f"{type(algorithm).__name__} starts from several initial models, and one network "
+                f"with its weights was given; give a function that builds a network"
+            )
+        return initial_model(self.builder(algorithm), seed, k)
+
+    def check(self, algorithm: Algorithm) -> None:
+        """Check before round 0 that an algorithm suits the recipe and every site's policy.
+
+        Raises:
+            ConfigError: the algorithm needs another optimiser.
+            EgressError: a site's policy forbids what the algorithm sends.
+        """
+        check_optimizer(algorithm, self.training)
+        for site in self.sites.values():
+            check_policy(algorithm, site.name, site.policy.allow, site.policy.forbid)
+
+    def clients(
+        self, algorithm: Algorithm, *, seed: int, root: Path, codecs: Codecs = NO_CODECS
+    ) -> dict[str, ClientRuntime]:
+        """Return a runtime for every site; they share one network, as a process runs one at a time.
+
+        Args:
+            algorithm: the algorithm whose client half runs.
+            seed: of the run.
+            root: the folder of the run; each site has one of its own in ``clients``.
+            codecs: the codecs of training exchanges.
+        """
+        with ambient(seed, "model", 0):
+            module = self.builder(algorithm)()
+        local = LocalTraining(module, self.task, self.training, self.device)
+        pool = None
+        if algorithm.simulation_only:
+            pool = ConcatDataset([self.sites[name].train for name in self.names])
+        return {
+            name: ClientRuntime(
+                site,
+                algorithm,
+                local,
+                seed=seed,
+                root=root / "clients" / name,
+                pool=pool,
+                codecs=codecs,
+            )
+            for name, site in self.sites.items()
+        }
+
+    def server(
+        self,
+        algorithm: Algorithm,
+        transport: Transport,
+        *,
+        seed: int,
+        root: Path,
+        on_failure: Literal["fail", "skip"] = "fail",
+        codecs: Codecs = NO_CODECS,
+    ) -> ServerRuntime:
+        """Return the server half of a run.
+
+        Args:
+            algorithm: the algorithm.
+            transport: carries requests to the clients.
+            seed: of the run.
+            root: the folder of the run; the server's state is in ``server``.
+            on_failure: whether a client that fails ends the run or is left out of the exchange.
+            codecs: the codecs of training exchanges; the clients must have the same.
+        """
+        with ambient(seed, "model", 0):
+            parts = find_parts(self.builder(algorithm)())
+        return ServerRuntime(
+            algorithm,
+            self.names,
+            lambda k: self.initial_model(algorithm, seed, k),
+            parts,
+            transport,
+            root / "server",
+            on_failure=on_failure,
+            codecs=codecs,
+            seed=seed,
+        )
+
+    def run(
+        self,
+        algorithm: Algorithm,
+        transport: Transport,
+        *,
+        rounds: int,
+        seed: int,
+        root: Path,
+        evaluate_every: int = 1,
+        on_failure: Literal["fail", "skip"] = "fail",
+        codecs: Codecs = NO_CODECS,
+    ) -> Run:
+        """Return the run of an algorithm, which continues from whatever its folder holds.
+
+        Args:
+            algorithm: the algorithm.
+            transport: carries requests to the clients.
+            rounds: how many rounds.
+            seed: of the run.
+            root: the folder of the run.
+            evaluate_every: rounds between two evaluations on validation cases.
+            on_failure: see `server`.
+            codecs: see `server`.
+        """
+        server = self.server(
+            algorithm, transport, seed=seed, root=root, on_failure=on_failure, codecs=codecs
+        )
+        return Run(server, rounds, self.task.metric, evaluate_every)
+
+
+def initial_model(network: Network, seed: int, k: int = 0) -> Tensors:
+    """Return an initial model.
+
+    Args:
+        network: builds the network.
+        seed: of the run.
+        k: the number of the model; 0 is the one that all clients start from.
+    """
+    with ambient(seed, "model", k):
+        return Tensors(network().state_dict()).clone()
+
+
+def check_optimizer(algorithm: Algorithm, training: TrainingConfig) -> None:
+    """Check that an algorithm is right with the optimiser of a recipe.
+
+    Args:
+        algorithm: the algorithm.
+        training: the recipe.
+
+    Raises:
+        ConfigError: it needs another optimiser.
+    """
+    wanted = algorithm.optimizers
+    if wanted is not None and training.optimizer_kind not in wanted:
+        raise ConfigError(
+            f"{type(algorithm).__name__} is right with plain {', '.join(sorted(wanted))} only, not "
+            f"with {training.optimizer_kind}; set training.optimizer to {min(wanted)} and "
+            f"training.momentum to 0"
+        )
+
+
+def check_policy(
+    algorithm: Algorithm, site: str, allow: Collection[str] | None, forbid: Collection[str]
+) -> None:
+    """Check before round 0 that a site's policy lets out what an algorithm sends in training.
+
+    Args:
+        algorithm: the algorithm.
+        site: the site's name.
+        allow: the parts that may leave; None: all that an algorithm declares.
+        forbid: the parts that may not leave.
+
+    Raises:
+        EgressError: it does not; the sentence names algorithm, part and site.
+    """
+    for name, part in algorithm.all_sends().items():
+        if not part.opt_in and not may_leave(name, opt_in=False, allow=allow, forbid=forbid):
+            raise EgressError(
+                f"{type(algorithm).__name__} sends {name!r} ({part.description}), which the "
+                f"policy of site {site!r} forbids; "
+                f"allow it there or choose another algorithm"
+            )
