@@ -44,8 +44,9 @@ test: .venv/.stamp ## Run the tests that need neither time, a GPU nor a network
 test-slow: .venv/.stamp ## Run the slow tests
 	$(TEST_ENV) $(BIN)/python $(PYTEST) -m "slow and not gpu and not network"
 
+# Old versions may use what newer ones have deprecated since.
 test-lowest: build/lowest/.stamp ## Run the tests with the lowest versions that pyproject.toml allows
-	$(TEST_ENV) build/lowest/bin/python $(PYTEST) -m $(QUICK)
+	$(TEST_ENV) build/lowest/bin/python $(PYTEST) -W default::DeprecationWarning -m $(QUICK)
 
 build/lowest/.stamp: pyproject.toml
 	$(PYTHON) -m venv --clear build/lowest
