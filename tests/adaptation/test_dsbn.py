@@ -361,12 +361,18 @@ def test_scale_and_shift_of_personal_models_need_some(outside: Any, affine: Any)
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("fields", "words"),
     [
-        {"affine": "best"}, {"passes": 0}, {"batch_size": 0}, {"pseudo_labels": -1},
-        {"threshold": 1.5}, {"threshold": float("nan")}, {"lr": 0.0}, {"lr": float("inf")},
+        ({"affine": "best"}, r"DSBN\.affine: should be 'global', 'mean' or 'nearest', not 'best'"),
+        ({"passes": 0}, r"DSBN\.passes: should be at least 1, not 0"),
+        ({"batch_size": 0}, r"DSBN\.batch_size: should be at least 1, not 0"),
+        ({"pseudo_labels": -1}, r"DSBN\.pseudo_labels: should be at least 0, not -1"),
+        ({"threshold": 1.5}, r"DSBN\.threshold: should be at least 0 and at most 1, not 1\.5"),
+        ({"threshold": float("nan")}, r"DSBN\.threshold: should be finite and .*, not nan"),
+        ({"lr": 0.0}, r"DSBN\.lr: should be above 0, not 0\.0"),
+        ({"lr": float("inf")}, r"DSBN\.lr: should be finite and above 0, not inf"),
     ],
-)  # fmt: skip
-def test_values_that_cannot_be_meant_are_refused(fields: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"DSBN\.{next(iter(fields))}: should be .*, not "):
+)
+def test_values_that_cannot_be_meant_are_refused(fields: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
         DSBN(**fields)

@@ -183,10 +183,17 @@ def test_without_a_global_model_it_refuses(outside: Any, by_hand: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"lr": 0.0}, {"beta": 1.0}, {"steps": 0}, {"batch_size": 0}, {"lr": float("nan")}]
+    ("fields", "words"),
+    [
+        ({"lr": 0.0}, r"Tent\.lr: should be above 0, not 0\.0"),
+        ({"beta": 1.0}, r"Tent\.beta: should be at least 0 and below 1, not 1\.0"),
+        ({"steps": 0}, r"Tent\.steps: should be at least 1, not 0"),
+        ({"batch_size": 0}, r"Tent\.batch_size: should be at least 1, not 0"),
+        ({"lr": float("nan")}, r"Tent\.lr: should be finite and above 0, not nan"),
+    ],
 )
-def test_values_that_cannot_be_meant_are_refused(fields: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"Tent\.{next(iter(fields))}: should be .*, not "):
+def test_values_that_cannot_be_meant_are_refused(fields: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
         Tent(**fields)
 
 

@@ -175,11 +175,19 @@ def test_scale_divides_by_the_range_of_the_files_type(tmp_path):
 
 @pytest.mark.parametrize(
     ("change", "text"),
-    [({"channels": "hsv"}, "channels: should be 'keep', 'grey', 'rgb' or 'green', not 'hsv'"),
-     ({"normalise": "max"}, "normalise: should be .*not 'max'; did you mean 'minmax'"),
-     ({"size": 0}, "ImageConfig.size: should be at least 1, not 0"),
-     ({"size": (4, 0)}, r"ImageConfig.size: each should be at least 1, not \(4, 0\)")],
-)  # fmt: skip
+    [
+        (
+            {"channels": "hsv"},
+            "ImageConfig.channels: should be 'keep', 'grey', 'rgb' or 'green', not 'hsv'",
+        ),
+        (
+            {"normalise": "max"},
+            "ImageConfig.normalise: should be 'zscore', .*, not 'max'; did you mean 'minmax'",
+        ),
+        ({"size": 0}, "ImageConfig.size: should be at least 1, not 0"),
+        ({"size": (4, 0)}, r"ImageConfig.size: each should be at least 1, not \(4, 0\)"),
+    ],
+)
 def test_an_impossible_recipe_is_refused(change, text):
     with pytest.raises(ConfigError, match=text):
         ImageConfig(**change)
@@ -227,7 +235,7 @@ def test_clip_cuts_intensities_off_before_they_are_scaled(tmp_path: Path) -> Non
     ("change", "text"),
     [
         ({"spacing": (1.0,)}, r"image\.spacing is \(1\.0,\)"),
-        ({"spacing": (1.0, 0.0)}, r"ImageConfig\.spacing: each should be above 0"),
+        ({"spacing": (1.0, 0.0)}, r"ImageConfig\.spacing: each should be above 0, not \(1\.0, 0"),
         ({"spacing": (1.0, 1.0), "size": 4}, "image.spacing and image.size both say how large"),
         ({"clip": (3.0, 3.0)}, r"image\.clip is \(3\.0, 3\.0\)"),
         ({"inputs": 0}, r"ImageConfig\.inputs: should be at least 1, not 0"),

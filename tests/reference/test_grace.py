@@ -357,7 +357,8 @@ def test_a_client_that_misses_a_round_is_left_out_of_it(federation: Any) -> None
     [
         (
             {"alignment": "corel"},
-            r"Grace\.alignment: should be .*, not 'corel'; did you mean 'coral'\?",
+            r"Grace\.alignment: should be 'coral', 'mmd', 'adversarial' or 'none', not 'corel'; "
+            r"did you mean 'coral'\?",
         ),
         ({"order": 3}, r"Grace\.order: should be 1 or 2, not 3"),
         ({"beta": -1.0}, r"Grace\.beta: should be at least 0, not -1\.0"),

@@ -95,15 +95,27 @@ def test_the_weights_of_a_configuration_reach_the_loss(loss: str) -> None:
     assert float(found) == pytest.approx(float(expected), rel=1e-6)
 
 
-WRONG_WEIGHTS = (
-    r"task.weights is .*: give 2 numbers above 0|TaskConfig.weights: each should be .*above 0"
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ((1.0,), r"task\.weights is \[1\.0\]: give 2 numbers above 0"),
+        ((1.0, 2.0, 3.0), r"task\.weights is \[1\.0, 2\.0, 3\.0\]: give 2 numbers above 0"),
+        ((1.0, 0.0), r"TaskConfig\.weights: each should be above 0, not \(1\.0, 0\.0\)"),
+        ((1.0, -1.0), r"TaskConfig\.weights: each should be above 0, not \(1\.0, -1\.0\)"),
+        (
+            (1.0, math.inf),
+            r"TaskConfig\.weights: each should be finite and above 0, not \(1\.0, inf",
+        ),
+        (
+            (math.nan, 1.0),
+            r"TaskConfig\.weights: each should be finite and above 0, not \(nan, 1\.0",
+        ),
+    ],
 )
-
-
-@pytest.mark.parametrize("weights", [(1.0,), (1.0, 2.0, 3.0), (1.0, 0.0), (1.0, -1.0),
-                                     (1.0, math.inf), (math.nan, 1.0)])  # fmt: skip
-def test_a_configuration_with_wrong_weights_is_refused(weights: tuple[float, ...]) -> None:
-    with pytest.raises(ConfigError, match=WRONG_WEIGHTS):
+def test_a_configuration_with_wrong_weights_is_refused(
+    weights: tuple[float, ...], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
         TaskConfig("classification", ("well", "ill"), weights=weights)
 
 

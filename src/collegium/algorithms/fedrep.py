@@ -7,9 +7,8 @@ from collegium.algorithms._partial import PartialSharing
 from collegium.core.algorithm import Client, Server, handler
 from collegium.core.message import Message
 from collegium.core.payloads import Count, ModelPart, PartSchema
-from collegium.core.settings import NonNegativeInt, settings
+from collegium.core.settings import NonNegativeInt, PositiveInt, settings
 from collegium.core.tensors import Tensors
-from collegium.errors import ConfigError
 
 
 @settings
@@ -34,11 +33,7 @@ class FedRep(PartialSharing):
     private: ClassVar[str] = "head"
 
     head_epochs: NonNegativeInt = 4
-    body_epochs: NonNegativeInt = 1
-
-    def __post_init__(self) -> None:
-        if not self.head_epochs + self.body_epochs:
-            raise ConfigError("head_epochs and body_epochs are both 0; set one to at least 1")
+    body_epochs: PositiveInt = 1
 
     def finish(self, server: Server) -> None:
         """Fit every head once more, to the final body."""

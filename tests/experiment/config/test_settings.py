@@ -137,8 +137,8 @@ def test_the_constructor_refuses_an_unknown_field(name: str) -> None:
             "FedRep.head_epochs: should be at least 0, not -4",
         ),
         (
-            lambda: collegium.FedRep(head_epochs=0, body_epochs=0),
-            "FedRep: head_epochs and body_epochs are both 0; set one to at least 1",
+            lambda: collegium.FedRep(body_epochs=0),
+            "FedRep.body_epochs: should be at least 1, not 0",
         ),
         (
             lambda: build_model("unet", channels=[0]),
