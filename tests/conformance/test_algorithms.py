@@ -1,7 +1,6 @@
 """Every algorithm keeps every rule, and every rule can be broken."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from collegium.testing.conformance import (
     check_algorithm,
     conformance_checks,
 )
-from collegium.testing.toy import toy_workers
 
 BROKEN = Path(__file__).with_name("broken.py")
 
@@ -50,13 +48,6 @@ ALONE = (
     ("evaluation_changes_nothing", "ServerLearnsInEvaluation", "changes the server's state"),
 )
 """Rules whose fault an earlier rule of the suite finds too: the rule, the class, the words."""
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[InProcess]:
-    engine = toy_workers()
-    yield engine
-    engine.close()
 
 
 @pytest.mark.parametrize("name", ALGORITHMS.names())

@@ -1,7 +1,5 @@
 """With codecs on, too, a run has the same bits whatever stops it and in whatever order it goes."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from collegium.compression.cer import CER
@@ -10,9 +8,7 @@ from collegium.compression.half import Half
 from collegium.compression.session import Codecs
 from collegium.compression.stc import STC
 from collegium.experiment.config.registry import ALGORITHMS
-from collegium.runtime.engines.inprocess import InProcess
 from collegium.testing.conformance import Conformance
-from collegium.testing.toy import toy_workers
 
 RULES = (
     "it_learns",
@@ -45,13 +41,6 @@ CASES = [
     ("ditto", STC_BOTH),
     ("pfednet", STC_BOTH),
 ]
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[InProcess]:
-    engine = toy_workers()
-    yield engine
-    engine.close()
 
 
 @pytest.mark.parametrize(
