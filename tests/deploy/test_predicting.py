@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from collegium import cli
 from collegium.deploy import open_model, predict_folder
 from collegium.errors import ConfigError, DataError
+from collegium.evaluation.scores import rows_of
 from collegium.experiment.config.experiment import parse_config
 from collegium.experiment.runner import collect_rows, read_run_config, run_experiment
 
@@ -52,8 +53,8 @@ def run_scores(
     with key.open() as file:
         own = {row["case"]: row["own_case"] for row in csv.DictReader(file)}
     return {
-        own[row.case]: row.value
-        for row in collect_rows(read_run_config(output))
+        own[row.case]: None if math.isnan(row.value) else row.value
+        for row in rows_of(collect_rows(read_run_config(output)))
         if (row.site, row.split, row.metric, row.model) == (site, "test", metric, model)
     }
 

@@ -1,8 +1,10 @@
 """Rows of results to make tables of."""
 
+from typing import Any
+
 import pytest
 
-from collegium.evaluation.results import Row
+from collegium.evaluation.tables import MethodTable
 
 
 def make_scores(
@@ -11,12 +13,13 @@ def make_scores(
 ):  # fmt: skip
     """One row per value; each case its own patient unless said otherwise."""
     patients = patients or [f"p{place:02}" for place in range(len(values))]
+    about = {"experiment": "e", "algorithm": algorithm, "seed": seed, "fold": fold,
+             "variation": variation, "round": 5, "site": site, "split": split, "model": model,
+             "metric": metric, "unit": unit}  # fmt: skip
     return [
-        Row(experiment="e", algorithm=algorithm, seed=seed, fold=fold, variation=variation, round=5,
-            site=site, case=f"c{place:02}", patient=patient, split=split, model=model,
-            metric=metric, value=value, unit=unit)
+        {**about, "case": f"c{place:02}", "patient": patient, "value": value}
         for place, (value, patient) in enumerate(zip(values, patients, strict=True))
-    ]  # fmt: skip
+    ]
 
 
 @pytest.fixture
@@ -33,6 +36,16 @@ def outside():
         return make_scores(algorithm, adapter, site, values, split="outside", fold=fold, **options)
 
     return make
+
+
+@pytest.fixture
+def cells_of():
+    """The cells of a table by the names of the method and of the column."""
+
+    def find(table: MethodTable) -> dict[str, dict[str, Any]]:
+        return {name: {cell.column: cell for cell in cells} for name, cells in table.methods}
+
+    return find
 
 
 @pytest.fixture

@@ -4,33 +4,30 @@ from io import StringIO
 
 import pytest
 
-from collegium.evaluation.cells import Cell
-from collegium.evaluation.comparisons import comparison_table
+from collegium.evaluation.comparisons import joining_table
 from collegium.evaluation.formats import (
-    cell_text,
-    comparisons_to_csv,
-    comparisons_to_latex,
-    comparisons_to_markdown,
-    comparisons_to_text,
+    interval_text,
+    number,
+    p_value,
     to_csv,
     to_latex,
     to_markdown,
     to_text,
 )
-from collegium.evaluation.paired import JoiningTable
-from collegium.evaluation.tables import Method, MethodTable, joining_table, method_table
+from collegium.evaluation.results import results_frame
+from collegium.evaluation.tables import SUMMARIES, MethodTable, make_cells, method_table
 
 
 def test_markdown_marks_best_and_second_and_escapes_bars(scores):
     rows = scores("fedavg", "global", "A|B", [0.8]) + scores("ditto", "global", "A|B", [0.7])
-    lines = to_markdown(method_table(rows, "dice", ["fedavg"])).splitlines()
+    lines = to_markdown(method_table(results_frame(rows), "dice", ["fedavg"])).splitlines()
     assert lines[0].startswith("| method | A\\|B | average |")
     assert lines[2].startswith("| FedAvg global | **0.800** |")
     assert lines[3].startswith("| Ditto global | <u>0.700</u> |")
 
 
 def test_text_is_aligned_and_marks_best_and_second(three_methods):
-    lines = to_text(method_table(three_methods, "dice", ["fedavg"])).splitlines()
+    lines = to_text(method_table(results_frame(three_methods), "dice", ["fedavg"])).splitlines()
     assert len({len(line) for line in lines[1:]}) == 1
     fedavg = next(line for line in lines if line.startswith("FedAvg global"))
     assert "0.805 \u00b1 0.007*" in fedavg
@@ -40,12 +37,21 @@ def test_text_is_aligned_and_marks_best_and_second(three_methods):
 @pytest.fixture
 def small():
     """Two methods at one awkwardly named site."""
-    summaries = {"average": Cell(None), "worst site": Cell(0.5, None, 0, "a_b"),
-                 "disparity": Cell(None), "site sd": Cell(None)}  # fmt: skip
-    first = {"a_b": Cell(0.8125, 0.0104, 1), **summaries}
-    second = {"a_b": Cell(-0.25, 0.1, 2), **summaries}
-    methods = (Method("fedavg", "none", first, "outside"), Method("50% & {x}", "tent", second))
-    return MethodTable("dice", "", True, ("a_b",), methods, "outside")
+    cells = [
+        cell
+        for algorithm, model, first in (
+            ("fedavg", "none", (0.8125, 0.0104)), ("50% & {x}", "tent", (-0.25, 0.1)),
+        )
+        for cell in (
+            (algorithm, model, "a_b", *first, ""), (algorithm, model, "average", None, None, ""),
+            (algorithm, model, "worst site", 0.5, None, "a_b"),
+            (algorithm, model, "disparity", None, None, ""),
+            (algorithm, model, "site sd", None, None, ""),
+        )
+    ]  # fmt: skip
+    frame = make_cells(cells, "", "outside", higher=True)
+    frame = frame.assign(rank=frame["rank"].where(frame["column"] == "a_b", 0))
+    return MethodTable("dice", "", True, ("a_b",), ("a_b", *SUMMARIES), frame, "outside")
 
 
 def test_latex_is_a_table_of_booktabs_letter_by_letter(small):
@@ -59,7 +65,7 @@ def test_latex_is_a_table_of_booktabs_letter_by_letter(small):
         r"    Method & a\_b & average & worst site & disparity & site sd \\",
         r"    \midrule",
         r"    FedAvg & \textbf{0.812} $\pm$ 0.010 & -- & 0.500 (a\_b) & -- & -- \\",
-        r"    50\% \& \{x\} tent & \underline{$-$0.250} $\pm$ 0.100 "
+        r"    50\% \& \{x\} + Tent & \underline{$-$0.250} $\pm$ 0.100 "
         r"& -- & 0.500 (a\_b) & -- & -- \\",
         r"    \bottomrule",
         r"  \end{tabular}",
@@ -90,23 +96,42 @@ def test_csv_has_every_digit_and_no_typographic_signs(small):
 
 def test_csv_survives_commas_quotes_and_line_ends_in_names(scores):
     rows = scores("fedavg", "global", 'a,"b"\nc', [4.0], metric="hd95", unit="mm")
-    (record, *_) = csv.DictReader(StringIO(to_csv(method_table(rows, "hd95"))))
+    (record, *_) = csv.DictReader(StringIO(to_csv(method_table(results_frame(rows), "hd95"))))
     assert (record["column"], record["unit"]) == ('a,"b"\nc', "mm")
 
 
-def test_cells_as_text():
-    assert cell_text(Cell(0.8125, 0.0104)) == "0.812 \u00b1 0.010"
-    assert cell_text(Cell(12.5, None, 0, "B"), "mm") == "12.50 (B)"
+def test_cells_as_text(scores):
+    rows = scores("a", "global", "B", [12.5], metric="hd95", unit="mm")
+    assert "12.50 (B)" in to_text(method_table(results_frame(rows), "hd95"))
+    rows = [row for seed, value in enumerate((0.8, 0.825))
+            for row in scores("a", "global", "B", [value], seed=seed)]  # fmt: skip
+    assert "0.812 \u00b1 0.018" in to_text(method_table(results_frame(rows), "dice"))
+
+
+def test_numbers_have_sensible_digits_and_a_typographic_minus():
+    assert number(0.8124) == "0.812"
+    assert number(-0.0124, signed=True) == "\u22120.012"
+    assert number(12.345, "mm") == "12.35"
+    assert number(-0.0001) == "0.000"
+    assert number(0.0001, signed=True) == "+0.000"
+    assert number(0.0, signed=True) == "0.000"
+    assert number(None) == number(float("nan")) == "\u2013"
+    assert interval_text(-0.012, 0.034) == "[\u22120.012, +0.034]"
+    assert interval_text(None, None) == interval_text(float("nan"), float("nan")) == "\u2013"
+
+
+def test_p_values_have_three_decimals_or_a_bound():
+    assert [p_value(p) for p in (0.0414, 0.00099, None)] == ["0.041", "< 0.001", "\u2013"]
 
 
 def test_text_says_where_and_of_which_setting(outside):
     rows = outside("fedavg", "none", "A", [3.0], metric="hd95", unit="mm", variation="tau=0.5")
-    text = to_text(method_table(rows, "hd95", where="outside", variation="tau=0.5"))
+    text = to_text(method_table(results_frame(rows), "hd95", where="outside", variation="tau=0.5"))
     assert text.startswith("hd95 (mm) at sites outside, tau=0.5: mean")
 
 
 def test_comparisons_in_markdown_ask_and_answer(joined_rows):
-    lines = comparisons_to_markdown(joining_table(joined_rows, "dice", ["fedavg"])).splitlines()
+    lines = to_markdown(joining_table(results_frame(joined_rows), "dice", ["fedavg"])).splitlines()
     assert lines[0] == "**Does joining help this site?** dice, higher is better"
     assert lines[2].startswith("| site | method | alone | joined | difference | 95 % interval |")
     # eight of eight patients up by the same: p = 2 / 2**8; of two methods, twice that
@@ -120,15 +145,18 @@ def test_comparisons_in_markdown_ask_and_answer(joined_rows):
 
 
 def test_comparisons_in_markdown_say_what_is_missing():
-    table = JoiningTable("dice", "", True, (), "Nobody trained alone | in this run.")
-    assert comparisons_to_markdown(table) == (
+    table = joining_table(results_frame([]), "dice", local="nobody | else")
+    assert to_markdown(table) == (
         "**Does joining help this site?** dice, higher is better\n\n"
-        "Nobody trained alone \\| in this run.\n"
+        "Nobody trained alone in this run: it holds no scores of an algorithm labelled 'nobody "
+        "\\| else', so whether joining helps cannot be said. Add it to the algorithms.\n"
     )
 
 
 def test_comparisons_for_a_terminal_have_the_cells_of_each_line(joined_rows):
-    legend, *lines = comparisons_to_text(joining_table(joined_rows, "dice", ["fedavg"])).split("\n")
+    legend, *lines = to_text(joining_table(results_frame(joined_rows), "dice", ["fedavg"])).split(
+        "\n"
+    )
     assert legend == (
         "Does joining help this site? dice, higher is better; "
         "yes or no where the interval leaves out zero and p corrected is below 0.05"
@@ -154,7 +182,7 @@ def test_comparisons_for_a_terminal_have_the_cells_of_each_line(joined_rows):
 def test_comparisons_in_latex_are_a_table_of_booktabs_letter_by_letter(scores):
     rows = scores("local", "personal", "a_b", [9.0] * 12, metric="hd95_x", unit="mm")
     rows += scores("50% & {x}", "global", "a_b", [7.5] * 12, metric="hd95_x", unit="mm")
-    assert comparisons_to_latex(joining_table(rows, "hd95_x")).splitlines() == [
+    assert to_latex(joining_table(results_frame(rows), "hd95_x")).splitlines() == [
         r"\begin{table}",
         r"  \centering",
         r"  \caption{Does joining help this site? hd95\_x (mm), lower is better; "
@@ -173,15 +201,18 @@ def test_comparisons_in_latex_are_a_table_of_booktabs_letter_by_letter(scores):
 
 
 def test_comparisons_as_text_and_latex_say_what_is_missing():
-    table = JoiningTable("dice", "", True, (), "Nobody_here trained alone.", variation="tau=0.5")
-    legend, missing = comparisons_to_text(table).splitlines()
+    table = joining_table(results_frame([]), "dice", local="a_b", variation="tau=0.5")
+    legend, missing = to_text(table).splitlines()
     assert legend.startswith("Does joining help this site? dice, tau=0.5, higher is better; yes")
-    assert missing == "Nobody_here trained alone."
-    latex = comparisons_to_latex(table)
-    assert r"is below 0.05. Nobody\_here trained alone.}" in latex
+    assert missing.startswith(
+        "Nobody trained alone in this run: it holds no scores of an algorithm"
+    )
+    latex = to_latex(table)
+    assert r"is below 0.05. Nobody trained alone in this run: " in latex
+    assert r"labelled 'a\_b', so whether" in latex
     assert latex.count(r"\\") == 1  # the head alone
-    assert r"\caption{50 \% of \_}" in comparisons_to_latex(table, caption="50 % of _")
-    assert r"\caption{a ''b''}" in comparisons_to_latex(table, caption='a "b"')
+    assert r"\caption{50 \% of \_}" in to_latex(table, caption="50 % of _")
+    assert r"\caption{a ''b''}" in to_latex(table, caption='a "b"')
 
 
 def test_comparisons_in_csv_have_a_line_each_and_those_over_all_sites(scores):
@@ -189,7 +220,7 @@ def test_comparisons_in_csv_have_a_line_each_and_those_over_all_sites(scores):
     for site, shift in (("A", 0.25), ("B", 0.5)):
         rows += scores("fedavg", "global", site, [0.125] * 3)
         rows += scores("ditto", "personal", site, [0.125 + shift] * 3)
-    text = comparisons_to_csv(comparison_table(rows, "dice", ("fedavg", "global")))
+    text = to_csv(joining_table(results_frame(rows), "dice", local="fedavg"))
     records = list(csv.DictReader(StringIO(text)))
     assert [(r["site"], r["difference"], r["patients"]) for r in records] == [
         ("A", "0.25", "3"),

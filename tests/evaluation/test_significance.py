@@ -8,36 +8,31 @@ from collegium.evaluation.significance import (
     Interval,
     RankTest,
     corrected,
-    disparity,
     higher_is_better,
     interval_over_sites,
-    outcome,
     p_text,
-    paired_difference,
-    patient_differences,
     signed_rank,
     verdict,
-    worst_site,
 )
 
 
-def names(count):
-    return [f"p{number:03}" for number in range(count)]
+def by_patient(differences):
+    """Differences of patients with names in the order of their places."""
+    return {f"p{number:03}": float(value) for number, value in enumerate(differences)}
 
 
-def test_seeds_and_cases_are_averaged_within_a_patient_first():
-    a = [0.9, 0.7, 0.8, 0.5]
-    b = [0.5, 0.5, 0.5, 0.6]
-    found = paired_difference(a, b, ["p1", "p1", "p1", "p2"])
-    # p1: mean of 0.4, 0.2, 0.3 is 0.3; p2: -0.1; by hand (0.3 - 0.1) / 2
-    assert found.mean == pytest.approx(0.1)
-    assert found.patients == 2
+def outcome(interval, test, **options):
+    return verdict(interval, test, **options)[0]
+
+
+def sentences(interval, test, **options):
+    return verdict(interval, test, **options)[1]
 
 
 def test_interval_agrees_with_scipy_bootstrap():
     rng = np.random.default_rng(3)
     a, b = rng.normal(0.8, 0.05, 40), rng.normal(0.77, 0.05, 40)
-    found = paired_difference(a, b, names(40), resamples=20_000)
+    found = interval_over_sites([by_patient(a - b)], resamples=20_000)
     reference = stats.bootstrap(
         (a - b,), np.mean, n_resamples=20_000, method="percentile",
         rng=np.random.default_rng(0),
@@ -50,7 +45,7 @@ def test_interval_agrees_with_scipy_bootstrap():
 def test_interval_agrees_with_the_normal_limit():
     rng = np.random.default_rng(5)
     values = rng.normal(0.02, 0.1, 1500)
-    found = paired_difference(values, np.zeros(1500), names(1500), resamples=4000)
+    found = interval_over_sites([by_patient(values)], resamples=4000)
     half = 1.959964 * values.std() / np.sqrt(1500)  # central limit theorem
     assert found.low == pytest.approx(values.mean() - half, rel=0.1)
     assert found.high == pytest.approx(values.mean() + half, rel=0.1)
@@ -58,54 +53,43 @@ def test_interval_agrees_with_the_normal_limit():
 
 def test_interval_of_two_patients_is_exactly_its_extremes():
     # Resampled means are 0 (1/4), 1/2 (1/2), 1 (1/4): the outer 2.5 % lie at 0 and 1.
-    found = paired_difference([0.0, 1.0], [0.0, 0.0], ["p1", "p2"])
+    found = interval_over_sites([{"p1": 0.0, "p2": 1.0}])
     assert (found.low, found.high) == (0.0, 1.0)
 
 
 def test_equal_differences_have_an_interval_of_no_width():
-    found = paired_difference([0.75] * 8, [0.5] * 8, names(8))
+    found = interval_over_sites([by_patient([0.25] * 8)])
     assert (found.mean, found.low, found.high) == (0.25, 0.25, 0.25)
 
 
 def test_the_interval_is_the_same_for_a_seed_whatever_the_order_of_pairs():
     rng = np.random.default_rng(1)
-    a, patients = rng.normal(size=30), names(30)
-    first = paired_difference(a, np.zeros(30), patients, seed=4)
-    turned = paired_difference(a[::-1], np.zeros(30), patients[::-1], seed=4)
-    other = paired_difference(a, np.zeros(30), patients, seed=5)
+    differences = by_patient(rng.normal(size=30))
+    first = interval_over_sites([differences], seed=4)
+    turned = interval_over_sites([dict(reversed(differences.items()))], seed=4)
+    other = interval_over_sites([differences], seed=5)
     assert first == turned
     assert (first.low, first.high) != (other.low, other.high)
 
 
-def test_undefined_pairs_are_counted_and_enter_no_mean():
-    a = [0.9, None, 0.8, 0.4, float("nan")]
-    b = [0.7, 0.5, None, 0.5, 0.1]
-    found = paired_difference(a, b, ["p1", "p1", "p2", "p3", "p4"])
-    assert found.undefined == 3
-    assert found.patients == 2
-    assert found.mean == pytest.approx((0.2 - 0.1) / 2)
-
-
 def test_one_patient_has_no_interval():
-    found = paired_difference([0.9, 0.8], [0.5, 0.5], ["p1", "p1"])
+    found = interval_over_sites([{"p1": 0.35}])
     assert found.mean == pytest.approx(0.35)
     assert (found.low, found.high, found.patients) == (None, None, 1)
     test = signed_rank([0.35])
     assert outcome(found, test) == "cannot tell"
-    assert verdict(found, test).startswith("Cannot tell: 1 patient,")
+    assert sentences(found, test).startswith("Cannot tell: 1 patient,")
 
 
 def test_no_defined_pair_has_no_mean():
-    found = paired_difference([None], [0.5], ["p1"])
+    found = interval_over_sites([{}], undefined=1)
     assert found == Interval(None, None, None, 0, 1)
-    assert verdict(found, signed_rank([])) == "Cannot tell: no patient has a score with both."
+    assert sentences(found, signed_rank([])) == "Cannot tell: no patient has a score with both."
 
 
-def test_sequences_of_unequal_length_and_no_resamples_are_refused():
-    with pytest.raises(ValueError, match="shorter"):
-        paired_difference([0.1, 0.2], [0.1], ["p1", "p2"])
+def test_no_resamples_are_refused():
     with pytest.raises(ValueError, match="at least 1, not 0"):
-        paired_difference([0.1], [0.1], ["p1"], resamples=0)
+        interval_over_sites([{"p1": 0.0}], resamples=0)
 
 
 @pytest.mark.parametrize(
@@ -124,30 +108,14 @@ def test_outcome_by_the_place_of_zero(low, high, patients, higher, expected):
     found = Interval((low + high) / 2, low, high, patients, 0)
     test = RankTest(0.01, 1 if high > 0 else -1, 0.03, 3)
     assert outcome(found, test, higher_is_better=higher) == expected
-    assert verdict(found, test, higher_is_better=higher).lower().startswith(expected)
+    assert sentences(found, test, higher_is_better=higher).lower().startswith(expected)
 
 
 def test_verdict_names_the_patients():
     up, down = RankTest(0.01, 1, 0.03, 3), RankTest(0.01, -1, 0.03, 3)
-    assert "12 patients" in verdict(Interval(0.02, 0.01, 0.03, 12, 0), up)
-    assert "worse on average" in verdict(Interval(-0.02, -0.03, -0.01, 12, 0), down)
-    assert "holds zero" in verdict(Interval(0.02, -0.01, 0.03, 12, 0), up)
-
-
-def test_worst_site_follows_the_direction_of_the_metric():
-    means = {"B": 0.7, "A": 0.9, "C": None}
-    assert worst_site(means) == ("B", 0.7)
-    assert worst_site(means, higher_is_better=False) == ("A", 0.9)
-    assert worst_site({"B": 0.7, "A": 0.7}) == ("A", 0.7)
-    assert worst_site({"A": None}) is None
-
-
-def test_disparity_is_range_and_population_sd():
-    found = disparity({"A": 0.6, "B": 0.8, "C": 1.0, "D": None})
-    assert found is not None
-    assert found.range == pytest.approx(0.4)
-    assert found.sd == pytest.approx(np.sqrt(0.08 / 3))
-    assert disparity({"A": 0.6, "B": None}) is None
+    assert "12 patients" in sentences(Interval(0.02, 0.01, 0.03, 12, 0), up)
+    assert "worse on average" in sentences(Interval(-0.02, -0.03, -0.01, 12, 0), down)
+    assert "holds zero" in sentences(Interval(0.02, -0.01, 0.03, 12, 0), up)
 
 
 def test_direction_of_a_metric_by_unit_or_name():
@@ -248,15 +216,6 @@ def test_undefined_tests_are_not_counted_in_the_family():
     assert {test.family for test in tests} == {2}
 
 
-def test_differences_are_means_by_patient_in_the_order_of_names():
-    found, undefined = patient_differences(
-        [0.9, 0.7, 0.4, None], [0.5, 0.5, 0.5, 0.5], ["q", "q", "p", "r"]
-    )
-    assert list(found) == ["p", "q"]
-    assert list(found.values()) == pytest.approx([-0.1, 0.3])
-    assert undefined == 1
-
-
 def test_over_sites_the_mean_is_that_of_site_means_whatever_their_sizes():
     found = interval_over_sites([{"p": 0.1, "q": 0.3}, {"p": 0.5, "q": 0.6, "r": 0.7}], undefined=4)
     assert found.mean == pytest.approx((0.2 + 0.6) / 2)
@@ -293,7 +252,7 @@ def test_a_site_with_one_patient_leaves_no_interval_and_one_with_none_no_mean():
     assert (found.low, found.high) == (None, None)
     test = RankTest(0.01, 1, 0.01, 1)
     assert outcome(found, test) == "cannot tell"
-    assert "single patient" in verdict(found, test)
+    assert "single patient" in sentences(found, test)
     assert interval_over_sites([many, {}]) == Interval(None, None, None, 9, 0)
 
 
@@ -340,22 +299,22 @@ ZERO = "Cannot tell: over 12 patients the interval holds zero."
     ],
 )  # fmt: skip
 def test_interval_and_test_must_agree_and_the_verdict_says_which_does_not(interval, test, expected):
-    assert verdict(interval, test) == expected
+    assert sentences(interval, test) == expected
     assert outcome(interval, test) == expected.partition(":")[0].lower()
     few = Interval(0.02, 0.01, 0.03, 5, 0)
     assert outcome(few, test) == "cannot tell"
-    assert verdict(few, test).endswith("by chance.")
+    assert sentences(few, test).endswith("by chance.")
 
 
 def test_a_few_patients_with_large_gains_do_not_hide_many_with_small_losses():
     # 36 lose a little and 4 gain much: the mean rises, the ranks fall; both are said.
     differences = [-0.001 * (place + 1) for place in range(36)] + [0.9, 0.91, 0.92, 0.93]
-    interval = paired_difference(differences, [0.0] * 40, names(40))
+    interval = interval_over_sites([by_patient(differences)])
     (test,) = corrected([signed_rank(differences)])
     assert interval.low is not None
     assert interval.low > 0
     assert outcome(interval, test) == "cannot tell"
-    assert "points the other way" in verdict(interval, test)
+    assert "points the other way" in sentences(interval, test)
 
 
 def test_p_values_are_written_with_three_decimals_or_a_bound():

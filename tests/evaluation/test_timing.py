@@ -2,16 +2,19 @@ import csv
 import json
 import logging
 from io import StringIO
+from math import isnan
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pandas.testing import assert_frame_equal
 
 from collegium.errors import DataError
 from collegium.evaluation.formats import to_csv, to_latex, to_markdown, to_text
-from collegium.evaluation.results import Row, append_rows
+from collegium.evaluation.results import ResultRow, results_frame, write_rows
+from collegium.evaluation.scores import rows_of
 from collegium.evaluation.tables import method_table
-from collegium.evaluation.timing import as_methods, headline_metric, read_accounts, time_table
+from collegium.evaluation.timing import TimeTable, read_accounts, time_against_quality, time_table
 from collegium.evaluation.writing import write_tables
 
 
@@ -24,14 +27,18 @@ def account(adapter: str, site: str, seconds: float | None, cases: int = 2, seed
 
 
 @pytest.fixture
-def rows(outside: Any) -> list[Row]:
+def rows(outside: Any) -> list[ResultRow]:
     """Without adapting 0.4 at A and 0.6 at B; with Tent 0.7 and 0.8, and in seed 1 0.5 and 0.6."""
-    found: list[Row] = []
+    found: list[ResultRow] = []
     for seed, tent in ((0, (0.7, 0.8)), (1, (0.5, 0.6))):
         for site, plain, adapted in zip("AB", (0.4, 0.6), tent, strict=True):
             found += outside("fedavg", "none", site, [plain], seed=seed)
             found += outside("fedavg", "tent", site, [adapted], seed=seed)
     return found
+
+
+def names_in(table: TimeTable) -> list[str]:
+    return table.methods["method"].tolist()
 
 
 @pytest.fixture
@@ -45,16 +52,17 @@ def accounts() -> list[Any]:
 
 
 def test_seconds_are_all_seconds_of_a_seed_over_all_its_images(
-    rows: list[Row], accounts: list[Any]
+    rows: list[ResultRow], accounts: list[Any]
 ) -> None:
-    table = time_table(rows, accounts, "dice")
-    assert [one.name for one in table.methods] == ["FedAvg", "FedAvg + Tent"]
-    none, tent = table.methods
-    assert (tent.seconds.mean, tent.seconds.sd) == pytest.approx((2.0, 2**0.5))
-    assert (none.seconds.mean, none.seconds.sd) == pytest.approx((0.6, 0.02**0.5))
+    table = time_table(results_frame(rows), accounts, "dice")
+    assert names_in(table) == ["FedAvg", "FedAvg + Tent"]
+    none, tent = rows_of(table.methods)
+    assert (tent.seconds, tent.seconds_sd) == pytest.approx((2.0, 2**0.5))
+    assert (none.seconds, none.seconds_sd) == pytest.approx((0.6, 0.02**0.5))
     assert tent.unadapted == none.unadapted == none.seconds
-    assert none.quality.mean == pytest.approx(0.5)
-    assert tent.quality.mean == pytest.approx((0.75 + 0.55) / 2)
+    assert tent.unadapted_sd == none.unadapted_sd == none.seconds_sd
+    assert none.quality == pytest.approx(0.5)
+    assert tent.quality == pytest.approx((0.75 + 0.55) / 2)
     assert table.missing == ""
 
 
@@ -62,64 +70,70 @@ def test_a_site_that_two_folds_adapt_to_counts_with_the_seconds_and_images_of_bo
     outside: Any,
 ) -> None:
     found = [account("tent", "A", 2.0, 2), account("tent", "A", 10.0, 2)]
-    (one,) = time_table(outside("fedavg", "tent", "A", [0.5]), found, "dice").methods
-    assert one.seconds.mean == pytest.approx(3.0)
-    assert one.unadapted.mean is None
+    results = results_frame(outside("fedavg", "tent", "A", [0.5]))
+    (one,) = rows_of(time_table(results, found, "dice").methods)
+    assert one.seconds == pytest.approx(3.0)
+    assert isnan(one.unadapted)
 
 
 def test_the_quickest_stands_first_and_equal_times_in_the_order_of_tables(
-    rows: list[Row], accounts: list[Any]
+    rows: list[ResultRow], accounts: list[Any]
 ) -> None:
     slow = [{**each, "seconds": 100.0} if "none" in str(each) else each for each in accounts]
-    names = [one.name for one in time_table(rows, slow, "dice").methods]
-    assert names == ["FedAvg + Tent", "FedAvg"]
+    slowed = time_table(results_frame(rows), slow, "dice")
+    assert names_in(slowed) == ["FedAvg + Tent", "FedAvg"]
     alike = [{**each, "seconds": 5.0} for each in accounts]
-    names = [one.name for one in time_table(rows, alike, "dice").methods]
-    assert names == ["FedAvg", "FedAvg + Tent"]
+    assert names_in(time_table(results_frame(rows), alike, "dice")) == ["FedAvg", "FedAvg + Tent"]
 
 
 def test_a_seed_without_an_account_of_every_scored_site_does_not_count(
-    rows: list[Row], accounts: list[Any]
+    rows: list[ResultRow], accounts: list[Any]
 ) -> None:
     known = [a for a in accounts if (a["seed"], a["site"]) != (0, "B")]
-    table = time_table(rows, known, "dice")
-    assert [one.seconds.mean for one in table.methods] == pytest.approx([0.7, 1.0])
-    assert [one.seconds.sd for one in table.methods] == [None, None]
+    table = time_table(results_frame(rows), known, "dice")
+    assert table.methods["seconds"].tolist() == pytest.approx([0.7, 1.0])
+    assert table.methods["seconds_sd"].isna().all()
 
 
 def test_accounts_of_what_was_not_scored_are_passed_over(
-    rows: list[Row], accounts: list[Any]
+    rows: list[ResultRow], accounts: list[Any]
 ) -> None:
     more = [account("old", "A", 1.0), account("tent", "C", 99.0), account("tent", "A", 9.0, 1, 7)]
-    assert time_table(rows, accounts + more, "dice") == time_table(rows, accounts, "dice")
+    found, expected = (
+        time_table(results_frame(rows), some, "dice") for some in (accounts + more, accounts)
+    )
+    assert_frame_equal(found.methods, expected.methods)
+    assert found.missing == expected.missing
 
 
 def test_methods_without_accounts_are_named_and_left_out(
-    rows: list[Row], accounts: list[Any]
+    rows: list[ResultRow], accounts: list[Any]
 ) -> None:
     some = [a for a in accounts if a["adapter"]["label"] == "tent"]
-    table = time_table(rows, some, "dice")
-    assert [one.name for one in table.methods] == ["FedAvg + Tent"]
+    table = time_table(results_frame(rows), some, "dice")
+    assert names_in(table) == ["FedAvg + Tent"]
     assert table.missing.startswith("There are no whole accounts of the time of FedAvg, so")
 
 
 @pytest.mark.parametrize("found", [[], [account("tent", "A", None), account("tent", "B", 3.0, 0)]])
-def test_without_times_the_table_is_left_out_and_says_so(rows: list[Row], found: list[Any]) -> None:
-    table = time_table(rows, found, "dice")
-    assert table.methods == ()
+def test_without_times_the_table_is_left_out_and_says_so(
+    rows: list[ResultRow], found: list[Any]
+) -> None:
+    table = time_table(results_frame(rows), found, "dice")
+    assert table.methods.empty
     assert "no accounts of the time that adapting took" in table.missing
 
 
 def test_without_scores_outside_the_table_is_left_out_and_says_so(scores: Any) -> None:
-    table = time_table(scores("fedavg", "global", "A", [0.5]), [], "dice")
-    assert table.methods == ()
+    table = time_table(results_frame(scores("fedavg", "global", "A", [0.5])), [], "dice")
+    assert table.methods.empty
     assert "no scores of a site outside" in table.missing
 
 
 def test_the_writers_mark_the_shortest_time_and_the_best_score(
-    rows: list[Row], accounts: list[Any]
+    rows: list[ResultRow], accounts: list[Any]
 ) -> None:
-    table = as_methods(time_table(rows, accounts, "dice"))
+    table = time_against_quality(time_table(results_frame(rows), accounts, "dice"))
     assert "FedAvg 0.600 \u00b1 0.141* 0.600 \u00b1 0.141* 0.500 \u00b1 0.000+" in " ".join(
         to_text(table).split()
     )
@@ -133,27 +147,19 @@ def test_the_writers_mark_the_shortest_time_and_the_best_score(
     ]
 
 
-def test_of_a_distance_the_smallest_is_best_and_its_unit_is_named(outside: Any) -> None:
+def test_of_a_distance_the_smallest_is_best_and_its_unit_is_named(
+    outside: Any, cells_of: Any
+) -> None:
     rows = [
         *outside("fedavg", "none", "A", [9.0], metric="hd95", unit="mm"),
         *outside("fedavg", "tent", "A", [7.0], metric="hd95", unit="mm"),
     ]
     found = [account("none", "A", 1.0), account("tent", "A", 2.0)]
-    table = as_methods(time_table(rows, found, "hd95"))
-    assert [method.cells["hd95 (mm)"].rank for method in table.methods] == [2, 1]
-    (same,) = method_table(rows, "hd95", where="outside").methods[:1]
-    assert table.methods[0].cells["hd95 (mm)"].mean == same.cells["average"].mean == 9.0
-
-
-def test_the_headline_is_what_selects_models_or_else_what_was_scored(outside: Any) -> None:
-    scored = outside("fedavg", "none", "A", [9.0], metric="hd95")
-    about: Any = {"experiment": "e", "algorithm": "fedavg", "seed": 0, "round": 1, "site": "A",
-                  "value": 1.0}  # fmt: skip
-    loss = Row(**about, split="train", metric="loss")
-    valid = Row(**about, split="val", model="global", metric="dice")
-    assert headline_metric([loss]) == "loss"
-    assert headline_metric([loss, *scored]) == "hd95"
-    assert headline_metric([*scored, loss, valid]) == "dice"
+    table = time_against_quality(time_table(results_frame(rows), found, "hd95"))
+    cells = cells_of(table)
+    assert [found["hd95 (mm)"].rank for found in cells.values()] == [2, 1]
+    same = cells_of(method_table(results_frame(rows), "hd95", where="outside"))["FedAvg"]
+    assert cells["FedAvg"]["hd95 (mm)"].mean == same["average"].mean == 9.0
 
 
 def place(folder: Path, content: Any, *parts: str) -> None:
@@ -179,9 +185,9 @@ def test_a_damaged_account_is_named(tmp_path: Path) -> None:
 
 
 def test_a_run_and_each_setting_of_a_sweep_has_its_files_of_times(
-    tmp_path: Path, rows: list[Row], accounts: list[Any], outside: Any
+    tmp_path: Path, rows: list[ResultRow], accounts: list[Any], outside: Any
 ) -> None:
-    append_rows(tmp_path / "fedavg" / "seed-0" / "rows.jsonl", rows)
+    write_rows(tmp_path / "fedavg" / "seed-0" / "rows.jsonl", results_frame(rows))
     for each in accounts:
         place(tmp_path, each, f"without-{each['site']}", "fedavg", f"seed-{each['seed']}")
     names = {path.name for path in write_tables(tmp_path)}
@@ -190,7 +196,7 @@ def test_a_run_and_each_setting_of_a_sweep_has_its_files_of_times(
     assert "2.000 \u00b1 1.414" in (tmp_path / "tables" / "time.txt").read_text()
     sweep = tmp_path / "sweep"
     swept = outside("fedavg", "tent", "A", [0.5], variation="all")
-    append_rows(sweep / "all" / "fedavg" / "seed-0" / "rows.jsonl", swept)
+    write_rows(sweep / "all" / "fedavg" / "seed-0" / "rows.jsonl", results_frame(swept))
     place(sweep, account("tent", "A", 3.0), "all", "fedavg", "seed-0")
     names = {path.name for path in write_tables(sweep)}
     assert {name for name in names if name.startswith("time")} == {
@@ -199,9 +205,9 @@ def test_a_run_and_each_setting_of_a_sweep_has_its_files_of_times(
 
 
 def test_a_run_without_accounts_has_no_file_of_times_and_the_log_says_so(
-    tmp_path: Path, rows: list[Row], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, rows: list[ResultRow], caplog: pytest.LogCaptureFixture
 ) -> None:
-    append_rows(tmp_path / "fedavg" / "seed-0" / "rows.jsonl", rows)
+    write_rows(tmp_path / "fedavg" / "seed-0" / "rows.jsonl", results_frame(rows))
     with caplog.at_level(logging.WARNING):
         names = {path.name for path in write_tables(tmp_path)}
     assert not [name for name in names if name.startswith("time")]

@@ -12,8 +12,8 @@ from sklearn.metrics import roc_auc_score
 from typer.testing import CliRunner
 
 from collegium import cli
-from collegium.evaluation.comparisons import adapting_table
-from collegium.evaluation.tables import joining_table
+from collegium.evaluation.comparisons import adapting_table, joining_table
+from collegium.evaluation.scores import rows_of
 from collegium.experiment.runner import collect_rows, read_run_config
 
 CONFIG = """
@@ -71,7 +71,7 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def test_every_case_has_every_score(output: Path) -> None:
-    rows = [row for row in collect_rows(read_run_config(output)) if row.case]
+    rows = [row for row in rows_of(collect_rows(read_run_config(output))) if row.case]
     metrics = {"accuracy", "balanced_accuracy", "auc", "log_loss"}
     cases = {(r.algorithm, r.seed, r.site, r.split, r.model, r.case) for r in rows}
     assert {row.metric for row in rows} == metrics
@@ -81,24 +81,25 @@ def test_every_case_has_every_score(output: Path) -> None:
 
 
 def test_few_patients_of_a_class_are_told_and_leave_no_interval(output: Path) -> None:
-    rows = collect_rows(read_run_config(output))
+    results = collect_rows(read_run_config(output))
+    rows = rows_of(results)
     rarest = {(r.site, r.split): r.value for r in rows if r.metric == "rarest_class"}
     assert rarest == {("north", "test"): 3, ("south", "test"): 3, ("east", "outside"): 5}
     assert {row.unit for row in rows if row.metric == "rarest_class"} == {"patients"}
-    joining = joining_table(rows, "auc")
-    assert {c.difference.rarest for c in (*joining.comparisons, *joining.pooled)} == {3}
-    assert {c.answer for c in joining.comparisons} == {"cannot tell"}
-    (outside,) = adapting_table(rows, "auc").comparisons
+    joining = joining_table(results, "auc")
+    assert set(joining.comparisons["rarest"]) == {3}
+    assert {c.answer for c in joining.by_site} == {"cannot tell"}
+    (outside,) = adapting_table(results, "auc").by_site
     assert outside.verdict == (
         "Cannot tell: 5 patients of the rarest class, and fewer than 6 can all point the same way "
         "by chance."
     )
-    assert joining_table(rows, "accuracy").comparisons[0].difference.low is not None
+    assert joining_table(results, "accuracy").comparisons["low"].notna()[0]
 
 
 def test_models_are_selected_by_the_metric_that_is_asked_for(output: Path) -> None:
-    rows = collect_rows(read_run_config(output))
-    assert {row.metric for row in rows if row.split == "val"} == {"auc"}
+    results = collect_rows(read_run_config(output))
+    assert set(results[results["split"] == "val"]["metric"]) == {"auc"}
 
 
 def test_the_report_and_the_tables_show_the_same_means(output: Path) -> None:
@@ -124,7 +125,7 @@ def test_outside_and_inside_predictions_give_the_area_by_scikit_learn(
     expected = roc_auc_score(truth, [*chance.values()])
     found = [
         row.value
-        for row in collect_rows(read_run_config(output))
+        for row in rows_of(collect_rows(read_run_config(output)))
         if (row.algorithm, row.seed, row.split, row.model, row.metric)
         == ("iopfl", 1, "outside", "none", "auc")
     ]

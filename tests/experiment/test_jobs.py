@@ -11,7 +11,9 @@ from safetensors.torch import load_file
 
 from collegium.data.phantoms import make_federation
 from collegium.errors import CheckpointError, ConfigError, EgressError
-from collegium.experiment.config.experiment import parse_config
+from collegium.evaluation.results import KEY
+from collegium.evaluation.scores import rows_of
+from collegium.experiment.config.experiment import ExperimentConfig, parse_config
 from collegium.experiment.federation import OpenedExperiment
 from collegium.experiment.grid import holders, jobs_of
 from collegium.experiment.jobs import Event
@@ -20,6 +22,17 @@ from collegium.models.factory import build_model
 from collegium.runtime.ledger import read_ledger
 
 MODEL: dict[str, Any] = {"name": "unet", "in_channels": 1, "channels": [4, 8], "num_res_units": 1}
+
+
+def rows_in(config: ExperimentConfig) -> list[Any]:
+    """The rows of a run, with None for an undefined value."""
+    results = collect_rows(config)
+    return rows_of(results.astype({"value": object}).where(results.notna(), None))
+
+
+def values_in(config: ExperimentConfig) -> dict[tuple[Any, ...], float | None]:
+    """The values of a run by the columns that identify a measurement."""
+    return {tuple(getattr(row, name) for name in KEY): row.value for row in rows_in(config)}
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +104,7 @@ def test_every_site_is_outside_once_and_scored_on_all_its_cases(settings) -> Non
         (site, f"{adapter} at {site}")
         for site in ("alder", "birch", "cedar") for adapter in ("none", "average")
     ]  # fmt: skip
-    rows = [row for row in collect_rows(config) if row.split == "outside" and row.metric == "dice"]
+    rows = [row for row in rows_in(config) if row.split == "outside" and row.metric == "dice"]
     for fold, job in enumerate(jobs_of(config)):
         here = [row for row in rows if row.fold == fold]
         assert {(row.site, row.algorithm) for row in here} == {(job.left_out, "iopfl")}
@@ -133,7 +146,7 @@ def test_an_adaptation_that_is_done_is_not_done_again(settings) -> None:
     config = configure(settings, "alder", "birch")
     run_experiment(config)
     job = jobs_of(config)[0]
-    before = collect_rows(config)
+    before = values_in(config)
     (job.folder / "rows.jsonl").unlink()
     (job.folder / "outside/alder/average/scores.json").unlink()
     events: list[Event] = []
@@ -141,14 +154,13 @@ def test_an_adaptation_that_is_done_is_not_done_again(settings) -> None:
     assert [(e.kind, e.text) for e in events] == [
         ("job", ""), ("adapt", "average at alder"), ("done", ""),
     ]  # fmt: skip
-    after = collect_rows(config)
-    assert [(r.key, r.value) for r in after] == [(r.key, r.value) for r in before]
+    assert list(values_in(config).items()) == list(before.items())
 
 
 def test_a_run_may_be_extended_and_repeats_nothing(settings) -> None:
     first = configure(settings, "alder", "birch")
     run_experiment(first)
-    before = {row.key: row.value for row in collect_rows(first)}
+    before = values_in(first)
     more: list[Any] = [{"name": "iopfl", "adapters": ["average", "ensemble"]}, "fedavg"]
     config = configure(settings, "alder", "birch", algorithms=more)
     events: list[Event] = []
@@ -157,10 +169,10 @@ def test_a_run_may_be_extended_and_repeats_nothing(settings) -> None:
     assert [(e.left_out, e.text) for e in events if e.kind == "adapt"] == [
         (site, f"ensemble at {site}") for site in ("alder", "birch", "cedar")
     ]
-    after = {row.key: row.value for row in collect_rows(config)}
+    after = values_in(config)
     kept = {key for key in before if key[-2] != "none"}
     assert all(after[key] == before[key] for key in kept)
-    models = {row.model for row in collect_rows(config) if row.split == "outside"}
+    models = {row.model for row in rows_in(config) if row.split == "outside"}
     assert models == {"average", "ensemble"}  # "none" is not asked for any more
     more[0] = {"name": "iopfl", "adapters": ["average"]}
     other = configure(settings, "alder", "birch", algorithms=more, rounds=3)
@@ -198,7 +210,7 @@ def test_a_training_that_another_cell_did_is_used_and_not_repeated(settings) -> 
     user = jobs["in turn", "cedar"]
     assert holders(list(jobs.values()))[user.key] is jobs["two", ""]
     assert not (user.folder / "server").exists()
-    rows = collect_rows(config)
+    rows = rows_in(config)
 
     def scores(variation: str, fold: int) -> list[tuple[Any, ...]]:
         return [

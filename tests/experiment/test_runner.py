@@ -16,7 +16,8 @@ from collegium.core.files import lock
 from collegium.core.model_parts import find_parts
 from collegium.data.phantoms import make_federation
 from collegium.errors import CheckpointError, ConfigError, EgressError, StorageError
-from collegium.experiment.config.experiment import parse_config
+from collegium.evaluation.scores import rows_of
+from collegium.experiment.config.experiment import ExperimentConfig, parse_config
 from collegium.experiment.federation import OpenedExperiment, cache_folder
 from collegium.experiment.grid import jobs_of
 from collegium.experiment.jobs import Event
@@ -67,12 +68,18 @@ def bits(output: Path) -> dict[str, bytes]:
     return {str(file.relative_to(output)): file.read_bytes() for file in files}
 
 
+def rows_in(config: ExperimentConfig) -> list[Any]:
+    """The rows of a run, with None for an undefined value."""
+    results = collect_rows(config)
+    return rows_of(results.astype({"value": object}).where(results.notna(), None))
+
+
 def rows(config) -> list[tuple]:
     """The rows of a run without what a clock says."""
     return [
         (r.algorithm, r.seed, r.round, r.site, r.case, r.split, r.model, r.metric, r.value,
          r.bytes_up, r.bytes_down)
-        for r in collect_rows(config)
+        for r in rows_in(config)
     ]  # fmt: skip
 
 
@@ -139,7 +146,7 @@ def _rows_agree_with_scores(config, folder: Path) -> bool:
     }  # fmt: skip
     found = {
         (r.site, r.model, r.case, r.metric): r.value
-        for r in collect_rows(config) if r.split == "test" and r.algorithm == "fedbn"
+        for r in rows_in(config) if r.split == "test" and r.algorithm == "fedbn"
     }  # fmt: skip
     return found == expected and len(found) > 0
 
@@ -291,7 +298,7 @@ def test_every_algorithm_runs_with_its_own_codec(settings):
     output = run_experiment(config)
     up = {
         (row.algorithm, row.site, row.round): row.bytes_up
-        for row in collect_rows(config)
+        for row in rows_in(config)
         if row.metric == "loss" and row.bytes_up is not None
     }
     trainable = find_parts(build_model(**MODEL)).trainable

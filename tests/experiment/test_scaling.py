@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from collegium.errors import EgressError
 from collegium.evaluation.report.ledgers import ledger_summaries
+from collegium.evaluation.scores import rows_of
 from collegium.experiment.config.experiment import ExperimentConfig, parse_config
 from collegium.experiment.federation import OpenedExperiment, open_configured
 from collegium.experiment.grid import jobs_of
@@ -165,7 +166,8 @@ def test_all_algorithms_train_from_one_exchange(finished: ExperimentConfig) -> N
     assert (output / FILE).is_file()
     for name in TABLES:
         assert len([*read_ledger(output / EXCHANGE / "clients" / name / "ledger.jsonl")]) == 1
-    tested = [r for r in collect_rows(finished) if r.split == "test" and r.metric == "accuracy"]
+    rows = rows_of(collect_rows(finished))
+    tested = [r for r in rows if r.split == "test" and r.metric == "accuracy"]
     for site, values in TABLES.items():
         here = [row for row in tested if row.site == site and row.algorithm == "fedavg"]
         assert len(here) == len(values) // 5

@@ -33,7 +33,7 @@ from collegium.deploy.predicting import (
     write_table,
 )
 from collegium.errors import ConfigError, DataError
-from collegium.evaluation.report.account import Picture, write_account
+from collegium.evaluation.report.account import CasePicture, write_account
 from collegium.experiment.config.building import build_adapter, task_of
 from collegium.experiment.config.experiment import AdapterConfig
 from collegium.experiment.federation import cache_folder
@@ -154,7 +154,7 @@ class _Writer:
         self._classes, self._folder = classes, folder
         self._rows: dict[tuple[str, int], dict[str, str]] = {}
         self._scores: dict[str, list[dict[str, Any]]] = {}
-        self.pictures: list[Picture] = []
+        self.pictures: list[CasePicture] = []
 
     def __call__(self, model: str, index: int, prediction: Tensor) -> None:
         """Take the prediction of one case."""

@@ -18,7 +18,7 @@ from collegium.data.site import Case
 from collegium.data.unlabelled import is_file_name
 from collegium.deploy.models import OpenedModels
 from collegium.errors import DataError
-from collegium.evaluation.report.account import Picture
+from collegium.evaluation.report.account import CasePicture
 from collegium.evaluation.report.overlays import draw_overlay
 from collegium.experiment.job_results import plane_of
 
@@ -125,7 +125,7 @@ def draw_case(
     prediction: Tensor,
     scores: Mapping[str, float | None],
     metric: str,
-) -> Picture:
+) -> CasePicture:
     """Draw a plane of a case, with its score in the caption if it has one.
 
     Args:
@@ -139,4 +139,4 @@ def draw_case(
     if scores:
         value = scores.get(metric)
         caption += f": {metric} {'undefined' if value is None else f'{value:.3f}'}"
-    return Picture(caption, drawn)
+    return CasePicture(caption, drawn)

@@ -1,182 +1,167 @@
-"""The tidy table of results: one `Row` per score, kept as JSON lines while a run goes on.
+"""The table of results: a pandas frame with one row per score, or per loss of a round.
 
-A run appends rows as they come (`append_rows`), reads them back after a crash (`read_rows`) and
-ends with one table for everybody (`write_table`): ``results.csv`` and ``results.parquet``.
+A job stores its rows as JSON lines (`write_rows`), and a run ends with one table for everybody
+(`write_results`): ``results.csv`` and ``results.parquet``. Tables, statistics and the report take
+slices of this frame. What a run was made with (``run.json``) is read here too.
 """
 
-import csv
+from __future__ import annotations
+
 import json
-import logging
-import math
-import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from io import BytesIO, StringIO
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from collegium.core.files import write_atomically
 from collegium.errors import DataError, StorageError
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    import pandas as pd
 
 ROWS_FILE = "rows.jsonl"
-"""The name of the file of rows in the folder of an (algorithm, seed) cell."""
+"""The name of the file of rows in the folder of an (algorithm, seed) job."""
+
+COLUMNS = {
+    "experiment": "str", "algorithm": "str", "seed": "int64", "fold": "int64", "variation": "str",
+    "round": "int64", "site": "str", "case": "str", "patient": "str", "split": "str",
+    "model": "str", "metric": "str", "value": "float64", "unit": "str", "bytes_up": "int64",
+    "bytes_down": "int64", "seconds": "float64",
+}  # fmt: skip
+"""The columns of the table, in order, with their pandas types.
+
+experiment: name of the experiment.
+algorithm: label of the algorithm.
+seed: seed of the run.
+fold: number of the fold, 0 without folds.
+variation: name of the setting in a sweep; empty outside a sweep.
+round: round of the row; the last one for the final scores.
+site: name of the site.
+case: pseudonym of the case; empty for rows of a round.
+patient: pseudonym of the patient; empty for rows of a round.
+split: "train", "val" or "test"; "outside" for a site that took no part.
+model: "global" or "personal"; outside, the label of the adapter; empty if no model was scored.
+metric: what was measured.
+value: the number, NaN if it is undefined or infinite.
+unit: unit of the value, empty for a pure number.
+bytes_up: bytes that left the site, in the round or (case rows) in the run.
+bytes_down: bytes that came to the site.
+seconds: seconds that the site worked.
+"""
+
+DEFAULTS = {
+    "fold": 0, "variation": "", "case": "", "patient": "", "model": "", "unit": "", "bytes_up": 0,
+    "bytes_down": 0, "seconds": 0.0,
+}  # fmt: skip
+"""The columns that a row may leave out, and their values."""
+
+KEY = (
+    "experiment", "algorithm", "seed", "fold", "variation", "round", "site", "case", "split",
+    "model", "metric",
+)  # fmt: skip
+"""The columns that identify a measurement: two rows that agree in them are the same one."""
+
+ResultRow = dict[str, Any]
+"""A row before it is in the table: column -> value."""
+
+_CSV, _PARQUET = "results.csv", "results.parquet"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One score, or one round's loss, of one site.
-
-    Attributes:
-        experiment: Name of the experiment.
-        algorithm: Label of the algorithm.
-        seed: Seed of the run.
-        fold: Number of the fold, 0 where there is one.
-        variation: Name of the setting in a sweep; empty outside a sweep.
-        round: Round of the row; the last one for the final scores.
-        site: Name of the site.
-        case: Pseudonym of the case; empty for rows of a round.
-        patient: Pseudonym of the patient; empty for rows of a round.
-        split: ``"train"``, ``"val"`` or ``"test"``; ``"outside"`` for a site that took no part.
-        model: ``"global"`` or ``"personal"``; outside, the label of the adapter; empty where no
-            model was scored.
-        metric: What was measured.
-        value: The number; None where it is undefined. NaN and infinity are stored as None.
-        unit: Unit of the value, empty for a pure number.
-        bytes_up: Bytes that left the site, in the round or (case rows) in the run.
-        bytes_down: Bytes that came to the site.
-        seconds: Seconds that the site worked.
-    """
-
-    experiment: str
-    algorithm: str
-    seed: int
-    fold: int = 0
-    variation: str = ""
-    round: int
-    site: str
-    case: str = ""
-    patient: str = ""
-    split: str
-    model: str = ""
-    metric: str
-    value: float | None
-    unit: str = ""
-    bytes_up: int = 0
-    bytes_down: int = 0
-    seconds: float = 0.0
-
-    def __post_init__(self) -> None:
-        defined = self.value is not None and math.isfinite(self.value)
-        object.__setattr__(self, "value", float(self.value or 0) if defined else None)
-
-    @property
-    def key(self) -> tuple[str | int, ...]:
-        """The key of the row; two rows with one key are the same measurement, made twice."""
-        return (
-            self.experiment, self.algorithm, self.seed, self.fold, self.variation, self.round,
-            self.site, self.case, self.split, self.model, self.metric,
-        )  # fmt: skip
-
-
-COLUMNS = tuple(field.name for field in fields(Row))
-"""The columns of the table, in order."""
-
-_INTEGERS = frozenset({"seed", "fold", "round", "bytes_up", "bytes_down"})
-_FLOATS = frozenset({"value", "seconds"})
-_LATER = {"variation": ""}  # columns that a table of an earlier version lacks, and their value
-
-
-def append_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Append rows to a file of JSON lines; when this returns they are on the disk.
-
-    A half-written last line that an earlier crash left behind is removed first.
+def results_frame(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """Return rows as a table of results.
 
     Args:
-        path: The file; it and its folder are made if absent.
-        rows: What to add.
+        rows: A mapping for each row; columns with `DEFAULTS` may be absent.
+
+    Returns:
+        The table, with the columns and types of `COLUMNS`.
+
+    Raises:
+        ValueError: A row has other columns, or a value of another kind.
+    """
+    return _framed([_whole(row) for row in rows])
+
+
+def _framed(rows: Sequence[ResultRow]) -> pd.DataFrame:
+    import pandas as pd
+
+    return _typed(pd.DataFrame(rows, columns=list(COLUMNS)))
+
+
+def _whole(row: Mapping[str, Any]) -> ResultRow:
+    whole = {**DEFAULTS, **row}
+    if wrong := whole.keys() ^ COLUMNS.keys():
+        raise ValueError(f"unknown or missing columns: {', '.join(sorted(wrong))}")
+    return whole
+
+
+def _typed(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the columns of the table; one that was written before there were sweeps lacks one."""
+    whole = frame if "variation" in frame else frame.assign(variation="")
+    typed = whole[list(COLUMNS)].astype(COLUMNS)
+    return typed.assign(value=typed["value"].where(np.isfinite(typed["value"])))
+
+
+def write_rows(path: Path, results: pd.DataFrame) -> None:
+    """Write a table as JSON lines, replaced as a whole; an undefined value is null.
+
+    Every number keeps all its digits, which pandas' own JSON lines do not.
+
+    Args:
+        path: The file.
+        results: The table.
 
     Raises:
         StorageError: The file cannot be written.
     """
-    lines = [json.dumps(asdict(row), ensure_ascii=False, allow_nan=False) for row in rows]
-    if not lines:
-        return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a+b") as file:
-            _mend(file, path)
-            file.write(("\n".join(lines) + "\n").encode())
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise StorageError(
-            f"{path}: the rows could not be written ({error.strerror}); "
-            "make room or the folder writable, then resume the run."
-        ) from error
+    records = results.to_dict("records")
+    for record in records:
+        record["value"] = None if np.isnan(record["value"]) else record["value"]
+    lines = [json.dumps(record, allow_nan=False) + "\n" for record in records]
+    write_atomically(path, "".join(lines).encode())
 
 
-def _mend(file: Any, path: Path) -> None:
-    """Make the file end with a whole line."""
-    file.seek(0)
-    content: bytes = file.read()
-    if not content or content.endswith(b"\n"):
-        return
-    start = content.rfind(b"\n") + 1
-    if _parse(content[start:]) is None:
-        logger.warning("%s: a half-written last line is removed", path)
-        file.truncate(start)
-    else:
-        file.write(b"\n")
-
-
-def _parse(line: bytes) -> Row | None:
-    """Return the row of a line, or None where the line is not one."""
-    try:
-        return Row(**json.loads(line))
-    except (ValueError, TypeError):
-        return None
-
-
-def read_rows(paths: Iterable[Path]) -> list[Row]:
+def read_rows(paths: Iterable[Path]) -> pd.DataFrame:
     """Read files of JSON lines; a measurement that was made twice counts once, the later one.
 
     Args:
         paths: The files, in the order wanted.
 
     Returns:
-        The rows. A truncated last line is left out.
+        The table.
 
     Raises:
-        StorageError: A file cannot be read, or a line other than the last is not a row.
+        StorageError: A file cannot be read, or a line is not a row.
     """
-    rows: dict[tuple[str | int, ...], Row] = {}
+    rows: dict[tuple[Any, ...], ResultRow] = {}
     for path in paths:
         try:
-            lines = path.read_bytes().split(b"\n")
+            lines = path.read_bytes().splitlines()
         except OSError as error:
             raise StorageError(
                 f"{path}: the rows could not be read ({error.strerror}); check the folder."
             ) from error
         for number, line in enumerate(lines, start=1):
-            row = _parse(line)
-            if row is not None:
-                rows[row.key] = row
-            elif number < len(lines):
+            try:
+                row = _whole(json.loads(line))
+            except (ValueError, TypeError) as error:
                 raise StorageError(
                     f"{path}, line {number}: this is not a row of results; "
-                    "remove the line, or the file and resume the run."
-                )
-    return list(rows.values())
+                    "remove the file and resume the run."
+                ) from error
+            rows[tuple(row[name] for name in KEY)] = row
+    return _framed(list(rows.values()))
 
 
-def write_table(rows: Iterable[Row], folder: Path) -> tuple[Path, Path]:
+def write_results(results: pd.DataFrame, folder: Path) -> tuple[Path, Path]:
     """Write ``results.csv`` and ``results.parquet``, each replaced as a whole.
 
     Args:
-        rows: The rows; one with an undefined value is kept, as an empty cell or null.
-        folder: Where to write; made if absent.
+        results: The table; an undefined value is an empty cell or null.
+        folder: Where to write; created if absent.
 
     Returns:
         The paths of the CSV and of the Parquet file.
@@ -184,80 +169,111 @@ def write_table(rows: Iterable[Row], folder: Path) -> tuple[Path, Path]:
     Raises:
         StorageError: A file cannot be written.
     """
-    rows = list(rows)
-    paths = folder / "results.csv", folder / "results.parquet"
-    for path, content in zip(paths, (_to_csv(rows), _to_parquet(rows)), strict=True):
-        write_atomically(path, content)
+    paths = folder / _CSV, folder / _PARQUET
+    write_atomically(paths[0], results.to_csv(index=False, lineterminator="\n").encode())
+    buffer = BytesIO()
+    results.to_parquet(buffer, index=False)
+    write_atomically(paths[1], buffer.getvalue())
     return paths
 
 
-def _to_csv(rows: Sequence[Row]) -> bytes:
-    text = StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(asdict(row) for row in rows)
-    return text.getvalue().encode()
-
-
-def _to_parquet(rows: Sequence[Row]) -> bytes:
-    import pyarrow
-    from pyarrow import parquet
-
-    kinds = {
-        **dict.fromkeys(_INTEGERS, pyarrow.int64()),
-        **dict.fromkeys(_FLOATS, pyarrow.float64()),
-    }
-    schema = pyarrow.schema([(name, kinds.get(name, pyarrow.string())) for name in COLUMNS])
-    buffer = BytesIO()
-    table = pyarrow.Table.from_pylist([asdict(row) for row in rows], schema=schema)
-    parquet.write_table(table, buffer)
-    return buffer.getvalue()
-
-
-def _read_csv(path: Path) -> list[Row]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return [Row(**_typed(record)) for record in csv.DictReader(file)]
-
-
-def _typed(record: Mapping[str, str]) -> dict[str, Any]:
-    values: dict[str, Any] = {name: record[name] for name in COLUMNS if name not in _LATER}
-    values.update({name: record.get(name, default) for name, default in _LATER.items()})
-    values.update({name: int(record[name]) for name in _INTEGERS})
-    values.update({name: float(record[name]) if record[name] else None for name in _FLOATS})
-    return values
-
-
-def _read_parquet(path: Path) -> list[Row]:
-    from pyarrow import parquet
-
-    present = parquet.read_schema(path).names
-    columns = [name for name in COLUMNS if name not in _LATER or name in present]
-    return [Row(**record) for record in parquet.read_table(path, columns=columns).to_pylist()]
-
-
-def read_table(folder: Path) -> list[Row]:
-    """Read the results of a run: the Parquet file, else the CSV, else the cells' JSON lines.
+def read_results(output: Path) -> pd.DataFrame:
+    """Read the results of a run: the Parquet file, or the CSV, or the jobs' JSON lines.
 
     Args:
-        folder: The output folder of an experiment.
+        output: The output folder of an experiment.
 
     Returns:
-        The rows; none where the run has not yet scored anything.
+        The table; without rows if the run has not yet scored anything.
 
     Raises:
         DataError: A table is there but cannot be read.
+        StorageError: Rows of a job are there but cannot be read.
     """
-    readers: dict[str, Callable[[Path], list[Row]]]
-    readers = {"results.parquet": _read_parquet, "results.csv": _read_csv}
-    for name, read in readers.items():
-        path = folder / name
+    import pandas as pd
+
+    for path in (output / _PARQUET, output / _CSV):
         if not path.is_file():
             continue
         try:
-            return read(path)
+            if path.name == _PARQUET:
+                return _typed(pd.read_parquet(path))
+            text = pd.read_csv(path, dtype="str", keep_default_na=False)  # numbers are exact so
+            return _typed(text.assign(value=text["value"].replace("", "nan")))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(
                 f"{path}: this is not a table of results ({error}); "
-                "remove the file and resume the run, which writes it anew."
+                "remove the file and resume the run, which writes it again."
             ) from error
-    return read_rows(sorted(folder.rglob(ROWS_FILE)))
+    return read_rows(sorted(output.rglob(ROWS_FILE)))
+
+
+@dataclass(frozen=True)
+class AlgorithmLabels:
+    """The labels of the algorithms of a run.
+
+    Attributes:
+        configured: As configured; empty if the run left no description.
+        order: Those with results: the one that trains each site alone, then as configured, then
+            the others by name.
+        local: The one that trains each site alone.
+        pooled: Those that put all data in one place, a bound that nobody can join.
+    """
+
+    configured: tuple[str, ...]
+    order: tuple[str, ...]
+    local: str
+    pooled: frozenset[str]
+
+
+def read_description(output: Path) -> dict[str, Any]:
+    """Read ``run.json``, the description of what a run was made with.
+
+    Args:
+        output: The output folder of an experiment.
+
+    Returns:
+        The content, with a mapping as ``config``; empty without the file.
+
+    Raises:
+        DataError: It cannot be read.
+    """
+    path = output / "run.json"
+    if not path.is_file():
+        return {}
+    try:
+        info = {**json.loads(path.read_text(encoding="utf-8"))}
+        info["config"] = {**info.get("config", {})}
+        _named_algorithms(info)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{path}: the description of the run cannot be read ({error}); "
+            "restore the file, or remove it to continue without it."
+        ) from error
+    return info
+
+
+def _named_algorithms(info: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return label and name of every algorithm as configured."""
+    entries = info.get("config", {}).get("algorithms", ())
+    return [(str(e.get("label") or e["name"]), e["name"]) for e in entries if isinstance(e, dict)]
+
+
+def labels_of(info: Mapping[str, Any], results: pd.DataFrame) -> AlgorithmLabels:
+    """Return the labels of the algorithms of a run.
+
+    Args:
+        info: The description of the run, see `read_description`.
+        results: Its table of results.
+    """
+    named = _named_algorithms(info)
+    local = next((label for label, name in named if name == "local"), "local")
+    configured = tuple(label for label, _ in named)
+    present = set(results["algorithm"])
+    known = [label for label in dict.fromkeys([local, *configured]) if label in present]
+    return AlgorithmLabels(
+        configured,
+        (*known, *sorted(present.difference(known))),
+        local,
+        frozenset(label for label, name in named if name == "pooled"),
+    )

@@ -1,18 +1,32 @@
-"""From rows to numbers: a site's mean of a seed, and the order in which methods stand."""
+"""Slices and means of the table of results, and the names and order of methods."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from math import isnan
 from statistics import fmean
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from collegium.evaluation.results import Row
+import numpy as np
+
 from collegium.tasks import RAREST_CLASS, SET_METRICS
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Where = Literal["inside", "outside"]
 """Scores at the sites that trained, or at sites that took no part."""
 
 SPLITS: dict[Where, str] = {"inside": "test", "outside": "outside"}
 """The split of the rows that hold the final scores."""
+
+METHOD = ["algorithm", "model"]
+"""The columns that identify a method."""
+
+MethodKey = tuple[str, str]
+"""Label of the algorithm, and which of its models (outside: which adapter) was scored."""
 
 ADAPTERS = {
     "none": "", "average": "Average", "ensemble": "Ensemble", "tent": "Tent", "ttt": "TTT",
@@ -22,89 +36,165 @@ ADAPTERS = {
 
 NO_ADAPTER = "none"
 
-SiteMeans = dict[int, dict[str, float | None]]
-"""Seed -> site -> mean."""
+_SPELLED = {
+    name.lower(): name
+    for name in (
+        "APFL", "CFL", "Ditto", "FedADAGrad", "FedAdam", "FedALA", "FedAMP", "FedAvg", "FedAvgM",
+        "FedBABU", "FedBN", "FedDG", "FedDyn", "FedFomo", "FedMTL", "FedNova", "FedPer", "FedProx",
+        "FedRep", "FedRoD", "FedYogi", "FineTune", "FPFC", "GRACE", "HarmoFL", "IFCA",
+        "LGFedAvg", "Local", "MOON", "PerFedAvg", "pFedMe", "pFedNet", "Pooled", "ResFIM",
+        "SCAFFOLD", "SiloBN", "SuperFed", "TTT",
+    )
+} | {"iopfl": "IOP-FL", "distance": "Distance-aware"}  # fmt: skip
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
 
-MethodKey = tuple[str, str]
-"""Label of the algorithm, and which of its models (outside: which adapter) was scored."""
+
+def method_name(algorithm: str, model: str = "", where: Where = "inside") -> str:
+    """Return a method as a reader calls it: "Ditto personal", outside "FedAvg + Tent".
+
+    Args:
+        algorithm: Label of the algorithm; one that is no known name stays as it is.
+        model: Which of its models was scored; outside, the label of the adapter, of which "none"
+            adds nothing to the name.
+        where: Whether the scores are of sites inside or outside.
+    """
+    name = _SPELLED.get(algorithm, algorithm)
+    if where == "inside":
+        return f"{name} {model}".strip()
+    adapter = ADAPTERS.get(model, model)
+    return f"{name} + {adapter}" if adapter else name
 
 
 def position(key: MethodKey, order: Sequence[str]) -> tuple[int, str, int, str]:
-    """Return what to sort methods by: training alone first, then the order given, then by name.
+    """Return the key to sort methods by: training alone, then the order given, then by name.
 
     Args:
         key: The method.
         order: Labels of the algorithms in the order wanted.
     """
     algorithm, model = key
-    known = -1 if algorithm == "local" else len(order)
-    if algorithm in order and known >= 0:
-        known = list(order).index(algorithm)
-    adapters = list(ADAPTERS)
-    return (
-        known,
-        algorithm,
-        adapters.index(model) if model in adapters else len(adapters),
-        model,
-    )
+    labels, adapters = ["local", *order], list(ADAPTERS)
+    label = labels.index(algorithm) if algorithm in labels else len(labels)
+    adapter = adapters.index(model) if model in adapters else len(adapters)
+    return label, algorithm, adapter, model
 
 
-def site_means(rows: Iterable[Row]) -> SiteMeans:
-    """Return the means over patients of the mean over their cases, by seed and site.
+def final_scores(
+    results: pd.DataFrame,
+    metric: str | None = None,
+    *,
+    where: Where = "inside",
+    variation: str | None = None,
+) -> pd.DataFrame:
+    """Return the scores of single test cases.
 
     Args:
-        rows: The scores of one method; undefined ones are left out of the means.
+        results: The table of results.
+        metric: Of one metric; None of all.
+        where: Of sites inside or outside.
+        variation: Of one setting of a sweep, "" for those outside a sweep; None of all.
+    """
+    wanted = (results["split"] == SPLITS[where]) & (results["case"] != "")
+    wanted &= results["model"] != ""
+    if metric is not None:
+        wanted &= results["metric"] == metric
+    if variation is not None:
+        wanted &= results["variation"] == variation
+    return results[wanted]
+
+
+def rows_of(frame: pd.DataFrame) -> list[Any]:
+    """Return the rows of a frame as named tuples."""
+    return list(frame.itertuples(index=False))
+
+
+def group_means(frame: pd.DataFrame, by: Sequence[str], column: str = "value") -> pd.DataFrame:
+    """Return the mean of a column by group; undefined values are left out.
+
+    Sums are exact (`math.fsum`), so that the means do not depend on the order of the rows.
+
+    Args:
+        frame: The rows.
+        by: The columns that form the groups.
+        column: The column to average.
 
     Returns:
-        The means, whatever the order of the rows; None where a site has no defined score.
+        A row for each group, sorted: the columns of ``by``, and the mean in ``column``, NaN if no
+        value of the group is defined.
     """
-    groups: dict[tuple[int, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for row in rows:
-        patients = groups[row.seed, row.site]
-        if row.value is not None:
-            patients[row.patient].append(row.value)
-    means: SiteMeans = defaultdict(dict)
-    for (seed, site), patients in sorted(groups.items()):
-        means[seed][site] = fmean(map(fmean, patients.values())) if patients else None
-    return dict(means)
+    groups = frame.groupby(list(by))
+    codes = groups.ngroup().to_numpy()
+    values = frame[column].to_numpy()[np.argsort(codes, kind="stable")].tolist()
+    ends = [0, *np.cumsum(np.bincount(codes)).tolist()]
+    means = groups.size().index.to_frame(index=False)
+    average = mean if frame[column].isna().any() else fmean
+    means[column] = [average(values[start:end]) for start, end in pairwise(ends)]
+    return means
 
 
-def seed_values(means: SiteMeans, site: str) -> list[float]:
-    """Return the defined means of a site, one per seed.
+def mean(values: Sequence[float]) -> float:
+    """Return the mean of the defined values, NaN if there are none."""
+    defined = [value for value in values if not isnan(value)]
+    return fmean(defined) if defined else float("nan")
+
+
+def site_means(scores: pd.DataFrame) -> pd.DataFrame:
+    """Return the means over patients of the mean over their cases, by method, seed and site.
 
     Args:
-        means: the means, by seed and site.
-        site: the site.
+        scores: Scores of one metric; undefined ones are left out of the means.
+
+    Returns:
+        Columns algorithm, model, seed, site and value; NaN if a site has no defined score.
     """
-    values = (by_site.get(site) for by_site in means.values())
-    return [value for value in values if value is not None]
-
-
-def mean_over_seeds(rows: Iterable[Row]) -> float | None:
-    """Return the mean over seeds of the mean over patients, for the scores of one site."""
-    values = [mean for by_site in site_means(rows).values() for mean in by_site.values()]
-    defined = [value for value in values if value is not None]
-    return fmean(defined) if defined else None
+    training = [*METHOD, "seed", "site"]
+    return group_means(group_means(scores, [*training, "patient"]), training)
 
 
 def rarest_class(
-    rows: Iterable[Row], metric: str, where: Where = "inside", variation: str = ""
+    results: pd.DataFrame, metric: str, where: Where = "inside", variation: str = ""
 ) -> dict[str, int]:
     """Return by site how many patients the rarest class has, of a metric that depends on it.
 
     Args:
-        rows: the rows of results.
-        metric: the metric; of others nothing is returned.
-        where: which cases.
-        variation: the variation.
+        results: The table of results.
+        metric: The metric.
+        where: Of sites inside or outside.
+        variation: The setting of a sweep.
     """
-    found: dict[str, int] = {}
-    for row in rows if metric in SET_METRICS else ():
-        if row.metric == RAREST_CLASS and row.split == SPLITS[where] and row.variation == variation:
-            found[row.site] = min(int(row.value or 0), found.get(row.site, int(row.value or 0)))
-    return found
+    if metric not in SET_METRICS:
+        return {}
+    counted = (results["metric"] == RAREST_CLASS) & (results["split"] == SPLITS[where])
+    counts = results[counted & (results["variation"] == variation)].fillna({"value": 0.0})
+    return {str(site): int(least) for site, least in counts.groupby("site")["value"].min().items()}
 
 
-def unit_of(rows: Iterable[Row]) -> str:
+def unit_of(scores: pd.DataFrame) -> str:
     """Return the unit of the scores of one metric."""
-    return min({row.unit for row in rows}, default="")
+    return min(scores["unit"].unique(), default="")
+
+
+def headline_metric(results: pd.DataFrame) -> str:
+    """Return the metric that selects models on validation, or else the first that was scored."""
+    scored = results[(results["model"] != "") & (results["metric"] != "loss")]
+    first = scored.drop_duplicates("split").set_index("split")["metric"]
+    return next((str(first[s]) for s in ("val", "test", "outside") if s in first), "loss")
+
+
+def variations(results: pd.DataFrame) -> tuple[str, ...]:
+    """Return the settings of a sweep, numbers in their order: "clients-2", "clients-10".
+
+    Args:
+        results: The table of results.
+
+    Returns:
+        The names; "" stands for rows outside a sweep.
+    """
+    return tuple(sorted(results["variation"].unique(), key=_natural))
+
+
+def _natural(name: str) -> tuple[list[tuple[int, float, str]], str]:
+    parts = [part for part in _NUMBER.split(name) if part]
+    return [
+        (0, float(part), "") if _NUMBER.fullmatch(part) else (1, 0.0, part) for part in parts
+    ], name

@@ -1,10 +1,10 @@
-"""Does a method help the patients of a site? Paired differences, intervals, tests, verdicts.
+"""Intervals, tests and verdicts: does a method help the patients of a site?
 
 The unit is the patient: the cases of one patient, and the seeds that scored them, are not
-independent and are averaged first. The bootstrap interval says how much the mean depends on which
-patients were tested; the signed-rank test asks for a shift of the ranks, and is corrected for how
-many methods were compared with one reference at one site (`corrected`). Only where both agree is
-the answer yes or no (`outcome`). Sites are not corrected for: each hospital asks for itself.
+independent and are averaged first. The bootstrap interval shows how much the mean depends on which
+patients were tested; the signed-rank test looks for a shift of the ranks, and is corrected for how
+many methods were compared with one reference at one site (`corrected`). Only if both agree is the
+answer yes or no (`verdict`). Sites are not corrected for: each hospital asks for itself.
 """
 
 import math
@@ -41,12 +41,12 @@ class Interval:
     """The mean paired difference over patients, with its 95 % bootstrap interval.
 
     Attributes:
-        mean: Mean over patients, or over sites of these; None where no pair is defined.
+        mean: Mean over patients, or over sites of these; None if no pair is defined.
         low: Lower end; None with fewer than two patients, or too few of a class, at any site.
-        high: Upper end; None where ``low`` is.
+        high: Upper end; None if ``low`` is.
         patients: Number of patients with at least one defined pair.
         undefined: Number of pairs left out because a score of theirs is undefined.
-        rarest: Patients of a site's rarest class, at fewest; None where no score depends on it.
+        rarest: Patients of a site's rarest class, at fewest; None if no score depends on it.
     """
 
     mean: float | None
@@ -63,21 +63,13 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Disparity:
-    """The disparity of the sites: largest minus smallest mean, and population sd of the means."""
-
-    range: float
-    sd: float
-
-
-@dataclass(frozen=True)
 class RankTest:
     """The Wilcoxon signed-rank test of one method against a reference, by patient.
 
     Attributes:
-        p: Two-sided p-value; None where it is undefined.
-        direction: 1 where ranks say that the method's scores are larger, -1 smaller, 0 neither.
-        p_holm: The p-value corrected for the family; None before, and where ``p`` is undefined.
+        p: Two-sided p-value; None if it is undefined.
+        direction: 1 if by their ranks the method's scores are larger, -1 smaller, 0 neither.
+        p_holm: The p-value corrected for the family; None before, and if ``p`` is undefined.
         family: How many methods it is corrected for.
     """
 
@@ -85,58 +77,6 @@ class RankTest:
     direction: int
     p_holm: float | None = None
     family: int = 0
-
-
-def patient_differences(
-    a: Iterable[float | None] | NDArray[np.float64],
-    b: Iterable[float | None] | NDArray[np.float64],
-    patients: Iterable[str],
-) -> tuple[dict[str, float], int]:
-    """Return each patient's mean of a - b, by name, and how many pairs are undefined.
-
-    Args:
-        a: Scores of one method; position i is one (site, case, seed). None is undefined.
-        b: Scores of the other method at the same positions.
-        patients: The patient of each position. Patients of different sites need different names.
-
-    Raises:
-        ValueError: The three differ in length.
-    """
-    differences: dict[str, list[float]] = {}
-    undefined = 0
-    for left, right, patient in zip(a, b, patients, strict=True):
-        if left is None or right is None or not (math.isfinite(left) and math.isfinite(right)):
-            undefined += 1
-        else:
-            differences.setdefault(patient, []).append(float(left - right))
-    return {patient: fmean(differences[patient]) for patient in sorted(differences)}, undefined
-
-
-def paired_difference(
-    a: Sequence[float | None] | NDArray[np.float64],
-    b: Sequence[float | None] | NDArray[np.float64],
-    patients: Sequence[str],
-    *,
-    resamples: int = 2000,
-    seed: int = 0,
-) -> Interval:
-    """Return the mean of a - b over patients, with its 95 % percentile bootstrap interval.
-
-    Args:
-        a: Scores of one method; position i is one (site, case, seed). None is undefined.
-        b: Scores of the other method at the same positions.
-        patients: The patient of each position. Patients of different sites need different names.
-        resamples: How often the patients are drawn anew.
-        seed: Names the generator of the draws.
-
-    Returns:
-        The interval.
-
-    Raises:
-        ValueError: The three sequences differ in length, or there is less than one resample.
-    """
-    differences, undefined = patient_differences(a, b, patients)
-    return interval_over_sites([differences], undefined=undefined, resamples=resamples, seed=seed)
 
 
 def interval_over_sites(
@@ -149,18 +89,18 @@ def interval_over_sites(
 ) -> Interval:
     """Return the mean over sites of the mean over patients, with its 95 % bootstrap interval.
 
-    Patients are drawn anew within their site, so the interval speaks of these sites' patients and
-    not of other sites.
+    Patients are resampled within their site, so the interval holds for these sites' patients and
+    not for other sites.
 
     Args:
-        sites: The patients' differences of each site, see `patient_differences`.
+        sites: The mean difference of each patient, by name, of each site.
         undefined: Number of pairs that were left out.
-        rarest: How many patients the rarest class has, where the scores depend on it.
-        resamples: How often the patients are drawn anew.
-        seed: Names the generator of the draws.
+        rarest: How many patients the rarest class has, if the scores depend on it.
+        resamples: How often the patients are resampled.
+        seed: Names the generator of the resamples.
 
     Returns:
-        The interval; no mean where a site has no patient, no ends where one has a single patient or
+        The interval; no mean if a site has no patient, no ends if one has a single patient or
         `Interval.few` of a class.
 
     Raises:
@@ -207,7 +147,7 @@ def signed_rank(differences: Iterable[float]) -> RankTest:
         differences: The mean difference of each patient.
 
     Returns:
-        The test, with ``p`` None where there are fewer than `MINIMUM_PATIENTS` patients or all
+        The test, with ``p`` None if there are fewer than `MINIMUM_PATIENTS` patients or all
         differences are zero.
     """
     values = np.round(np.fromiter(differences, dtype=np.float64), _DECIMALS)
@@ -223,7 +163,7 @@ def signed_rank(differences: Iterable[float]) -> RankTest:
 
 
 def _tail(ranks: NDArray[np.int64], least: int) -> float:
-    """The probability that the ranks with a random plus sign sum to at least ``least``."""
+    """Return the probability that the ranks with a random plus sign sum to ``least`` or more."""
     chance = np.zeros(int(ranks.sum()) + 1)
     chance[0] = 1.0
     for rank in ranks:
@@ -263,19 +203,22 @@ def higher_is_better(metric: str, unit: str = "") -> bool:
     """Return False for distances and losses, by unit or name (``hd95``, ``hd95_vessel``).
 
     Args:
-        metric: the metric's name.
-        unit: its unit.
+        metric: Name of the metric.
+        unit: Its unit.
     """
     name = metric.lower().replace("/", "_")
     first = name.split("_")[0]
     return unit not in ("mm", "px") and not {name, first} & _LOWER_IS_BETTER
 
 
-def outcome(interval: Interval, test: RankTest, *, higher_is_better: bool = True) -> Outcome:
-    """Return in one of three words whether the method helps.
+def verdict(
+    interval: Interval, test: RankTest, *, higher_is_better: bool = True
+) -> tuple[Outcome, str]:
+    """Return whether a method helps, in one of three words and in plain sentences.
 
     "helps" and "hurts" need both: an interval that does not hold zero, and a signed-rank test that
-    points the same way with a corrected p-value below `LEVEL`.
+    points the same way with a corrected p-value below `LEVEL`. With fewer than `MINIMUM_PATIENTS`,
+    or if one of the two does not agree, it is "cannot tell".
 
     Args:
         interval: Method minus reference.
@@ -283,51 +226,39 @@ def outcome(interval: Interval, test: RankTest, *, higher_is_better: bool = True
         higher_is_better: False for distances and losses.
 
     Returns:
-        "cannot tell" where one of the two does not agree, or fewer than `MINIMUM_PATIENTS` were
-        scored.
-    """
-    if interval.low is None or interval.high is None or interval.patients < MINIMUM_PATIENTS:
-        return "cannot tell"
-    if interval.low <= 0 <= interval.high or _disagreement(interval, test):
-        return "cannot tell"
-    return "helps" if (interval.low > 0) == higher_is_better else "hurts"
-
-
-def verdict(interval: Interval, test: RankTest, *, higher_is_better: bool = True) -> str:
-    """Return plain sentences: does it help, and what do the interval and the test say of it?
-
-    Args:
-        interval: Method minus reference.
-        test: The signed-rank test of the same differences, see `corrected`.
-        higher_is_better: False for distances and losses.
-
-    Returns:
-        Sentences that begin with "Helps", "Hurts" or "Cannot tell", as `outcome` has it. Where only
-        one of interval and test shows a difference, they say which.
+        The word, and sentences that begin with it and name the reason. If only one of interval and
+        test shows a difference, they name it.
     """
     if interval.mean is None:
-        return "Cannot tell: no patient has a score with both."
+        return _cannot_tell("no patient has a score with both.")
     if interval.few or interval.patients < MINIMUM_PATIENTS:
         count = interval.rarest if interval.few else interval.patients
         who = ("patient" if count == 1 else "patients") + " of the rarest class" * interval.few
         chance = f"fewer than {MINIMUM_PATIENTS} can all point the same way by chance"
-        return f"Cannot tell: {count} {who}, and {chance}."
+        return _cannot_tell(f"{count} {who}, and {chance}.")
     if interval.low is None or interval.high is None:
-        return "Cannot tell: a site with a single patient leaves no interval."
+        return _cannot_tell("a site with a single patient leaves no interval.")
     if interval.low <= 0 <= interval.high:
-        text = f"Cannot tell: over {interval.patients} patients the interval holds zero."
-        return " ".join([text, *_beside_zero(test)])
-    side = "better" if (interval.low > 0) == higher_is_better else "worse"
-    seen = f"{side} on average over {interval.patients} patients, and the interval does not hold"
+        text = f"over {interval.patients} patients the interval holds zero."
+        return _cannot_tell(" ".join([text, *_beside_zero(test)]))
+    better = (interval.low > 0) == higher_is_better
+    seen = (
+        f"{'better' if better else 'worse'} on average over {interval.patients} patients, and the "
+        "interval does not hold zero"
+    )
     if against := _disagreement(interval, test):
-        return f"Cannot tell: {seen} zero, but {against}."
-    held = (
+        return _cannot_tell(f"{seen}, but {against}.")
+    confirmed = (
         "The signed-rank test confirms it"
         if test.family < 2
         else f"It survives the correction for {test.family} methods"
     )
-    answer = outcome(interval, test, higher_is_better=higher_is_better)
-    return f"{answer.capitalize()}: {seen} zero. {held} ({_p_values(test)})."
+    word: Outcome = "helps" if better else "hurts"
+    return word, f"{word.capitalize()}: {seen}. {confirmed} ({_p_values(test)})."
+
+
+def _cannot_tell(reason: str) -> tuple[Outcome, str]:
+    return "cannot tell", f"Cannot tell: {reason}"
 
 
 def _disagreement(interval: Interval, test: RankTest) -> str:
@@ -359,7 +290,7 @@ def _beside_zero(test: RankTest) -> list[str]:
 
 
 def _p_values(test: RankTest) -> str:
-    """The p-value, and beside it the corrected one where there are several methods."""
+    """Return the p-value, and with it the corrected one if there are several methods."""
     known = [p for p in (test.p, test.p_holm) if p is not None]
     return ", corrected ".join(map(p_text, known if test.family > 1 else known[:1]))
 
@@ -367,38 +298,3 @@ def _p_values(test: RankTest) -> str:
 def p_text(p: float) -> str:
     """Return e.g. "p = 0.012", or "p < 0.001"."""
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
-
-
-def worst_site(
-    means: Mapping[str, float | None], *, higher_is_better: bool = True
-) -> tuple[str, float] | None:
-    """Return the site with the worst mean and that mean; of equals the first by name.
-
-    Args:
-        means: Mean score of each site; None is undefined and left out.
-        higher_is_better: False for distances and losses.
-
-    Returns:
-        The site and its mean, or None where no site has one.
-    """
-    defined = {site: mean for site, mean in sorted(means.items()) if mean is not None}
-    if not defined:
-        return None
-    choose = min if higher_is_better else max
-    site = choose(defined, key=lambda name: defined[name])
-    return site, defined[site]
-
-
-def disparity(means: Mapping[str, float | None]) -> Disparity | None:
-    """Return how far the sites lie apart, or None with fewer than two defined means.
-
-    Args:
-        means: Mean score of each site; None is undefined and left out.
-
-    Returns:
-        Range and population standard deviation of the means.
-    """
-    defined = np.array([mean for mean in means.values() if mean is not None])
-    if defined.size < 2:
-        return None
-    return Disparity(float(np.ptp(defined)), float(defined.std()))

@@ -1,63 +1,42 @@
-"""Tables as papers print them (`method_table`), and what a hospital asks for (`joining_table`)."""
+"""Tables as papers print them: methods by sites, or by the settings of a sweep."""
 
-import html
-from collections import defaultdict
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from math import isnan
+from statistics import stdev
+from typing import Any
 
-from collegium.evaluation.cells import SUMMARIES, Cell, method_cells, ranked
-from collegium.evaluation.paired import Comparing, JoiningTable, compare, group_scores
-from collegium.evaluation.results import Row
+import numpy as np
+import pandas as pd
+
 from collegium.evaluation.scores import (
-    ADAPTERS,
-    SPLITS,
-    MethodKey,
+    METHOD,
     Where,
+    final_scores,
+    mean,
+    method_name,
     position,
-    rarest_class,
-    seed_values,
+    rows_of,
     site_means,
     unit_of,
+    variations,
 )
-from collegium.evaluation.significance import Interval, higher_is_better
+from collegium.evaluation.significance import higher_is_better
 
-MINUS, DASH, PLUS_MINUS = "\u2212", "\u2013", "\u00b1"
+AVERAGE, WORST, RANGE, SPREAD = "average", "worst site", "disparity", "site sd"
+SUMMARIES = (AVERAGE, WORST, RANGE, SPREAD)
+"""The columns after the sites. Disparity is the largest minus the smallest of the site means."""
 
-_SPELLED = {
-    name.lower(): name
-    for name in (
-        "APFL", "CFL", "Ditto", "FedADAGrad", "FedAdam", "FedALA", "FedAMP", "FedAvg", "FedAvgM",
-        "FedBABU", "FedBN", "FedDG", "FedDyn", "FedFomo", "FedMTL", "FedNova", "FedPer", "FedProx",
-        "FedRep", "FedRoD", "FedYogi", "FineTune", "FPFC", "GRACE", "HarmoFL", "IFCA",
-        "LGFedAvg", "Local", "MOON", "PerFedAvg", "pFedMe", "pFedNet", "Pooled", "ResFIM",
-        "SCAFFOLD", "SiloBN", "SuperFed", "TTT",
-    )
-} | {"iopfl": "IOP-FL", "distance": "Distance-aware"}  # fmt: skip
+CELL = [*METHOD, "column", "mean", "sd", "note"]
+"""The columns that define a cell, before it has a rank and its method a name."""
+
+UNDEFINED = float("nan")
 
 
-@dataclass(frozen=True)
-class Method:
-    """A row of a table.
-
-    Attributes:
-        algorithm: Label of the algorithm.
-        model: Which of its models was scored; outside, the label of the adapter.
-        cells: The cells by column.
-        where: Whether the scores are of sites inside or outside.
-    """
-
-    algorithm: str
-    model: str
-    cells: Mapping[str, Cell]
-    where: Where = "inside"
-
-    @property
-    def name(self) -> str:
-        """The method as a reader calls it."""
-        return scored_name(self.algorithm, self.model, self.where)
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MethodTable:
     """Methods by sites, or by the settings of a sweep, for one metric.
 
@@ -65,115 +44,73 @@ class MethodTable:
         metric: What was measured.
         unit: Its unit.
         higher_is_better: False for distances and losses.
-        sites: The sites with scores; none in the table of a sweep.
-        methods: The rows.
+        sites: The sites with scores; none in a table of other columns.
+        columns: The sites, then the summaries; of a sweep the settings.
+        cells: A row for each cell, by method in the order of the table, then by column. algorithm,
+            model and method: the label of the algorithm, which of its models was scored (outside,
+            the label of the adapter), and the name of both together. column: one of ``columns``.
+            mean: mean over seeds, NaN if undefined. sd: sample standard deviation over seeds, NaN
+            with fewer than two. rank: 1 for the best of the column, 2 for the second, 0 for the
+            others. note: what else belongs in the cell, such as which site is the worst.
         where: Whether the sites are inside or outside.
         variation: The setting of the sweep that the scores are of; empty outside a sweep.
-        variations: The columns of the table of a sweep; empty in a table of sites.
     """
 
     metric: str
     unit: str
     higher_is_better: bool
     sites: tuple[str, ...]
-    methods: tuple[Method, ...]
+    columns: tuple[str, ...]
+    cells: pd.DataFrame
     where: Where = "inside"
     variation: str = ""
-    variations: tuple[str, ...] = ()
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """The sites, then the summaries; of a sweep the settings."""
-        return self.variations or self.sites + SUMMARIES
+    def over_sites(self) -> bool:
+        """Whether the columns are averages over sites, as of a sweep, and not the sites."""
+        return self.columns != self.sites + SUMMARIES
+
+    @property
+    def methods(self) -> list[tuple[str, list[Any]]]:
+        """Name and cells (rows of ``cells``) of each method."""
+        by_method = groupby(rows_of(self.cells), key=lambda cell: (cell.algorithm, cell.model))
+        rows = [list(cells) for _, cells in by_method]
+        return [(row[0].method, row) for row in rows]
 
 
-def method_name(algorithm: str, model: str) -> str:
-    """Return e.g. "Ditto personal" for ``ditto`` and ``personal``; own labels stay as they are.
+def mean_and_sd(values: Iterable[float]) -> tuple[float, float]:
+    """Return mean and sample standard deviation of the defined values, one per seed."""
+    defined = [float(value) for value in values if not isnan(value)]
+    return mean(defined), stdev(defined) if len(defined) > 1 else UNDEFINED
+
+
+def make_cells(
+    cells: Sequence[Sequence[Any]], unit: str, where: Where, *, higher: bool | Mapping[str, bool]
+) -> pd.DataFrame:
+    """Return the frame of the cells of a `MethodTable`, with best and second of each column marked.
+
+    What prints alike ranks alike, and a column of fewer than two numbers has no ranks.
 
     Args:
-        algorithm: the algorithm's label.
-        model: the kind of model.
-    """
-    return f"{_SPELLED.get(algorithm, algorithm)} {model}".strip()
-
-
-def scored_name(algorithm: str, model: str, where: Where) -> str:
-    """Return the name of a row: inside as `method_name`, outside e.g. "FedAvg + Tent".
-
-    Args:
-        algorithm: Label of the algorithm.
-        model: Which of its models was scored; outside, the label of the adapter, of which "none"
-            adds nothing to the name.
+        cells: The columns of `CELL`, cell by cell.
+        unit: Unit of the numbers, which determines how many digits are printed.
         where: Whether the scores are of sites inside or outside.
+        higher: Whether a larger number is better, in all columns or by column. Of disparities the
+            smaller always is.
     """
-    if where == "inside":
-        return method_name(algorithm, model)
-    adapter = ADAPTERS.get(model, model)
-    return " + ".join([method_name(algorithm, ""), *([adapter] if adapter else [])])
-
-
-def number(value: float | None, unit: str = "", *, signed: bool = False) -> str:
-    """Return a number with sensible digits: three decimals, two where it has a unit.
-
-    Args:
-        value: The number; None becomes a dash.
-        unit: Its unit.
-        signed: Whether to write a plus sign too.
-
-    Returns:
-        The text. A signed number keeps its sign where it rounds to zero.
-    """
-    if value is None:
-        return DASH
-    text = f"{value:{'+' if signed else ''}.{2 if unit else 3}f}"
-    if not text.strip("+-0.") and not (signed and value):
-        text = text.lstrip("+-")
-    return text.replace("-", MINUS)
-
-
-def interval_text(interval: Interval, unit: str = "") -> str:
-    """Return an interval as text, e.g. "[-0.012, +0.034]" with a typographic minus, or a dash.
-
-    Args:
-        interval: the interval.
-        unit: the unit of the metric.
-    """
-    if interval.low is None or interval.high is None:
-        return DASH
-    return (
-        f"[{number(interval.low, unit, signed=True)}, {number(interval.high, unit, signed=True)}]"
-    )
-
-
-def final_scores(
-    rows: Iterable[Row],
-    metric: str | None = None,
-    *,
-    where: Where = "inside",
-    variation: str | None = None,
-) -> list[Row]:
-    """Return the scores of single test cases.
-
-    Args:
-        rows: Rows of results.
-        metric: Of one metric; None of all.
-        where: Of sites inside or outside.
-        variation: Of one setting of a sweep, "" for those outside a sweep; None of all.
-    """
-    split = SPLITS[where]
-    return [
-        row
-        for row in rows
-        if row.split == split
-        and row.case
-        and row.model
-        and metric in (None, row.metric)
-        and variation in (None, row.variation)
-    ]
+    frame = pd.DataFrame(cells, columns=CELL).astype({"mean": "float64", "sd": "float64"})
+    rounded = frame["mean"].map(lambda value: round(value, 2 if unit else 3))
+    by_name = dict.fromkeys(frame["column"], higher) if isinstance(higher, bool) else higher
+    larger_wins = frame["column"].map({**by_name, RANGE: False, SPREAD: False}).astype(bool)
+    by_column = rounded.where(~larger_wins, -rounded).groupby(frame["column"])
+    rank = by_column.rank(method="dense")
+    ranked = (rank <= 2) & (by_column.transform("count") > 1)
+    names = [method_name(a, m, where) for a, m in zip(frame.algorithm, frame.model, strict=True)]
+    return frame.assign(rank=rank.where(ranked, 0).astype("int64"), method=names)
 
 
 def method_table(
-    rows: Iterable[Row],
+    results: pd.DataFrame,
     metric: str,
     order: Sequence[str] = (),
     *,
@@ -189,93 +126,95 @@ def method_table(
     no part in; of several folds the scores of a case are averaged, as they are inside.
 
     Args:
-        rows: Rows of results; others than scores of test cases are passed over.
+        results: The table of results; rows other than scores of test cases are ignored.
         metric: Which metric.
         order: Labels of the algorithms in the order wanted; the others follow by name.
         where: Scores of the sites inside, or of those outside.
         variation: The setting of a sweep; scores of different settings never share a table.
 
     Returns:
-        The table, empty where no such score exists.
+        The table, empty if no such score exists.
     """
-    scores = final_scores(rows, metric, where=where, variation=variation)
-    groups: dict[MethodKey, list[Row]] = defaultdict(list)
-    for row in scores:
-        groups[row.algorithm, row.model].append(row)
+    scores = final_scores(results, metric, where=where, variation=variation)
     unit = unit_of(scores)
     higher = higher_is_better(metric, unit)
-    sites = tuple(sorted({row.site for row in scores}))
-    keys = sorted(groups, key=lambda key: position(key, order))
-    means = [site_means(groups[key]) for key in keys]
-    scored = [site for site in sites if any(seed_values(mean, site) for mean in means)]
-    cells = ranked(
-        [method_cells(mean, sites, scored, higher=higher) for mean in means], unit, higher=higher
-    )
-    methods = tuple(Method(*key, row, where) for key, row in zip(keys, cells, strict=True))
-    return MethodTable(metric, unit, higher, sites, methods, where, variation)
+    means = site_means(scores).pivot(index=[*METHOD, "seed"], columns="site", values="value")
+    sites = tuple(map(str, means.columns))
+    scored = [site for site in sites if means[site].notna().any()]
+    methods = {(str(key[0]), str(key[1])): seeds for key, seeds in means.groupby(level=METHOD)}
+    cells = [
+        (*key, *cell)
+        for key in sorted(methods, key=lambda key: position(key, order))
+        for cell in _method_cells(methods[key], scored, higher=higher)
+    ]
+    frame = make_cells(cells, unit, where, higher=higher)
+    return MethodTable(metric, unit, higher, sites, sites + SUMMARIES, frame, where, variation)
 
 
-def cell_html(cell: Cell, unit: str = "") -> str:
-    """Return a ``<td>`` with everything escaped: the best in bold, the second underlined.
+def _method_cells(
+    seeds: pd.DataFrame, scored: Sequence[str], *, higher: bool
+) -> list[tuple[str, float, float, str]]:
+    """Return column, mean, sd and note of the cells of one method.
 
-    Args:
-        cell: the cell.
-        unit: the unit of the metric.
+    ``seeds`` holds its means, a row per seed and a column per site. If it lacks one of the sites
+    where any method has a score, it has no summaries.
     """
-    text = html.escape(number(cell.mean, unit))
-    tag = {1: "strong", 2: "u"}.get(cell.rank)
-    if tag:
-        text = f"<{tag}>{text}</{tag}>"
-    if cell.sd is not None:
-        text += f' <span class="sd">{PLUS_MINUS} {number(cell.sd, unit)}</span>'
-    if cell.note:
-        text += f'<br><span class="note">{html.escape(cell.note)}</span>'
-    return f"<td>{text}</td>"
+    cells = {str(site): mean_and_sd(seeds[site]) for site in seeds}
+    overall = {site: cells[site][0] for site in scored}
+    found = [(site, *cell, "") for site, cell in cells.items()]
+    if not overall or any(map(isnan, overall.values())):
+        return found + [(column, UNDEFINED, UNDEFINED, "") for column in SUMMARIES]
+    averages = [mean(values) for values in seeds[scored].dropna().to_numpy().tolist()]
+    worst = (min if higher else max)(sorted(overall), key=overall.__getitem__)
+    values = np.array(list(overall.values()))
+    several = len(values) > 1
+    return [
+        *found,
+        (AVERAGE, *mean_and_sd(averages), ""),
+        (WORST, *cells[worst], worst),
+        (RANGE, float(np.ptp(values)) if several else UNDEFINED, UNDEFINED, ""),
+        (SPREAD, float(values.std()) if several else UNDEFINED, UNDEFINED, ""),
+    ]
 
 
-def joining_table(
-    rows: Iterable[Row],
+def sweep_table(
+    results: pd.DataFrame,
     metric: str,
     order: Sequence[str] = (),
     *,
-    local: str = "local",
-    variation: str = "",
-    resamples: int = 2000,
-    seed: int = 0,
-) -> JoiningTable:
-    """Compare every method with training alone, at every site, paired by case, seed and fold.
+    where: Where = "inside",
+    settings: Sequence[str] = (),
+) -> MethodTable:
+    """Build the table of a sweep: rows methods, columns settings, cells the average over sites.
+
+    The average is over the sites of the setting, of which a sweep over the number of clients has
+    different ones, and mean and sd are over seeds as in `method_table`. So the columns of such a
+    sweep are not averages over the same patients.
 
     Args:
-        rows: Rows of results.
+        results: The table of results.
         metric: Which metric.
         order: Labels of the algorithms in the order wanted; the others follow by name.
-        local: Label of the algorithm that trains each site alone.
-        variation: The setting of a sweep.
-        resamples: Resamples of the bootstrap.
-        seed: Names the generator of the bootstrap.
+        where: Scores of the sites inside, or of those outside.
+        settings: The settings in the order wanted; by default all named ones, see `variations`.
 
     Returns:
-        The comparisons by site, then method.
+        The table, without rows if no such score exists.
     """
-    rows = list(rows)
-    scores = final_scores(rows, metric, variation=variation)
-    unit, rarest = unit_of(scores), rarest_class(rows, metric, variation=variation)
-    how = Comparing(higher_is_better(metric, unit), method_name, resamples, seed, rarest)
-    groups = group_scores(scores)
-    alone = {**groups.get((local, "global"), {}), **groups.get((local, "personal"), {})}
-    if not alone:
-        missing = (
-            f"Nobody trained alone in this run: it holds no scores of an algorithm labelled "
-            f"{local!r}, so whether joining helps cannot be said. Add it to the algorithms."
-        )
-        return JoiningTable(metric, unit, how.higher_is_better, (), missing, variation=variation)
-    others = {key: group for key, group in groups.items() if key[0] != local}
-    comparisons, pooled = compare(others, alone, order, how)
-    return JoiningTable(
-        metric,
-        unit,
-        how.higher_is_better,
-        tuple(comparisons),
-        pooled=tuple(pooled),
-        variation=variation,
-    )
+    columns = tuple(settings) or tuple(name for name in variations(results) if name)
+    tables = [method_table(results, metric, order, where=where, variation=name) for name in columns]
+    averages = {
+        ((cell.algorithm, cell.model), table.variation): (cell.mean, cell.sd, "")
+        for table in tables
+        for cell in rows_of(table.cells[table.cells["column"] == AVERAGE])
+    }
+    keys = sorted({key for key, _ in averages}, key=lambda key: position(key, order))
+    cells = [
+        (*key, name, *averages.get((key, name), (UNDEFINED, UNDEFINED, "")))
+        for key in keys
+        for name in columns
+    ]
+    unit = max((table.unit for table in tables), default="")
+    higher = all(table.higher_is_better for table in tables)
+    frame = make_cells(cells, unit, where, higher=higher)
+    return MethodTable(metric, unit, higher, (), columns, frame, where)

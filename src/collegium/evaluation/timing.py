@@ -1,59 +1,38 @@
 """What adapting to a site outside costs in time, and what it brings: time against quality."""
 
+from __future__ import annotations
+
 import json
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import fsum
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from collegium.errors import DataError
-from collegium.evaluation.cells import AVERAGE, Cell, cell_of, ranked
-from collegium.evaluation.results import Row
-from collegium.evaluation.scores import NO_ADAPTER, MethodKey
+from collegium.evaluation.scores import METHOD, NO_ADAPTER, MethodKey, final_scores, rows_of
 from collegium.evaluation.tables import (
-    Method,
+    AVERAGE,
+    UNDEFINED,
     MethodTable,
-    final_scores,
+    make_cells,
+    mean_and_sd,
     method_table,
-    scored_name,
 )
 
-Account = Mapping[str, Any]
-"""The content of an ``account.json``."""
-
 SECONDS, UNADAPTED = "seconds per image", "seconds without adapting"
-"""The first columns of the table; the last is the metric."""
+"""The first columns of a table of time against quality; the last is the metric."""
 
-_Sums = dict[str, list[float]]
-"""Site -> seconds, and images."""
-
-
-@dataclass(frozen=True)
-class Timed:
-    """A row of the table.
-
-    Attributes:
-        algorithm: Label of the algorithm.
-        adapter: Label of the adapter.
-        seconds: That adapting and predicting takes per image.
-        unadapted: The same of the algorithm's model without adapting.
-        quality: The average of the metric over the sites outside.
-    """
-
-    algorithm: str
-    adapter: str
-    seconds: Cell
-    unadapted: Cell
-    quality: Cell
-
-    @property
-    def name(self) -> str:
-        """The method as a reader calls it."""
-        return scored_name(self.algorithm, self.adapter, "outside")
+TIMED = [
+    *METHOD, "method", "seconds", "seconds_sd", "unadapted", "unadapted_sd", "quality",
+    "quality_sd", "quality_rank",
+]  # fmt: skip
+"""The columns of the methods of a `TimeTable`."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TimeTable:
     """Seconds per image against the headline metric, at the sites outside.
 
@@ -61,7 +40,11 @@ class TimeTable:
         metric: What was measured.
         unit: Its unit.
         higher_is_better: False for distances and losses.
-        methods: The rows, the quickest first.
+        methods: A row for each method, the quickest first: algorithm, model (the label of the
+            adapter) and method; seconds and seconds_sd, what adapting and predicting takes per
+            image; unadapted and unadapted_sd, the same of the algorithm's model without adapting;
+            quality, quality_sd and quality_rank, the average of the metric over the sites outside
+            and its rank among all methods, timed or not.
         missing: Why there are none, or of which methods no time is known.
         variation: The setting of the sweep; empty outside a sweep.
     """
@@ -69,14 +52,14 @@ class TimeTable:
     metric: str
     unit: str
     higher_is_better: bool
-    methods: tuple[Timed, ...]
+    methods: pd.DataFrame
     missing: str = ""
     variation: str = ""
 
 
 def time_table(
-    rows: Iterable[Row],
-    accounts: Iterable[Account],
+    results: pd.DataFrame,
+    accounts: Iterable[Mapping[str, Any]],
     metric: str,
     order: Sequence[str] = (),
     *,
@@ -89,59 +72,61 @@ def time_table(
     account does not count, for the images of sites differ.
 
     Args:
-        rows: Rows of results; others than scores of test cases are passed over.
-        accounts: The accounts of the setting.
+        results: The table of results; rows other than scores of test cases are ignored.
+        accounts: The accounts of the setting, see `read_accounts`.
         metric: The headline metric.
-        order: Labels of the algorithms, in the order wanted where times are equal.
+        order: Labels of the algorithms, in the order wanted if times are equal.
         variation: The setting of a sweep.
 
     Returns:
-        The table, without rows where nothing was scored or timed.
+        The table, without rows if nothing was scored or timed.
     """
-    scores = final_scores(rows, metric, where="outside", variation=variation)
-    quality = method_table(scores, metric, order, where="outside", variation=variation)
-    seconds = _seconds(scores, accounts)
-    cells = {(method.algorithm, method.model): method.cells for method in quality.methods}
-    timed = [
-        Timed(*key, seconds[key], seconds.get((key[0], NO_ADAPTER), Cell(None)), found[AVERAGE])
-        for key, found in cells.items()
-        if key in seconds
-    ]
-    lacking = [scored_name(*key, "outside") for key in cells if key not in seconds]
+    quality = method_table(results, metric, order, where="outside", variation=variation)
+    scores = final_scores(results, metric, where="outside", variation=variation)
+    times = _seconds_per_image(scores, accounts)
+    unknown = UNDEFINED, UNDEFINED
+    rows, lacking = [], []
+    for cell in rows_of(quality.cells[quality.cells["column"] == AVERAGE]):
+        key, unadapted = (cell.algorithm, cell.model), times.get((cell.algorithm, NO_ADAPTER))
+        if key in times:
+            seconds = *times[key], *(unadapted or unknown)
+            rows.append((*key, cell.method, *seconds, cell.mean, cell.sd, cell.rank))
+        else:
+            lacking.append(cell.method)
     return TimeTable(
         metric,
         quality.unit,
         quality.higher_is_better,
-        tuple(sorted(timed, key=lambda one: one.seconds.mean or 0.0)),
-        _missing(lacking, any_scores=bool(scores), any_times=bool(timed)),
+        pd.DataFrame(rows, columns=TIMED).sort_values("seconds", kind="stable"),
+        _missing_times(lacking, any_scores=not scores.empty, any_times=bool(rows)),
         variation,
     )
 
 
-def _seconds(scores: Iterable[Row], accounts: Iterable[Account]) -> dict[MethodKey, Cell]:
-    """Return the seconds per image of every method with a seed that is timed at all its sites."""
-    sites: dict[tuple[MethodKey, int], set[str]] = defaultdict(set)
-    for row in scores:
-        sites[(row.algorithm, row.model), row.seed].add(row.site)
-    sums: dict[tuple[MethodKey, int], _Sums] = defaultdict(dict)
+def _seconds_per_image(
+    scores: pd.DataFrame, accounts: Iterable[Mapping[str, Any]]
+) -> dict[MethodKey, tuple[float, float]]:
+    """Return mean and sd of every method with a seed that is timed at all its sites."""
+    timed: dict[Any, dict[str, list[tuple[float, int]]]] = {}
     for account in accounts:
         adapter = account["adapter"]
-        method = str(account["algorithm"]), str(adapter.get("label") or adapter["name"])
+        label = str(adapter.get("label") or adapter["name"])
         seconds, images = account.get("seconds"), account.get("cases")
         if seconds is not None and images:
-            here = sums[method, account["seed"]].setdefault(account["site"], [0.0, 0.0])
-            here[0] += seconds
-            here[1] += images
-    values: dict[MethodKey, list[float]] = defaultdict(list)
-    for (method, seed), scored in sorted(sites.items()):
-        found = sums.get((method, seed), {})
-        if scored <= found.keys():
-            totals = [sum(found[site][part] for site in scored) for part in (0, 1)]
-            values[method].append(totals[0] / totals[1])
-    return {method: cell_of(seeds) for method, seeds in values.items()}
+            sites = timed.setdefault((str(account["algorithm"]), label, account["seed"]), {})
+            sites.setdefault(account["site"], []).append((seconds, images))
+    found: dict[MethodKey, list[float]] = {}
+    for training, rows in scores.groupby([*METHOD, "seed"]):
+        algorithm, model, _ = map(str, training)
+        known, scored = timed.get(training, {}), set(rows["site"])
+        if scored <= known.keys():
+            pairs = [pair for site in scored for pair in known[site]]
+            seconds, images = (fsum(numbers) for numbers in zip(*pairs, strict=True))
+            found.setdefault((algorithm, model), []).append(seconds / images)
+    return {method: mean_and_sd(seeds) for method, seeds in found.items()}
 
 
-def _missing(lacking: Sequence[str], *, any_scores: bool, any_times: bool) -> str:
+def _missing_times(lacking: Sequence[str], *, any_scores: bool, any_times: bool) -> str:
     if not any_scores:
         return "This run holds no scores of a site outside, so what adapting takes is not known."
     if not any_times:
@@ -154,42 +139,30 @@ def _missing(lacking: Sequence[str], *, any_scores: bool, any_times: bool) -> st
     return f"There are no whole accounts of the time of {', '.join(lacking)}, so they are left out."
 
 
-def as_methods(table: TimeTable) -> MethodTable:
-    """Return the table for the writers of `collegium.evaluation.formats`, each column ranked.
+def time_against_quality(table: TimeTable) -> MethodTable:
+    """Return a table of times with a column for each number, ranked; the best time is the shortest.
 
-    Its columns stand where those of a sweep do; the best time is the shortest.
+    Args:
+        table: The times.
     """
     metric = f"{table.metric} ({table.unit})" if table.unit else table.metric
-    times = [{SECONDS: one.seconds, UNADAPTED: one.unadapted} for one in table.methods]
-    quality = [{metric: one.quality} for one in table.methods]
-    cells = zip(
-        ranked(times, "", higher=False),
-        ranked(quality, "", higher=table.higher_is_better),
-        strict=True,
-    )
-    methods = tuple(
-        Method(one.algorithm, one.adapter, {**took, **brought}, "outside")
-        for one, (took, brought) in zip(table.methods, cells, strict=True)
-    )
+    columns = {SECONDS: "seconds", UNADAPTED: "unadapted", metric: "quality"}
+    cells = [
+        (row.algorithm, row.model, column, getattr(row, name), getattr(row, f"{name}_sd"), "")
+        for row in rows_of(table.methods)
+        for column, name in columns.items()
+    ]
+    higher = {SECONDS: False, UNADAPTED: False, metric: table.higher_is_better}
     return MethodTable(
         "time against quality",
         "",
         table.higher_is_better,
         (),
-        methods,
+        tuple(columns),
+        make_cells(cells, "", "outside", higher=higher),
         "outside",
         table.variation,
-        (SECONDS, UNADAPTED, metric),
     )
-
-
-def headline_metric(rows: Iterable[Row]) -> str:
-    """Return the metric that selects models on validation, or else the first that was scored."""
-    found: dict[str, str] = {}
-    for row in rows:
-        if row.model and row.metric != "loss":
-            found.setdefault(row.split, row.metric)
-    return next((found[split] for split in ("val", "test", "outside") if split in found), "loss")
 
 
 def read_accounts(output: Path, setting: str = "") -> list[dict[str, Any]]:
@@ -214,7 +187,7 @@ def read_accounts(output: Path, setting: str = "") -> list[dict[str, Any]]:
             except (OSError, ValueError, TypeError) as error:
                 raise DataError(
                     f"{path}: the account of an adaptation cannot be read ({error}); "
-                    "remove its folder and resume the run, which adapts anew."
+                    "remove its folder and resume the run, which adapts again."
                 ) from error
             found.append({"sources": [], "losses": [], "notes": [], **content})
     return found

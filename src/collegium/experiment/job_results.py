@@ -18,7 +18,7 @@ from collegium.adaptation.outside import INDEX_FILE, SETTINGS_FILE
 from collegium.core.dataset import Dataset, Example
 from collegium.core.files import write_atomically
 from collegium.evaluation.report.overlays import choose_cases, draw_layers, draw_overlay
-from collegium.evaluation.results import Row
+from collegium.evaluation.results import ResultRow
 from collegium.experiment.config.building import task_of
 from collegium.experiment.grid import Job
 from collegium.models.files import export_model
@@ -52,7 +52,7 @@ def _about(job: Job) -> dict[str, Any]:
 
 def job_rows(
     job: Job, run: Run, scores: Mapping[str, Mapping[str, list[dict[str, Any]]]]
-) -> Iterator[Row]:
+) -> Iterator[ResultRow]:
     """Yield a row per round, site and measurement, then one per test case, model and metric.
 
     Args:
@@ -64,7 +64,7 @@ def job_rows(
     records = run.records()
     for record in records:
         for site, loss in record.losses.items():
-            yield Row(
+            yield dict(
                 **about,
                 round=record.round,
                 site=site,
@@ -77,7 +77,7 @@ def job_rows(
             )
         for site, numbers in record.numbers.items():
             for name, number in numbers.items():
-                yield Row(
+                yield dict(
                     **about,
                     round=record.round,
                     site=site,
@@ -87,7 +87,7 @@ def job_rows(
                 )
         for model, by_site in record.scores.items():
             for site, value in by_site.items():
-                yield Row(
+                yield dict(
                     **about,
                     round=record.round,
                     site=site,
@@ -111,7 +111,7 @@ def job_rows(
             yield from _score_rows(cases, task.units, {**about, **totals[site], **where})
 
 
-def outside_rows(job: Job, site: str, adapter: str, folder: Path) -> Iterator[Row]:
+def outside_rows(job: Job, site: str, adapter: str, folder: Path) -> Iterator[ResultRow]:
     """Yield a row per case and metric of an adaptation.
 
     Args:
@@ -129,14 +129,14 @@ def outside_rows(job: Job, site: str, adapter: str, folder: Path) -> Iterator[Ro
 
 def _score_rows(
     cases: Sequence[Mapping[str, Any]], units: Mapping[str, str], about: Mapping[str, Any]
-) -> Iterator[Row]:
+) -> Iterator[ResultRow]:
     """Yield a row per case and metric; and one of how many patients the rarest class has."""
     for case in cases:
         named = {"case": case["case"], "patient": case["patient"]}
         for metric in (key for key in case if key not in NON_SCORE_KEYS):
-            yield Row(**about, **named, metric=metric, value=case[metric], unit=units[metric])
+            yield dict(**about, **named, metric=metric, value=case[metric], unit=units[metric])
     if cases and RAREST_CLASS in cases[0]:
-        yield Row(**about, metric=RAREST_CLASS, value=cases[0][RAREST_CLASS], unit="patients")
+        yield dict(**about, metric=RAREST_CLASS, value=cases[0][RAREST_CLASS], unit="patients")
 
 
 def write_models(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from collegium.adaptation import outside
 from collegium.adaptation.base import Sources
 from collegium.core.files import write_atomically
-from collegium.evaluation.results import ROWS_FILE, Row
+from collegium.evaluation.results import ROWS_FILE, ResultRow, results_frame, write_rows
 from collegium.experiment.config.building import (
     adapters_of,
     build_adapter,
@@ -117,8 +117,7 @@ def run_job(opened: OpenedExperiment, key: JobKey, observe: Observer) -> None:
         clients, folder = opened.clients(holder), job.folder / "overlays"
         write_overlays(clients, run, scores, about["metric"], folder)
     rows = [*job_rows(job, run, scores), *_adapt(opened, job, holder, about, observe)]
-    text = "".join(json.dumps(asdict(row)) + "\n" for row in rows)
-    write_atomically(job.folder / ROWS_FILE, text.encode())
+    write_rows(job.folder / ROWS_FILE, results_frame(rows))
     observe(Event("done", **about))
 
 
@@ -169,7 +168,7 @@ def _round_event(record: RoundRecord, about: Mapping[str, Any]) -> Event:
 
 def _adapt(
     opened: OpenedExperiment, job: Job, holder: Job, about: Mapping[str, Any], observe: Observer
-) -> Iterator[Row]:
+) -> Iterator[ResultRow]:
     """Yield the scores of every adapter at every site outside; what is stored is not done again."""
     adapters = adapters_of(job.config, job.algorithm)
     sites = [job.left_out] if job.left_out else job.config.federation.outside

@@ -16,12 +16,12 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from collegium import __version__
 from collegium.core.files import lock, write_atomically
 from collegium.errors import CheckpointError, ClientError
-from collegium.evaluation.results import ROWS_FILE, Row, read_rows, write_table
+from collegium.evaluation.results import ROWS_FILE, read_rows, write_results
 from collegium.experiment.config.building import adapters_of, build_algorithm
 from collegium.experiment.config.experiment import (
     ExperimentConfig,
@@ -36,6 +36,9 @@ from collegium.experiment.jobs import Event, Observer, run_job
 from collegium.experiment.preflight import check_adapters, check_engine, check_network, check_setups
 from collegium.runtime import process
 from collegium.runtime.federation import Federation
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 logger = logging.getLogger(__name__)
 
@@ -112,19 +115,19 @@ def resume_experiment(output: Path, observe: Observer = lambda event: None) -> P
     return run_experiment(read_run_config(output), observe)
 
 
-def _write_results(rows: Sequence[Row], output: Path) -> None:
+def _write_results(results: pd.DataFrame, output: Path) -> None:
     """Write what a run ends with: its rows, the tables of its test cases, and the report."""
     from collegium.evaluation.report.html import write_report
     from collegium.evaluation.writing import write_tables
 
-    write_table(rows, output)
-    if any(row.case for row in rows):
+    write_results(results, output)
+    if (results["case"] != "").any():
         write_tables(output)
     write_report(output)
 
 
-def collect_rows(config: ExperimentConfig) -> list[Row]:
-    """Return the rows of all finished jobs."""
+def collect_rows(config: ExperimentConfig) -> pd.DataFrame:
+    """Return the rows of all finished jobs as a table of results."""
     files = [job.folder / ROWS_FILE for job in jobs_of(config)]
     return read_rows([file for file in files if file.exists()])
 

@@ -10,7 +10,7 @@ import torch
 
 from collegium.core.tensors import Tensors
 from collegium.evaluation.report.overlays import draw_layers, draw_overlay
-from collegium.evaluation.results import Row, write_table
+from collegium.evaluation.results import results_frame, write_results
 from collegium.runtime.ledger import Ledger
 from collegium.runtime.state import Store
 
@@ -42,7 +42,7 @@ def make_run():
             _states(folder)
             (folder / "assessment").mkdir()
             (folder / "assessment" / "assessment.json").write_text(json.dumps(_assessment()))
-        write_table(rows, folder)
+        write_results(results_frame(rows), folder)
         config = {
             "name": "vessels",
             "algorithms": [{"name": name, "label": name} for name in METHODS],
@@ -83,11 +83,11 @@ def _rounds(about, models, base, rng):
     sent = 0 if about["algorithm"] == "local" else 1_900_000
     for number in range(1, ROUNDS + 1):
         loss = 0.9 * np.exp(-number / 5) + 0.12 + rng.normal(0, 0.01)
-        yield Row(**about, round=number, split="train", metric="loss", value=loss,
+        yield dict(**about, round=number, split="train", metric="loss", value=loss,
                   bytes_up=sent, bytes_down=sent, seconds=3.2)  # fmt: skip
         for model in models:
             value = base * (1 - np.exp(-number / 3)) + rng.normal(0, 0.008)
-            yield Row(**about, round=number, split="val", model=model, metric="dice", value=value)
+            yield dict(**about, round=number, split="val", model=model, metric="dice", value=value)
 
 
 def _cases(about, models, base, patients, rng):
@@ -96,10 +96,10 @@ def _cases(about, models, base, patients, rng):
             hard = 0.02 * np.sin(patient) + rng.normal(0, 0.012)
             names = {"case": f"c{patient:03}", "patient": f"p{patient:03}"}
             about_case = {**about, **names, "round": ROUNDS, "split": "test", "model": model}
-            yield Row(**about_case, metric="dice", value=base + hard)
+            yield dict(**about_case, metric="dice", value=base + hard)
             undefined = patient == 2 and about["site"] == "Kyoto"
             distance = None if undefined else 4.0 - 2 * base + rng.normal(0, 0.2)
-            yield Row(**about_case, metric="hd95", value=distance, unit="mm")
+            yield dict(**about_case, metric="hd95", value=distance, unit="mm")
 
 
 def _outside(rng):
@@ -107,10 +107,19 @@ def _outside(rng):
     for adapter, base in (("none", 0.60), ("tent", 0.60), ("routing", 0.68)):
         for seed in SEEDS:
             for patient in range(1, 9):
-                yield Row(experiment="vessels", algorithm="ditto", seed=seed, round=ROUNDS,
-                          site="Oslo", case=f"outside-c{patient}", patient=f"outside-p{patient}",
-                          split="outside", model=adapter, metric="dice",
-                          value=base + 0.02 * np.sin(patient) + rng.normal(0, 0.004))  # fmt: skip
+                yield {
+                    "experiment": "vessels",
+                    "algorithm": "ditto",
+                    "seed": seed,
+                    "round": ROUNDS,
+                    "site": "Oslo",
+                    "case": f"outside-c{patient}",
+                    "patient": f"outside-p{patient}",
+                    "split": "outside",
+                    "model": adapter,
+                    "metric": "dice",
+                    "value": base + 0.02 * np.sin(patient) + rng.normal(0, 0.004),
+                }
 
 
 def _accounts(folder):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from collegium.evaluation.report.account import Picture, mean_scores, write_account
+from collegium.evaluation.report.account import CasePicture, mean_scores, write_account
 
 ROUTED: dict[str, Any] = {
     "layers": ["down.0", "<i>up.0"],
@@ -48,7 +48,7 @@ def account(**changes: Any) -> dict[str, Any]:
 
 
 def written(folder: Path, content: dict[str, Any], **scores: Any) -> str:
-    pictures = [Picture("<b>case 1", Image.new("RGB", (8, 8), "white"))]
+    pictures = [CasePicture("<b>case 1", Image.new("RGB", (8, 8), "white"))]
     write_account(folder / "account.html", content, pictures, **scores)
     return (folder / "account.html").read_text(encoding="utf-8")
 

@@ -2,11 +2,10 @@ from typing import Any
 
 import pytest
 
-from collegium.evaluation.comparisons import adapting_table
+from collegium.evaluation.comparisons import adapting_table, joining_table
 from collegium.evaluation.report.answers import answer_outside, answer_sites, select_on_validation
-from collegium.evaluation.report.reading import Run
-from collegium.evaluation.results import Row
-from collegium.evaluation.tables import joining_table
+from collegium.evaluation.report.reading import RunOutput
+from collegium.evaluation.results import AlgorithmLabels, results_frame
 
 ABOUT: dict[str, Any] = {"experiment": "e", "seed": 0, "site": "A", "metric": "dice"}
 
@@ -14,17 +13,18 @@ ABOUT: dict[str, Any] = {"experiment": "e", "seed": 0, "site": "A", "metric": "d
 def validation(algorithm, values, **changes):
     for number, value in enumerate(values, start=1):
         about = {**ABOUT, **changes, "algorithm": algorithm, "split": "val", "model": "global"}
-        yield Row(**about, round=number, value=value)
+        yield dict(**about, round=number, value=value)
 
 
 def final(algorithm, values):
     for number, value in enumerate(values):
         about = {**ABOUT, "algorithm": algorithm, "split": "test", "model": "global", "round": 2}
-        yield Row(**about, case=f"c{number}", patient=f"p{number}", value=value)
+        yield dict(**about, case=f"c{number}", patient=f"p{number}", value=value)
 
 
 def run_of(rows, pooled=()):
-    return Run({}, list(rows), ("local", "a", "b"), "local", "dice", frozenset(pooled))
+    labels = AlgorithmLabels((), ("local", "a", "b"), "local", frozenset(pooled))
+    return RunOutput({}, results_frame(rows), labels, "dice")
 
 
 def test_the_method_of_an_answer_is_chosen_on_validation_alone():
@@ -61,7 +61,7 @@ def test_the_answer_is_one_sentence_and_counts_the_methods(gain, starts, counts)
         *final("a", [value + gain for value in alone]), *final("b", alone),
     ]  # fmt: skip
     run = run_of(rows)
-    answer = answer_sites(run, joining_table(rows, "dice", run.order))["A"]
+    answer = answer_sites(run, joining_table(run.results, "dice", run.order))["A"]
     assert answer.sentence.startswith(starts)
     assert list(answer.counts.values()) == counts
     assert [c.algorithm for c in answer.methods] == ["a", "b"]
@@ -71,7 +71,7 @@ def test_without_validation_no_method_is_chosen():
     alone = [0.5 + 0.01 * k for k in range(8)]
     rows = [*final("local", alone), *final("a", alone)]
     run = run_of(rows)
-    answer = answer_sites(run, joining_table(rows, "dice", run.order))["A"]
+    answer = answer_sites(run, joining_table(run.results, "dice", run.order))["A"]
     assert (answer.chosen, answer.outcome) == (None, "")
     assert "No method was chosen for A" in answer.sentence
 
@@ -79,13 +79,13 @@ def test_without_validation_no_method_is_chosen():
 def test_every_site_outside_is_answered_for_each_adapted_method():
     gains = {"A": {"none": 0.0, "tent": 0.1, "dsbn": -0.2}, "B": {"none": 0.0, "tent": 0.1}}
     rows = [
-        Row(**{**ABOUT, "site": site}, algorithm="a", split="outside", model=adapter, round=2,
+        dict(**{**ABOUT, "site": site}, algorithm="a", split="outside", model=adapter, round=2,
             case=f"c{k}", patient=f"p{k}", value=0.5 + 0.01 * k + gain)
         for site, adapters in gains.items()
         for adapter, gain in adapters.items()
         for k in range(8)
     ]  # fmt: skip
-    first, second = answer_outside(adapting_table(rows, "dice", ["a"]))
+    first, second = answer_outside(adapting_table(results_frame(rows), "dice", ["a"]))
     assert (first.site, second.site) == ("A", "B")
     said = [(c.model, c.outcome, sentence) for c, sentence in first.methods]
     gain, loss = "+0.100 [+0.100, +0.100]", "-0.200 [-0.200, -0.200]".replace("-", "\u2212")

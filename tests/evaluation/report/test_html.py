@@ -9,7 +9,7 @@ import pytest
 
 from collegium.errors import DataError
 from collegium.evaluation.report.html import write_report
-from collegium.evaluation.results import Row, append_rows, write_table
+from collegium.evaluation.results import results_frame, write_results, write_rows
 from collegium.runtime.state import Store
 
 SITES = ("Basel", "Kyoto", "Leeds", "<b>Quito")
@@ -186,12 +186,23 @@ def test_the_overview_says_whether_adapting_helps(page):
 
 def test_where_nobody_trained_alone_adapting_is_the_first_question(tmp_path):
     rows = [
-        Row(experiment="e", algorithm="fedavg", seed=0, round=1, site="A", case=f"c{k}",
-            patient=f"p{k}", split="outside", model=model, metric="dice", value=value + k / 99)
+        {
+            "experiment": "e",
+            "algorithm": "fedavg",
+            "seed": 0,
+            "round": 1,
+            "site": "A",
+            "case": f"c{k}",
+            "patient": f"p{k}",
+            "split": "outside",
+            "model": model,
+            "metric": "dice",
+            "value": value + k / 99,
+        }
         for k in range(8)
         for model, value in (("none", 0.5), ("tent", 0.6))
-    ]  # fmt: skip
-    write_table(rows, tmp_path)
+    ]
+    write_results(results_frame(rows), tmp_path)
     page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
     said = words(page)
     first = said.index("Does adapting help the hospital outside?")
@@ -232,7 +243,7 @@ def test_distances_and_networks_of_methods_are_those_of_the_servers_states(outpu
         "h3>What the methods went by", "h4>FedBN", "h4>Ditto",
     ]  # fmt: skip
     for label, key, made_of, shown in (
-        ("fedbn", "distance", "what they told of their data: FedBN", {"seeds 0 and 1": 0}),
+        ("fedbn", "distance", "descriptions of their data: FedBN", {"seeds 0 and 1": 0}),
         ("ditto", "graph", "sketches of their data: Ditto", {"seed 0": 0, "seed 1": 1}),
     ):
         for title, seed in shown.items():
@@ -246,7 +257,7 @@ def test_distances_and_networks_of_methods_are_those_of_the_servers_states(outpu
     assert re.findall(r"<summary>(.*)</summary>", part) == ["Seed 1"]
     joined = "joined are Basel with Kyoto, Leeds with &lt;b&gt;Quito."
     assert part.count(f"Network of the sites by sketches of their data; {joined}") == 2
-    assert "Network of the sites by what they told of their data; none are joined." in part
+    assert "Network of the sites by descriptions of their data; none are joined." in part
 
 
 def test_the_page_of_distances_stands_without_an_assessment_and_not_without_both(
@@ -297,19 +308,39 @@ def test_a_report_made_twice_has_the_same_bytes(output):
 
 
 def test_without_training_alone_the_page_says_so(tmp_path):
-    row = Row(experiment="e", algorithm="fedavg", seed=0, round=1, site="A", case="c001",
-              patient="p001", split="test", model="global", metric="dice", value=0.5)  # fmt: skip
-    write_table([row], tmp_path)
+    row = {
+        "experiment": "e",
+        "algorithm": "fedavg",
+        "seed": 0,
+        "round": 1,
+        "site": "A",
+        "case": "c001",
+        "patient": "p001",
+        "split": "test",
+        "model": "global",
+        "metric": "dice",
+        "value": 0.5,
+    }
+    write_results(results_frame([row]), tmp_path)
     page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
     assert "Nobody trained alone in this run" in words(page)
     assert "The run left no description" in words(page)
     assert page.open == []
 
 
-def test_an_unfinished_run_is_reported_from_the_rows_of_its_cells(tmp_path):
-    row = Row(experiment="e", algorithm="fedavg", seed=3, round=1, site="A", split="train",
-              metric="loss", value=0.5, bytes_up=7)  # fmt: skip
-    append_rows(tmp_path / "fedavg" / "seed-3" / "rows.jsonl", [row])
+def test_an_unfinished_run_is_reported_from_the_rows_of_its_jobs(tmp_path):
+    row = {
+        "experiment": "e",
+        "algorithm": "fedavg",
+        "seed": 3,
+        "round": 1,
+        "site": "A",
+        "split": "train",
+        "metric": "loss",
+        "value": 0.5,
+        "bytes_up": 7,
+    }
+    write_rows(tmp_path / "fedavg" / "seed-3" / "rows.jsonl", results_frame([row]))
     said = words(Page(write_report(tmp_path).read_text(encoding="utf-8")))
     assert "No test scores yet of: FedAvg, seed 3." in said
     assert "No test case has been scored yet." in said
@@ -317,12 +348,23 @@ def test_an_unfinished_run_is_reported_from_the_rows_of_its_cells(tmp_path):
 
 def test_a_sweep_shows_its_first_setting_and_the_averages_of_all(tmp_path):
     rows = [
-        Row(experiment="e", algorithm="fedavg", seed=0, round=1, site="A", case="c001",
-            patient="p001", split="test", model="global", metric="dice", value=value,
-            variation=variation)
+        {
+            "experiment": "e",
+            "algorithm": "fedavg",
+            "seed": 0,
+            "round": 1,
+            "site": "A",
+            "case": "c001",
+            "patient": "p001",
+            "split": "test",
+            "model": "global",
+            "metric": "dice",
+            "value": value,
+            "variation": variation,
+        }
         for variation, value in (("tau-0.5", 0.25), ("tau-0.9", 0.75))
-    ]  # fmt: skip
-    write_table(rows, tmp_path)
+    ]
+    write_results(results_frame(rows), tmp_path)
     config = {"algorithms": ["fedavg"], "variations": {"tau-0.9": {}, "tau-0.5": {}, "tau-1": {}}}
     (tmp_path / "run.json").write_text(json.dumps({"config": config}))
     said = words(Page(write_report(tmp_path).read_text(encoding="utf-8")))

@@ -1,5 +1,5 @@
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from io import BytesIO
 from itertools import product
 from pathlib import Path
@@ -11,10 +11,10 @@ from PIL import Image
 
 from collegium.evaluation.report.html import render
 from collegium.evaluation.report.overlays import draw_layers
-from collegium.evaluation.report.pages import site_ids, undefined_scores
+from collegium.evaluation.report.pages import count_traffic, site_ids, undefined_scores
 from collegium.evaluation.report.pictures import BUDGET, Overlay
-from collegium.evaluation.report.reading import Run, read_run
-from collegium.evaluation.results import Row, write_table
+from collegium.evaluation.report.reading import RunOutput
+from collegium.evaluation.results import AlgorithmLabels, ResultRow, results_frame
 from collegium.evaluation.scores import Where
 
 
@@ -29,38 +29,42 @@ def test_pages_of_sites_have_ids_of_their_own():
     }
 
 
-def test_undefined_scores_are_counted_inside_and_outside(tmp_path):
+def test_undefined_scores_are_counted_inside_and_outside():
     about: dict[str, Any] = {"experiment": "e", "algorithm": "fedavg", "seed": 0, "round": 1,
              "site": "A", "metric": "hd95", "patient": "p"}  # fmt: skip
     rows = [
-        Row(**about, case=f"c{number}", split=split, model=model, value=value)
+        dict(**about, case=f"c{number}", split=split, model=model, value=value)
         for split, model in (("test", "global"), ("outside", "tent"))
         for number, value in enumerate((None, 1.0, 2.0))
     ]
-    write_table(rows, tmp_path)
-    assert undefined_scores(read_run(tmp_path)) == [
+    assert undefined_scores(results_frame(rows)) == [
         {"metric": "hd95", "name": name, "site": "A", "undefined": 1, "scores": 3}
         for name in ("FedAvg + Tent", "FedAvg global")
     ]
+
+
+def run_of(rows: Iterable[ResultRow], order: tuple[str, ...]) -> RunOutput:
+    labels = AlgorithmLabels((), order, "local", frozenset())
+    return RunOutput({}, results_frame(rows), labels, "dice")
 
 
 SITES = ("Aachen", "Basel", "Chennai", "Dublin", "Essen", "Fukuoka")
 METHODS = ("local", *(f"method-{number:02}" for number in range(19)))
 
 
-def invented_rows() -> Iterator[Row]:
+def invented_rows() -> Iterator[ResultRow]:
     """Six sites and 20 methods: 60 rounds, and 12 cases inside and, with two adapters, outside."""
     rng = np.random.default_rng(0)
     for algorithm, site in product(METHODS, SITES):
         about: dict[str, Any] = {"experiment": "e", "algorithm": algorithm, "seed": 0, "site": site}
         for number in range(1, 61):
             loss, score = 1 / number + 0.01 * rng.random(2)
-            yield Row(**about, round=number, split="train", metric="loss", value=loss)
-            yield Row(**about, round=number, split="val", model="global", metric="dice",
+            yield dict(**about, round=number, split="train", metric="loss", value=loss)
+            yield dict(**about, round=number, split="val", model="global", metric="dice",
                       value=1 - score)  # fmt: skip
         for split, model in (("test", "global"), ("outside", "none"), ("outside", "tent")):
             for case in range(12):
-                yield Row(**about, round=60, split=split, model=model, metric="dice",
+                yield dict(**about, round=60, split=split, model=model, metric="dice",
                           value=0.8 + 0.01 * rng.standard_normal(), case=f"{split}-c{case:03}",
                           patient=f"{split}-p{case:03}")  # fmt: skip
 
@@ -97,7 +101,7 @@ def test_a_large_report_stays_under_25_megabytes_and_says_what_found_no_room(tmp
     overlays = list(invented_overlays(tmp_path))
     assert len(overlays) == 6 * 20 * 2 * 4
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) > 1.05 * BUDGET
-    run = Run({}, list(invented_rows()), METHODS, "local", "dice")
+    run = run_of(invented_rows(), METHODS)
     page = render(run, overlays, {})
     assert 15e6 < len(page.encode()) < 25e6
     (left_out,) = map(int, re.findall(r"<strong>(\d+) pictures found no room</strong>", page))
@@ -135,19 +139,28 @@ def test_cases_of_an_answer_without_pictures_are_those_of_its_algorithms_other_m
     values = {("local", "personal"): 0.5, ("Alpha", "global"): 0.6, ("ditto", "global"): 0.9,
               ("ditto", "personal"): 0.7}  # fmt: skip
     rows = [
-        Row(experiment="e", algorithm=algorithm, seed=0, round=1, site="Basel", split=split,
-            model=model, metric="dice", value=value, case=case, patient=case)
+        {
+            "experiment": "e",
+            "algorithm": algorithm,
+            "seed": 0,
+            "round": 1,
+            "site": "Basel",
+            "split": split,
+            "model": model,
+            "metric": "dice",
+            "value": value,
+            "case": case,
+            "patient": case,
+        }
         for (algorithm, model), value in values.items()
         for split, case in (("val", ""), *(("test", f"c{number}") for number in range(6)))
-    ]  # fmt: skip
+    ]
     Image.new("L", (8, 8)).save(tmp_path / "a.png")
     overlays = [
         Overlay("Basel", algorithm, 0, model, "best", "c1", "dice", 0.5, tmp_path / "a.png")
         for algorithm, model in (("Alpha", "global"), *(("ditto", model) for model in drawn))
     ]
-    cases = drawn_cases(
-        render(Run({}, rows, ("local", "Alpha", "ditto"), "local", "dice"), overlays, {})
-    )
+    cases = drawn_cases(render(run_of(rows, ("local", "Alpha", "ditto")), overlays, {}))
     assert re.findall(r"<h4>([^<]*)</h4>", cases) == [first]
     assert set(re.findall(r'data-method="([^"]*)"', cases)) == {first}
     found = re.findall(r'<p class="soft">([^<]*)</p>', cases.replace("&#39;", "'"))
@@ -156,12 +169,59 @@ def test_cases_of_an_answer_without_pictures_are_those_of_its_algorithms_other_m
 
 
 def test_without_an_answer_cases_are_those_of_the_first_method(tmp_path: Path) -> None:
-    row = Row(experiment="e", algorithm="ditto", seed=0, round=1, site="Basel", split="test",
-              model="personal", metric="dice", value=0.5, case="c1", patient="c1")  # fmt: skip
+    row = {
+        "experiment": "e",
+        "algorithm": "ditto",
+        "seed": 0,
+        "round": 1,
+        "site": "Basel",
+        "split": "test",
+        "model": "personal",
+        "metric": "dice",
+        "value": 0.5,
+        "case": "c1",
+        "patient": "c1",
+    }
     Image.new("L", (8, 8)).save(tmp_path / "a.png")
     overlay = Overlay(
         "Basel", "ditto", 0, "personal", "best", "c1", "dice", 0.5, tmp_path / "a.png"
     )
-    cases = drawn_cases(render(Run({}, [row], ("ditto",), "local", "dice"), [overlay], {}))
+    cases = drawn_cases(render(run_of([row], ("ditto",)), [overlay], {}))
     assert "test case under the first method, and common ones" in cases
     assert "none were drawn" not in cases
+
+
+def round_row(algorithm="fedavg", seed=0, site="A", number=1, **changes):
+    return dict(experiment="e", algorithm=algorithm, seed=seed, site=site, round=number,
+               split="train", metric="loss", value=1.0, **changes)  # fmt: skip
+
+
+def test_traffic_is_summed_over_sites_and_rounds_and_averaged_over_seeds():
+    rows = [
+        round_row(seed=seed, site=site, number=number, bytes_up=up, bytes_down=10, seconds=0.5)
+        for seed, up in ((0, 100), (1, 300))
+        for site in ("A", "B")
+        for number in (1, 2)
+    ]
+    (found,) = count_traffic(results_frame(rows), ["fedavg", "never ran"]).itertuples()
+    # seed 0: 2 sites x 2 rounds x 100 = 400; seed 1: 1200; mean 800, per round half of it
+    assert (found.algorithm, found.name) == ("fedavg", "FedAvg")
+    assert (found.up, found.down, found.seconds) == (800, 40, 2.0)
+    assert (found.up_round, found.down_round) == (400, 20)
+
+
+def test_folds_are_averaged_like_seeds():
+    rows = [round_row(fold=fold, site=site, bytes_up=100) for fold, site in ((0, "A"), (1, "B"))]
+    (found,) = count_traffic(results_frame(rows), ["fedavg"]).itertuples()
+    assert (found.up, found.up_round) == (100, 100)
+
+
+def test_totals_of_the_case_rows_count_what_went_before_and_after_the_rounds():
+    rows = [round_row(bytes_up=100), round_row(bytes_up=100, number=2)]
+    about: dict[str, Any] = {"experiment": "e", "algorithm": "fedavg", "seed": 0, "round": 2,
+             "site": "A", "case": "c001", "patient": "p001", "metric": "dice",
+             "value": 0.5}  # fmt: skip
+    rows.append(dict(**about, split="test", model="global", bytes_up=260))
+    rows.append(dict(**about, split="outside", model="tent", seconds=99.0))  # no training
+    (found,) = count_traffic(results_frame(rows), ["fedavg"]).itertuples()
+    assert (found.up, found.up_round, found.seconds) == (260, 100, 0)

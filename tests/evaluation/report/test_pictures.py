@@ -9,7 +9,7 @@ from PIL import Image
 
 from collegium.errors import DataError
 from collegium.evaluation.report.overlays import draw_layers
-from collegium.evaluation.report.pictures import Overlay, Sheet, read_overlays
+from collegium.evaluation.report.pictures import Overlay, PictureSheet, read_overlays
 
 
 def write_index(folder, place, entries):
@@ -95,7 +95,7 @@ def opened(sheet, name):
 def test_an_embedded_picture_is_at_most_512_pixels(tmp_path):
     path = tmp_path / "big.png"
     Image.new("RGB", (1024, 700), (255, 0, 0)).save(path)
-    sheet = Sheet()
+    sheet = PictureSheet()
     picture = sheet.add(overlay(path))
     assert picture is not None
     assert picture.size == (512, 350)
@@ -107,7 +107,7 @@ def test_an_embedded_picture_is_at_most_512_pixels(tmp_path):
 def test_layers_keep_every_pixel_and_shared_ones_are_there_once(tmp_path):
     rng = np.random.default_rng(0)
     truth = rng.random((300, 300)) > 0.9
-    sheet, shown, files = Sheet(), [], []
+    sheet, shown, files = PictureSheet(), [], []
     for number in range(2):
         layers = draw_layers(rng.random((1, 300, 300)) * 0 + truth, truth, np.roll(truth, number))
         files.append({name: tmp_path / f"{number}-{name}.png" for name in layers})
@@ -132,10 +132,10 @@ def test_pictures_beyond_the_budget_are_left_out(tmp_path):
     files = [tmp_path / f"{number}.png" for number in range(3)]
     for file in files:
         Image.fromarray(rng.integers(0, 256, (128, 128, 3), np.uint8)).save(file)
-    one = Sheet()
+    one = PictureSheet()
     one.add(overlay(files[0]))
     budget = round(2.5 * len(one.css) * 3 / 4)
-    sheet = Sheet(budget)
+    sheet = PictureSheet(budget)
     shown = [sheet.add(overlay(file)) for file in files]
     assert [picture is None for picture in shown] == [False, False, True]
     assert sheet.add(overlay(files[0])) == shown[0]  # costs nothing
@@ -144,7 +144,7 @@ def test_pictures_beyond_the_budget_are_left_out(tmp_path):
 
 def test_a_picture_that_is_absent_or_none_is_named(tmp_path):
     with pytest.raises(DataError, match=r"gone\.png: the overlay cannot be read"):
-        Sheet().add(overlay(tmp_path / "gone.png"))
+        PictureSheet().add(overlay(tmp_path / "gone.png"))
     (tmp_path / "text.png").write_text("no picture")
     with pytest.raises(DataError, match=r"text\.png: the overlay cannot be read"):
-        Sheet().add(overlay(tmp_path / "text.png"))
+        PictureSheet().add(overlay(tmp_path / "text.png"))

@@ -5,7 +5,7 @@ import pytest
 from collegium.evaluation.report.plots import (
     COLOURS,
     MARKERS,
-    Series,
+    ChartLine,
     interval_svg,
     learning_curves,
     legend_svg,
@@ -15,18 +15,17 @@ from collegium.evaluation.report.plots import (
     ticks,
     title,
 )
-from collegium.evaluation.results import Row
-from collegium.evaluation.significance import Interval
+from collegium.evaluation.results import results_frame
 
 
 def round_row(algorithm="fedavg", seed=0, site="A", number=1, **changes):
     about = {"split": "train", "metric": "loss", "value": 1.0, "model": ""}
-    return Row(experiment="e", algorithm=algorithm, seed=seed, site=site, round=number,
+    return dict(experiment="e", algorithm=algorithm, seed=seed, site=site, round=number,
                **{**about, **changes})  # fmt: skip
 
 
 def line(points, name="FedAvg", place=0, *, dashed=False):
-    return Series(name, place, dashed, points)
+    return ChartLine(name, place, dashed, points)
 
 
 def lines_in(svg):
@@ -50,7 +49,7 @@ def test_a_curve_is_the_mean_over_seeds_and_folds_by_round():
         round_row(seed=0, number=1, value=0.9),
         round_row(seed=1, number=1, value=None),
     ]
-    (found,) = learning_curves(rows, "loss", "train", ["fedavg"])["A"]
+    (found,) = learning_curves(results_frame(rows), "loss", "train", ["fedavg"])["A"]
     assert list(found.points) == [1, 2]
     assert list(found.points.values()) == pytest.approx([0.9, 0.6])
 
@@ -62,7 +61,7 @@ def test_each_site_has_a_line_for_each_algorithm_and_model():
         for site in ("C", "A")
         for algorithm, model in (("ditto", "global"), ("ditto", "personal"), ("fedavg", "global"))
     ]
-    found = learning_curves(rows, "dice", "val", ["fedavg", "ditto"])
+    found = learning_curves(results_frame(rows), "dice", "val", ["fedavg", "ditto"])
     assert list(found) == ["A", "C"]
     assert [(s.name, s.place, s.dashed, s.look) for s in found["A"]] == [
         ("FedAvg global", 0, False, "c0"),
@@ -73,7 +72,9 @@ def test_each_site_has_a_line_for_each_algorithm_and_model():
 
 
 def test_nothing_to_draw_is_no_curve():
-    assert learning_curves([round_row(value=None)], "loss", "train", ["fedavg"]) == {}
+    assert (
+        learning_curves(results_frame([round_row(value=None)]), "loss", "train", ["fedavg"]) == {}
+    )
 
 
 def test_a_line_is_drawn_to_scale():
@@ -122,7 +123,7 @@ def test_ticks_are_round_and_lie_between():
 
 
 def test_an_interval_is_drawn_to_scale_around_zero():
-    drawn = ElementTree.fromstring(interval_svg(Interval(0.05, -0.1, 0.1, 9, 0), 0.1))
+    drawn = ElementTree.fromstring(interval_svg(0.05, -0.1, 0.1, 0.1))
     zero, bar, dot = (part.attrib for part in drawn)
     assert float(zero["x1"]) == 80
     assert (float(bar["x1"]), float(bar["x2"])) == (8, 152)
@@ -131,16 +132,15 @@ def test_an_interval_is_drawn_to_scale_around_zero():
 
 
 def test_an_interval_that_is_none_is_a_dot_or_nothing():
-    dot = ElementTree.fromstring(interval_svg(Interval(0.0, None, None, 1, 0), 1.0))
+    dot = ElementTree.fromstring(interval_svg(0.0, None, None, 1.0))
     assert len(dot.findall("line")) == 1
     assert dot.find("circle") is not None
-    empty = ElementTree.fromstring(interval_svg(Interval(None, None, None, 0, 3), 1.0))
+    empty = ElementTree.fromstring(interval_svg(float("nan"), float("nan"), None, 1.0))
     assert empty.find("circle") is None
 
 
 def test_the_common_scale_reaches_the_farthest_end():
-    intervals = [Interval(0.1, -0.3, 0.2, 9, 0), Interval(None, None, None, 0, 0)]
-    assert reach(intervals) == 0.3
+    assert reach([0.1, -0.3, 0.2, None, float("nan")]) == 0.3
     assert reach([]) == 1.0
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from collegium.evaluation.report.routing import (
-    Routes,
+    RoutingCoefficients,
     gather_adaptations,
     loss_lines,
     mean_routes,
@@ -69,14 +69,14 @@ def cell(text, shade, deviation=""):
 
 
 def test_shades_reach_from_the_smallest_to_the_largest():
-    routes = Routes(("down", "up"), ("global", "a"), ((0.25, 0.75), (0.5, 0.5)))
+    routes = RoutingCoefficients(("down", "up"), ("global", "a"), ((0.25, 0.75), (0.5, 0.5)))
     assert shades(routes) == [
         ("down", [cell("0.250", 0), cell("0.750", 88)]),
         ("up", [cell("0.500", 44), cell("0.500", 44)]),
     ]
     spread = replace(routes, deviations=((0.01, 0.02), (0.03, 0.04)))
     assert shades(spread)[1] == ("up", [cell("0.500", 44, "0.030"), cell("0.500", 44, "0.040")])
-    equal = Routes(("down",), ("global", "a"), ((0.5, 0.5),))
+    equal = RoutingCoefficients(("down",), ("global", "a"), ((0.5, 0.5),))
     assert [cell["shade"] for cell in shades(equal)[0][1]] == [0, 0]
 
 

@@ -4,21 +4,22 @@ from itertools import combinations
 from typing import Any
 from xml.etree import ElementTree
 
+import pandas as pd
 import pytest
 
-from collegium.evaluation.cells import Cell
 from collegium.evaluation.report.html import write_report
 from collegium.evaluation.report.timing import log_ticks, place_labels, time_chart
-from collegium.evaluation.scores import ADAPTERS
-from collegium.evaluation.timing import Timed, TimeTable
+from collegium.evaluation.scores import ADAPTERS, method_name
+from collegium.evaluation.timing import TIMED, TimeTable
 
 
-def timed(algorithm: str, adapter: str, seconds: float | None, score: float | None) -> Timed:
-    return Timed(algorithm, adapter, Cell(seconds), Cell(None), Cell(score))
+def timed(algorithm: str, adapter: str, seconds: float | None, score: float | None) -> list[Any]:
+    name = method_name(algorithm, adapter, "outside")
+    return [algorithm, adapter, name, seconds, None, None, None, score, None, 0]
 
 
-def table(*methods: Timed, metric: str = "dice", unit: str = "") -> TimeTable:
-    return TimeTable(metric, unit, True, methods)
+def table(*methods: list[Any], metric: str = "dice", unit: str = "") -> TimeTable:
+    return TimeTable(metric, unit, True, pd.DataFrame(methods, columns=TIMED))
 
 
 def drawn(svg: str) -> dict[str, tuple[float, float, str]]:

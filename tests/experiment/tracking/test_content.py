@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from collegium.evaluation.results import Row
+from collegium.evaluation.results import ResultRow, results_frame
 from collegium.experiment.config.experiment import ExperimentConfig, parse_config
 from collegium.experiment.grid import jobs_of
 from collegium.experiment.jobs import Event
@@ -47,9 +47,9 @@ def config(settings) -> ExperimentConfig:
     return parse_config(settings)
 
 
-def row(**about: Any) -> Row:
+def row(**about: Any) -> ResultRow:
     common = {"experiment": "tiny", "algorithm": "x", "seed": 0, "round": 2}
-    return Row(**{**common, **about})
+    return {**common, **about}
 
 
 def parameters_of_job(config: ExperimentConfig, *key: Any) -> dict[str, str]:
@@ -168,7 +168,7 @@ def test_scores_of_the_model_that_a_site_uses_stand_under_the_plain_name():
         row(split="outside", site="o", model="tent", metric="dice", value=0.5, case="c1"),
         row(split="outside", site="o", model="none", metric="dice", value=0.25, case="c1"),
     ]
-    assert content.metrics_of(content.points_of_rows(rows)) == {
+    assert content.metrics_of(content.points_of_rows(results_frame(rows))) == {
         ("val/global/dice/a", 2): 0.5,
         ("mean/val/global/dice", 2): 0.5,
         ("val/dice/a", 2): 0.75,
@@ -192,7 +192,7 @@ def test_traffic_is_summed_over_sites():
         row(split="train", site=site, metric="loss", value=value, bytes_up=up, seconds=2.0)
         for site, value, up in (("a", 0.5, 10), ("b", None, 30))
     ]
-    metrics = content.metrics_of(content.points_of_rows(rows))
+    metrics = content.metrics_of(content.points_of_rows(results_frame(rows)))
     assert metrics["bytes_up/b", 2] == 30
     assert metrics["total/bytes_up", 2] == 40
     assert metrics["total/seconds", 2] == 4

@@ -4,15 +4,18 @@ import re
 import shutil
 import threading
 from collections.abc import Mapping
+from math import isnan
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import yaml
 
 from collegium.data.phantoms import make_federation
 from collegium.errors import StorageError
-from collegium.evaluation.results import Row, append_rows
+from collegium.evaluation.results import read_rows, results_frame, write_rows
+from collegium.evaluation.scores import rows_of
 from collegium.experiment.config.experiment import ExperimentConfig, digest, parse_config, to_dict
 from collegium.experiment.grid import jobs_of
 from collegium.experiment.jobs import Event
@@ -100,7 +103,7 @@ def expected(config: ExperimentConfig, label: str) -> dict[str, list[tuple[int, 
     """Every round's losses, scores and bytes of each site, as its rows hold them."""
     found: dict[str, list[tuple[int, float]]] = {}
     used = "personal" if label == "fedbn" else "global"
-    for row in collect_rows(config):
+    for row in rows_of(collect_rows(config)):
         if row.algorithm != label or row.split not in ("train", "val"):
             continue
         names = {f"train/loss/{row.site}": row.value, f"bytes_up/{row.site}": float(row.bytes_up)}
@@ -108,7 +111,7 @@ def expected(config: ExperimentConfig, label: str) -> dict[str, list[tuple[int, 
             kind = "" if row.model == used else f"{row.model}/"
             names = {f"val/{kind}{row.metric}/{row.site}": row.value}
         for name, value in names.items():
-            if value is not None:
+            if not isnan(value):
                 found.setdefault(name, []).append((row.round, value))
     return {name: sorted(points) for name, points in found.items()}
 
@@ -126,10 +129,10 @@ def test_history_of_every_round_and_site_is_that_of_the_rows(tracked):
 
 def test_test_scores_are_the_means_over_a_sites_cases(tracked):
     cases: dict[str, list[float]] = {}
-    for row in collect_rows(tracked):
+    for row in rows_of(collect_rows(tracked)):
         if (row.algorithm, row.split, row.model) == ("fedbn", "test", "personal"):
             cases.setdefault(f"test/{row.metric}/{row.site}", []).extend(
-                [] if row.value is None else [row.value]
+                [] if isnan(row.value) else [row.value]
             )
     history = Found(local_uri(Path(tracked.output))).history("fedbn")
     assert cases
@@ -334,11 +337,13 @@ def test_scores_of_an_adapter_with_other_settings_replace_the_former(tracked, fi
     job = jobs_of(config)[0]
     for value in (0.25, 0.75):
         shutil.copy(jobs_of(tracked)[0].folder / "rows.jsonl", job.folder)
-        outside = Row(
-            experiment="tiny", algorithm="fedavg", seed=0, round=2, site="o", case="outside-c001",
-            patient="outside-p001", split="outside", model="tent", metric="dice", value=value,
-        )  # fmt: skip
-        append_rows(job.folder / "rows.jsonl", [outside])
+        outside = {
+            "experiment": "tiny", "algorithm": "fedavg", "seed": 0, "round": 2, "site": "o",
+            "case": "outside-c001", "patient": "outside-p001", "split": "outside",
+            "model": "tent", "metric": "dice", "value": value,
+        }  # fmt: skip
+        file = job.folder / "rows.jsonl"
+        write_rows(file, pd.concat([read_rows([file]), results_frame([outside])]))
         Tracker(config, uri=files).finish(tmp_path / "run")
     found = Found(files)
     assert found.jobs["fedavg"].data.metrics["outside/tent/dice/o"] == 0.75

@@ -1,4 +1,6 @@
-"""The account of an adaptation: one page that says what was done with which models."""
+"""The account of an adaptation: one page about what was done with which models."""
+
+from __future__ import annotations
 
 import base64
 import io
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from collegium.core.files import write_atomically
 from collegium.evaluation.report import assessment, plots
-from collegium.evaluation.report.page import environment
+from collegium.evaluation.report.rendering import make_environment
 from collegium.evaluation.report.routing import loss_lines, mean_routes, shades
 from collegium.tasks import NON_SCORE_KEYS
 
@@ -24,15 +26,15 @@ DRAWINGS: dict[str, Callable[..., str]] = {
     "sample": plots.legend_svg,
     "markup": str,
 }
-"""What its templates draw with, for `collegium.evaluation.report.page.environment`."""
+"""The functions of its templates, see `collegium.evaluation.report.rendering.make_environment`."""
 
 
 @dataclass(frozen=True)
-class Picture:
+class CasePicture:
     """A predicted case to show."""
 
     caption: str
-    image: "Image"
+    image: Image
 
     @property
     def source(self) -> str:
@@ -45,19 +47,19 @@ class Picture:
 def write_account(
     path: Path,
     account: Mapping[str, Any],
-    pictures: Sequence[Picture],
+    pictures: Sequence[CasePicture],
     scores: Sequence[Mapping[str, Any]] = (),
 ) -> None:
     """Write the page; it refers to nothing outside itself.
 
     Args:
-        path: the page.
-        account: what `collegium adapt` writes as ``account.json``.
-        pictures: cases with their predictions.
-        scores: by case, where there were labels.
+        path: The page.
+        account: The content of ``account.json``, as `collegium adapt` writes it.
+        pictures: Cases with their predictions.
+        scores: By case, if there were labels.
     """
     losses = loss_lines(account["losses"])
-    template = environment(FILTERS, DRAWINGS).get_template("account.html.j2")
+    template = make_environment(FILTERS, DRAWINGS).get_template("account.html.j2")
     page = template.render(
         account=account,
         adapter=account["adapter"],
@@ -74,7 +76,7 @@ def write_account(
 
 
 def _words(value: Any) -> str:
-    """A setting as a reader writes it."""
+    """Return a setting as a reader writes it."""
     if isinstance(value, list | tuple):
         return ", ".join(map(_words, value))
     if isinstance(value, bool):

@@ -1,25 +1,34 @@
-"""The first questions of the report: does joining help this hospital, and does adapting?"""
+"""The first questions of the report: does joining help this hospital, and does adapting?
+
+The answers are sentences about the verdicts of `collegium.evaluation.comparisons`, which are made
+there and nowhere else.
+"""
+
+from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import isnan
 from statistics import fmean
+from typing import Any
 
-from collegium.evaluation.paired import Comparison, ComparisonTable, JoiningTable
+from collegium.evaluation.comparisons import ComparisonTable
+from collegium.evaluation.formats import interval_text, number
 from collegium.evaluation.report.plots import title
-from collegium.evaluation.report.reading import Run
+from collegium.evaluation.report.reading import RunOutput
+from collegium.evaluation.scores import METHOD, MethodKey, rows_of
 from collegium.evaluation.significance import Outcome, higher_is_better
-from collegium.evaluation.tables import interval_text, number
 
 MOST_ANSWERS = 6
-"""Adapted methods of a site that the overview shows one by one; where there are more it counts."""
+"""Adapted methods of a site that the overview shows one by one; if there are more it counts."""
 
 OUTCOMES: tuple[Outcome, ...] = ("helps", "hurts", "cannot tell")
 
 
 @dataclass(frozen=True)
-class Answer:
-    """The answer to one site.
+class JoiningAnswer:
+    """The answer to one site: does joining help?
 
     Attributes:
         site: Name of the site.
@@ -30,42 +39,20 @@ class Answer:
     """
 
     site: str
-    chosen: Comparison | None
+    chosen: Any
     sentence: str
     counts: dict[Outcome, int]
-    methods: Sequence[Comparison]
+    methods: Sequence[Any]
 
     @property
     def outcome(self) -> str:
-        """The answer in a word; empty where none was chosen."""
+        """The answer in a word; empty if no method was chosen."""
         return self.chosen.outcome if self.chosen else ""
-
-
-def answer_sites(run: Run, joining: JoiningTable) -> dict[str, Answer]:
-    """Answer each site: does joining help?
-
-    Args:
-        run: What was run.
-        joining: The comparisons with training alone.
-
-    Returns:
-        Site -> answer, by name.
-    """
-    chosen = select_on_validation(run)
-    by_site: dict[str, list[Comparison]] = defaultdict(list)
-    for comparison in joining.comparisons:
-        by_site[comparison.site].append(comparison)
-    answers = {}
-    for site, methods in sorted(by_site.items()):
-        own = next((c for c in methods if (c.algorithm, c.model) == chosen.get(site)), None)
-        counts = _count(c for c in methods if c.algorithm not in run.pooled)
-        answers[site] = Answer(site, own, _sentence(site, own, joining), counts, methods)
-    return answers
 
 
 @dataclass(frozen=True)
 class AdaptingAnswer:
-    """The effect of adapting for one site outside.
+    """The answers to one site outside, one for each adapted method: does adapting help?
 
     Nothing but test scores could choose one method for such a site, so each has its own answer.
 
@@ -76,13 +63,32 @@ class AdaptingAnswer:
     """
 
     site: str
-    methods: Sequence[tuple[Comparison, str]]
+    methods: Sequence[tuple[Any, str]]
     counts: dict[Outcome, int]
 
     @property
     def outcome(self) -> str:
-        """The answer that all methods agree on; empty where they do not."""
+        """The answer that all methods agree on; empty if they do not."""
         return next((word for word in OUTCOMES if self.counts[word] == len(self.methods)), "")
+
+
+def answer_sites(run: RunOutput, joining: ComparisonTable) -> dict[str, JoiningAnswer]:
+    """Answer each site: does joining help?
+
+    Args:
+        run: The content of the run's output folder.
+        joining: The comparisons with training alone.
+
+    Returns:
+        Site -> answer, by name.
+    """
+    chosen = select_on_validation(run)
+    answers = {}
+    for site, methods in _by_site(joining):
+        own = next((c for c in methods if (c.algorithm, c.model) == chosen.get(site)), None)
+        counts = _count(c for c in methods if c.algorithm not in run.labels.pooled)
+        answers[site] = JoiningAnswer(site, own, _sentence(site, own, joining), counts, methods)
+    return answers
 
 
 def answer_outside(adapting: ComparisonTable) -> list[AdaptingAnswer]:
@@ -94,34 +100,39 @@ def answer_outside(adapting: ComparisonTable) -> list[AdaptingAnswer]:
     Returns:
         The answers by site.
     """
-    by_site: dict[str, list[Comparison]] = defaultdict(list)
-    for comparison in adapting.comparisons:
-        by_site[comparison.site].append(comparison)
     return [
         AdaptingAnswer(site, [(c, f"With {_numbers(c, adapting)}.") for c in found], _count(found))
-        for site, found in sorted(by_site.items())
+        for site, found in _by_site(adapting)
     ]
 
 
-def _count(comparisons: Iterable[Comparison]) -> dict[Outcome, int]:
+def _by_site(table: ComparisonTable) -> list[tuple[str, list[Any]]]:
+    found: dict[str, list[Any]] = defaultdict(list)
+    for comparison in table.by_site:
+        found[comparison.site].append(comparison)
+    return sorted(found.items())
+
+
+def _count(comparisons: Iterable[Any]) -> dict[Outcome, int]:
     words = [comparison.outcome for comparison in comparisons]
     return {word: words.count(word) for word in OUTCOMES}
 
 
-def _numbers(comparison: Comparison, table: ComparisonTable) -> str:
-    """E.g. "FedBN personal, Dice 0.812 alone, 0.851 joined, difference +0.039 [...]"."""
+def _numbers(comparison: Any, table: ComparisonTable) -> str:
+    """Return e.g. "FedBN personal, Dice 0.812 alone, 0.851 joined, difference +0.039 [...]"."""
     unit, (without, with_) = table.unit, table.sides
     metric = title(table.metric) + (f" in {unit}" if unit else "")
-    numbers = (
-        f"{number(comparison.local, unit)} {without}, {number(comparison.joined, unit)} {with_}"
+    means = number(comparison.reference_mean, unit), number(comparison.method_mean, unit)
+    difference = number(comparison.difference, unit, signed=True)
+    ends = comparison.low, comparison.high
+    between = "" if isnan(comparison.low) else f" {interval_text(*ends, unit)}"
+    return (
+        f"{comparison.method}, {metric} {means[0]} {without}, {means[1]} {with_}, "
+        f"difference {difference}{between}"
     )
-    mean = number(comparison.difference.mean, unit, signed=True)
-    known = comparison.difference.low is not None
-    between = f" {interval_text(comparison.difference, unit)}" if known else ""
-    return f"{comparison.name}, {metric} {numbers}, difference {mean}{between}"
 
 
-def _sentence(site: str, chosen: Comparison | None, joining: JoiningTable) -> str:
+def _sentence(site: str, chosen: Any, joining: ComparisonTable) -> str:
     if chosen is None:
         return f"No method was chosen for {site}, for it has no scores on validation."
     start = {
@@ -132,32 +143,31 @@ def _sentence(site: str, chosen: Comparison | None, joining: JoiningTable) -> st
     return f"{start}: with {_numbers(chosen, joining)}."
 
 
-def select_on_validation(run: Run) -> dict[str, tuple[str, str]]:
+def select_on_validation(run: RunOutput) -> dict[str, MethodKey]:
     """Choose for each site the method that did best on the site's own validation cases.
 
-    The test scores have no say, so that what they then tell of the chosen method is fair.
+    The test scores have no part in the choice, so that they are fair to the chosen method.
 
     Args:
-        run: What was run.
+        run: The content of the run's output folder.
 
     Returns:
         Site -> (algorithm, model), without training alone and without pooling the data, which
-        nobody can join.
+        nobody can join. Of equals it is the first in the table of results.
     """
-    curves: dict[tuple[str, str, str], dict[tuple[int, int], list[float]]]
-    curves = defaultdict(lambda: defaultdict(list))
-    units = set()
-    for row in run.rows:
-        wanted = row.split == "val" and row.metric == run.metric
-        joined = row.algorithm not in (run.local, *run.pooled)
-        if wanted and joined and row.value is not None:
-            curves[row.site, row.algorithm, row.model][row.seed, row.fold].append(row.value)
-            units.add(row.unit)
-    higher = all(higher_is_better(run.metric, unit) for unit in units)
-    best: dict[str, tuple[float, tuple[str, str]]] = {}
-    for (site, *method), trainings in curves.items():
-        value = fmean((max if higher else min)(values) for values in trainings.values())
-        value = value if higher else -value
-        if site not in best or value > best[site][0]:
-            best[site] = value, (method[0], method[1])
-    return {site: method for site, (_, method) in best.items()}
+    results = run.results
+    wanted = (results["split"] == "val") & (results["metric"] == run.metric)
+    joined = ~results["algorithm"].isin([run.labels.local, *run.labels.pooled])
+    scores = results[wanted & joined].dropna(subset="value")
+    higher = all(higher_is_better(run.metric, unit) for unit in scores["unit"].unique())
+    trainings = scores.groupby(["site", *METHOD, "seed", "fold"], sort=False)["value"]
+    best = trainings.max() if higher else -trainings.min()
+    bests: dict[tuple[str, MethodKey], list[float]] = defaultdict(list)
+    for row in rows_of(best.reset_index()):
+        bests[row.site, (row.algorithm, row.model)].append(row.value)
+    means = {key: fmean(values) for key, values in bests.items()}
+    chosen: dict[str, MethodKey] = {}
+    for site, method in means:
+        if site not in chosen or means[site, method] > means[site, chosen[site]]:
+            chosen[site] = method
+    return chosen

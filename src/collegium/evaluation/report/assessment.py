@@ -1,7 +1,7 @@
 """The page of an assessment: how different the sites are, in one file that opens offline.
 
 It takes the content of ``assessment.json``. Drawings are SVG without scripts, in the colours of the
-page, so that they are legible on light and dark; each says in words what it shows.
+page, so that they are legible on light and dark; each has a text alternative.
 """
 
 import html
@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collegium.core.files import write_atomically
-from collegium.evaluation.report.page import environment
 from collegium.evaluation.report.plots import ticks
+from collegium.evaluation.report.rendering import make_environment
 
 PAGE = "assessment.html"
 
@@ -54,7 +54,7 @@ def render(data: Mapping[str, Any]) -> str:
     Returns:
         HTML that refers to nothing outside itself.
     """
-    return environment(FILTERS, DRAWINGS).get_template("assessment.html.j2").render(**data)
+    return make_environment(FILTERS, DRAWINGS).get_template("assessment.html.j2").render(**data)
 
 
 def short(value: float) -> str:
@@ -214,4 +214,4 @@ def _levels(values: Any) -> list[float]:
 
 FILTERS: dict[str, Callable[..., Any]] = {"heat": heat, "short": short}
 DRAWINGS: dict[str, Callable[..., str]] = {"network": network_svg, "strips": strips_svg}
-"""What its templates draw with, for `collegium.evaluation.report.page.environment`."""
+"""What its templates draw with, for `collegium.evaluation.report.rendering.make_environment`."""

@@ -1,7 +1,7 @@
 """The page of a drift: how far features move in training, in one file that opens offline.
 
 It takes the content of ``drift.json``. Drawings are SVG without scripts, in the colours of the
-page; each says in words what it shows.
+page; each has a text alternative.
 """
 
 import html
@@ -15,15 +15,15 @@ from typing import Any
 
 from collegium.core.files import write_atomically
 from collegium.evaluation.report import assessment
-from collegium.evaluation.report.page import environment
 from collegium.evaluation.report.plots import (
     COLOURS,
     MARKERS,
+    ChartLine,
     Limits,
-    Series,
     legend_svg,
     line_chart,
 )
+from collegium.evaluation.report.rendering import make_environment
 
 PAGE = "drift.html"
 
@@ -64,8 +64,8 @@ def render(data: Content) -> str:
     Returns:
         HTML that refers to nothing outside itself.
     """
-    template = environment(FILTERS, DRAWINGS).get_template("drift.html.j2")
-    places = {site: Series(site, place, False, {}) for place, site in enumerate(data["sites"])}
+    template = make_environment(FILTERS, DRAWINGS).get_template("drift.html.j2")
+    places = {site: ChartLine(site, place, False, {}) for place, site in enumerate(data["sites"])}
     by_algorithm = {
         label: [moment for moment in data["moments"] if moment["algorithm"] == label]
         for label in data["algorithms"]
@@ -79,7 +79,7 @@ def render(data: Content) -> str:
     )
 
 
-def lines(moments: Sequence[Content], sites: Sequence[str]) -> list[Series]:
+def lines(moments: Sequence[Content], sites: Sequence[str]) -> list[ChartLine]:
     """Return a line over rounds for every site that was measured: the drift of its features.
 
     Args:
@@ -90,7 +90,7 @@ def lines(moments: Sequence[Content], sites: Sequence[str]) -> list[Series]:
     for place, site in enumerate(sites):
         points = {m["round"]: m["drift"][site] for m in moments if site in m["drift"]}
         if points:
-            found.append(Series(site, place, False, points))
+            found.append(ChartLine(site, place, False, points))
     return found
 
 
@@ -102,7 +102,7 @@ def row(moment: Content) -> dict[str, Any]:
 
     Returns:
         Algorithm, round, mean, smallest and largest drift, and the mean distance between two sites,
-        which is None where there is no second site.
+        which is None if there is no second site.
     """
     drift, matrix = moment["drift"].values(), moment["between"]
     between = [matrix[i][j] for i, j in combinations(range(len(matrix)), 2)]
@@ -116,11 +116,11 @@ def row(moment: Content) -> dict[str, Any]:
     }
 
 
-def drift_svg(drawn: Sequence[Series], label: str) -> str:
+def drift_svg(drawn: Sequence[ChartLine], label: str) -> str:
     """Draw the drift of one algorithm, in the frame that all of them share.
 
     Args:
-        drawn: what `lines` gave.
+        drawn: the lines, see `lines`.
         label: of the algorithm.
 
     Returns:
@@ -157,14 +157,14 @@ def map_svg(moment: Content, sites: Sequence[str], name: str) -> str:
         if kind == "global"
     )
     title = html.escape(f"Map of the features of {moment['algorithm']}, round {moment['round']}")
-    says = html.escape(
+    description = html.escape(
         f"Windows by site: {counts}; each is there twice, filled under the model received and "
         f"hollow under the model trained. Drift: {_drifts(moment)}."
     )
     return (
         f'<svg class="map" viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" role="img" '
         f'aria-labelledby="{name}-title {name}-desc"><title id="{name}-title">{title}</title>'
-        f'<desc id="{name}-desc">{says}</desc>{drawn}</svg>'
+        f'<desc id="{name}-desc">{description}</desc>{drawn}</svg>'
     )
 
 
@@ -197,4 +197,4 @@ DRAWINGS: dict[str, Callable[..., str]] = {
     "sample": legend_svg,
     "features": map_svg,
 }
-"""What its template draws with, for `collegium.evaluation.report.page.environment`."""
+"""What its template draws with, for `collegium.evaluation.report.rendering.make_environment`."""

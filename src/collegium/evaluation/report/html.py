@@ -4,6 +4,8 @@ It opens without a network. Its pages are sections, of which a script shows one 
 the script, and in print, all of them stand one after the other.
 """
 
+from __future__ import annotations
+
 import base64
 import json
 import shlex
@@ -12,18 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from collegium.core.files import write_atomically
-from collegium.evaluation.paired import Comparison
+from collegium.evaluation.formats import interval_text, p_value
 from collegium.evaluation.report import assessment, plots
 from collegium.evaluation.report.answers import MOST_ANSWERS
-from collegium.evaluation.report.ledgers import Summary, ledger_summaries
-from collegium.evaluation.report.page import environment
-from collegium.evaluation.report.pages import Report, gather
+from collegium.evaluation.report.ledgers import LedgerSummary, ledger_summaries
+from collegium.evaluation.report.pages import ReportContent, gather_content
 from collegium.evaluation.report.pictures import Overlay, read_overlays
-from collegium.evaluation.report.reading import Run, read_run
+from collegium.evaluation.report.reading import RunOutput, read_run_output
+from collegium.evaluation.report.rendering import cell_html, make_environment
 from collegium.evaluation.report.routing import shades
 from collegium.evaluation.report.timing import time_chart
 from collegium.evaluation.significance import MINIMUM_PATIENTS
-from collegium.evaluation.tables import DASH, cell_html
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -35,7 +36,7 @@ def write_report(output: Path, *, pictures: bool = True) -> Path:
     """Write ``report.html`` into the output folder of a run, finished or not.
 
     Args:
-        output: The folder, with ``run.json``, the results and the cells.
+        output: The folder, with ``run.json``, the results and the jobs.
         pictures: Whether the page holds patients' images, under pseudonyms.
 
     Returns:
@@ -46,7 +47,7 @@ def write_report(output: Path, *, pictures: bool = True) -> Path:
         CheckpointError: The state of a server is damaged.
         StorageError: The page cannot be written.
     """
-    run = read_run(output)
+    run = read_run_output(output)
     overlays = read_overlays(output, run.setting) if pictures else []
     page = render(run, overlays, ledger_summaries(output), str(output))
     path = output / PAGE
@@ -55,15 +56,15 @@ def write_report(output: Path, *, pictures: bool = True) -> Path:
 
 
 def render(
-    run: Run,
+    run: RunOutput,
     overlays: Sequence[Overlay],
-    ledgers: Mapping[str, Mapping[str, Summary]],
+    ledgers: Mapping[str, Mapping[str, LedgerSummary]],
     output: str = "",
 ) -> str:
     """Return the page.
 
     Args:
-        run: What was run.
+        run: The content of the run's output folder.
         overlays: The pictures.
         ledgers: Label of the algorithm -> site -> summary of its ledgers.
         output: The output folder, for the commands that reproduce the run.
@@ -71,15 +72,15 @@ def render(
     Returns:
         HTML that refers to nothing outside itself.
     """
-    report = gather(run, overlays, ledgers)
+    content = gather_content(run, overlays, ledgers)
     text = _configuration(run.config)
     return (
         _environment()
         .get_template("report.html.j2")
         .render(
-            report=report,
+            report=content,
             run=run,
-            pages=list_pages(report),
+            pages=list_pages(content),
             minimum_patients=MINIMUM_PATIENTS,
             most_answers=MOST_ANSWERS,
             configuration=text,
@@ -90,66 +91,61 @@ def render(
     )
 
 
-def _environment() -> "Environment":
+def _environment() -> Environment:
     filters: dict[str, Callable[..., Any]] = {
         **assessment.FILTERS,
         "shades": shades,
-        "pvalue": _p_value,
+        "interval": lambda c, unit: interval_text(c.low, c.high, unit),
+        "pvalue": p_value,
         "reach": _reach,
     }
     drawings: dict[str, Callable[..., str]] = {
         **assessment.DRAWINGS,
         "cell": cell_html,
-        "svg": plots.interval_svg,
+        "svg": lambda c, reach: plots.interval_svg(c.difference, c.low, c.high, reach),
         "chart": plots.line_chart,
         "sample": plots.legend_svg,
         "times": time_chart,
         "markup": str,
     }
-    return environment(filters, drawings)
+    return make_environment(filters, drawings)
 
 
-def list_pages(report: Report) -> list[dict[str, str]]:
-    """Return the pages that have something to say, in order: id, title, and site of a site's page.
+def list_pages(content: ReportContent) -> list[dict[str, str]]:
+    """Return the pages that have content, in order: id, title, and site of a site's page.
 
     Args:
-        report: What there is to say.
+        content: The content of the report.
     """
-    run = report.run
-    sites = [(page.id, page.name) for page in report.sites]
+    run = content.run
+    sites = [(page.id, page.name) for page in content.sites]
     wanted: list[tuple[str, str, Any]] = [
         ("overview", "Overview", True),
         ("results", "Results", True),
         *((page, name, True) for page, name in sites),
-        ("outside", "Hospitals outside", report.tables["outside"]),
-        ("distances", "How sites differ", run.assessment or run.relations),
-        ("curves", "Learning curves", report.curves),
-        ("routing", "Routing", [found for found in report.adaptations if found.routes]),
-        ("cases", "Cases", [page for page in report.sites if any(page.pictures.values())]),
-        ("traffic", "Bytes and time", report.traffic),
-        ("ledger", "What left each site", report.ledgers),
+        ("outside", "Hospitals outside", content.tables["outside"]),
+        ("distances", "How sites differ", run.assessment or run.distances),
+        ("curves", "Learning curves", content.curves),
+        ("routing", "Routing", [found for found in content.adaptations if found.routes]),
+        ("cases", "Cases", [page for page in content.sites if any(page.pictures.values())]),
+        ("traffic", "Bytes and time", content.traffic),
+        ("ledger", "What left each site", content.ledgers),
         ("reproduce", "How to reproduce", True),
     ]
     names = dict(sites)
     return [
         {"id": page, "title": title, "site": names.get(page, "")}
-        for page, title, content in wanted
-        if content
+        for page, title, shown in wanted
+        if shown
     ]
 
 
-def _reach(comparisons: Iterable[Comparison]) -> float:
-    return plots.reach(comparison.difference for comparison in comparisons)
-
-
-def _p_value(p: float | None) -> str:
-    if p is None:
-        return DASH
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+def _reach(comparisons: Iterable[Any]) -> float:
+    return plots.reach(end for c in comparisons for end in (c.difference, c.low, c.high))
 
 
 def _configuration(config: Mapping[str, Any]) -> str:
-    """The configuration as YAML."""
+    """Return the configuration as YAML."""
     import yaml
 
     plain = json.loads(json.dumps(config, default=str))
@@ -158,7 +154,7 @@ def _configuration(config: Mapping[str, Any]) -> str:
 
 
 def _versions(info: Mapping[str, Any]) -> dict[str, str]:
-    """The rest of ``run.json``: versions and machine."""
+    """Return versions and machine, the other content of ``run.json``."""
     found: dict[str, Any] = {}
     for key in ("versions", "machine"):
         entries = info.get(key)
@@ -170,8 +166,8 @@ def _versions(info: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _commands(run: Run, output: str) -> list[tuple[str, str]]:
-    """The commands that make the run and this page again, and what each does."""
+def _commands(run: RunOutput, output: str) -> list[tuple[str, str]]:
+    """Return the commands that make the run and this page again, and what each does."""
     versions = run.info.get("versions")
     packages = versions if isinstance(versions, dict) else {}
     pins = [f"{name}=={version}" for name, version in packages.items() if name not in _OWN]
@@ -181,7 +177,7 @@ def _commands(run: Run, output: str) -> list[tuple[str, str]]:
         pinned = f"python -m pip install {' '.join(map(shlex.quote, pins))}"
         found.insert(0, (pinned, "the packages that results depend on"))
     if run.assessment is not None:
-        found.append(("collegium assess experiment.yaml", "asks how the sites differ"))
+        found.append(("collegium assess experiment.yaml", "reports how the sites differ"))
     found.append((f"collegium tables {folder}", "writes the tables as text, LaTeX and CSV"))
     found.append((f"collegium report {folder}", "writes this page again"))
     return found

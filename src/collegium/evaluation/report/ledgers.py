@@ -1,14 +1,14 @@
-"""What left each hospital: the sites' ledgers, summed up for the report."""
+"""The sites' ledgers of what left each hospital, summed up for the report."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from collegium.evaluation import tables
+from collegium.evaluation.scores import method_name
 from collegium.runtime import ledger
 
-Summary = Mapping[str, Any]
+LedgerSummary = Mapping[str, Any]
 """The result of `collegium.runtime.ledger.summarise`: missing, parts, messages, bytes, intact."""
 
 
@@ -43,17 +43,20 @@ def ledger_summaries(output: Path) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def ledger_rows(
-    ledgers: Mapping[str, Mapping[str, Summary]], order: Sequence[str]
+    ledgers: Mapping[str, Mapping[str, LedgerSummary]], order: Sequence[str]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the entries of every site's ledgers, one per algorithm.
+    """Return the entries of every site, one per algorithm.
 
     Args:
-        ledgers: the summaries, by label of the algorithm and site.
-        order: the labels in the order of the experiment.
+        ledgers: Label of the algorithm -> site -> summary, see `ledger_summaries`.
+        order: Labels of the algorithms in the order wanted.
+
+    Returns:
+        Site -> name of the algorithm with the summary, sites by name.
     """
     labels = sorted(ledgers, key=lambda k: (order.index(k) if k in order else len(order), k))
     sites: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for label in labels:
         for site, summary in ledgers[label].items():
-            sites[site].append({"name": tables.method_name(label, ""), **summary})
+            sites[site].append({"name": method_name(label), **summary})
     return dict(sorted(sites.items()))

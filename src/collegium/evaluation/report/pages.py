@@ -1,45 +1,47 @@
-"""What each page of the report says, gathered from the rows, the files and the tables."""
+"""The content of every page of the report, gathered from the table of results and the files."""
+
+from __future__ import annotations
 
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from collegium.evaluation.cells import Cell
-from collegium.evaluation.comparisons import adapting_table
-from collegium.evaluation.paired import Comparison, ComparisonTable, JoiningTable
+from collegium.evaluation.comparisons import ComparisonTable, adapting_table, joining_table
 from collegium.evaluation.report import plots
-from collegium.evaluation.report.answers import AdaptingAnswer, Answer, answer_outside, answer_sites
-from collegium.evaluation.report.ledgers import Summary, ledger_rows
-from collegium.evaluation.report.pictures import Overlay, Picture, Sheet
-from collegium.evaluation.report.reading import Run
-from collegium.evaluation.report.routing import Adaptation, gather_adaptations
-from collegium.evaluation.report.traffic import Traffic, count_traffic
-from collegium.evaluation.scores import Where
-from collegium.evaluation.sweeps import sweep_table
-from collegium.evaluation.tables import (
-    MethodTable,
-    final_scores,
-    joining_table,
-    method_name,
-    method_table,
-    scored_name,
+from collegium.evaluation.report.answers import (
+    AdaptingAnswer,
+    JoiningAnswer,
+    answer_outside,
+    answer_sites,
 )
+from collegium.evaluation.report.ledgers import LedgerSummary, ledger_rows
+from collegium.evaluation.report.pictures import EmbeddedPicture, Overlay, PictureSheet
+from collegium.evaluation.report.reading import RunOutput
+from collegium.evaluation.report.routing import AdaptationSummary, gather_adaptations
+from collegium.evaluation.scores import METHOD, Where, final_scores, method_name, rows_of
+from collegium.evaluation.tables import MethodTable, method_table, sweep_table
 from collegium.evaluation.timing import TimeTable, time_table
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 WHERES: tuple[Where, Where] = ("inside", "outside")
 
-Groups = dict[str, list[Picture]]
+PicturesByMethod = dict[str, list[EmbeddedPicture]]
 """Name of the method -> its pictures."""
 
-Lane = tuple[str, Where]
-"""A site, and whether its pictures are those of a site inside."""
+SitePictures = Mapping[tuple[str, Where], PicturesByMethod]
+"""A site, and whether its pictures are those of a site inside -> the pictures."""
+
+TRAFFIC = ["bytes_up", "bytes_down", "seconds"]
+"""The columns of the table of results that count what was sent and how long sites worked."""
 
 
 @dataclass(frozen=True)
-class Curves:
+class CurvePanels:
     """Charts of one metric, a panel per site in one frame, and the legend that they share.
 
     Attributes:
@@ -50,66 +52,66 @@ class Curves:
     """
 
     name: str
-    panels: Mapping[str, Sequence[plots.Series]]
+    panels: Mapping[str, Sequence[plots.ChartLine]]
     frame: plots.Limits
-    legend: Sequence[plots.Series]
+    legend: Sequence[plots.ChartLine]
 
-    def of(self, site: str) -> "Curves":
+    def of(self, site: str) -> CurvePanels:
         """Return the charts of one site, in a frame of its own."""
-        return draw_curves(self.name, {site: self.panels[site]} if site in self.panels else {})
+        return make_panels(self.name, {site: self.panels[site]} if site in self.panels else {})
 
 
 @dataclass(frozen=True)
-class Scores:
+class SiteScores:
     """The scores of one site: a row for each method, a column for each metric.
 
     Attributes:
         columns: Metric, its unit, and whether higher is better.
-        rows: Name of the method, and a cell for each column, None where it has no score.
+        rows: Name of the method, and a cell for each column, None if it has no score.
     """
 
     columns: Sequence[tuple[str, str, bool]]
-    rows: Sequence[tuple[str, Sequence[Cell | None]]]
+    rows: Sequence[tuple[str, Sequence[Any]]]
 
 
 @dataclass(frozen=True)
 class SitePage:
-    """The page of one site.
+    """The content of the page of one site.
 
     Attributes:
         name: The site.
         id: The id of its page.
         tested: By "inside" and "outside", how many patients and cases were scored.
-        answer: Whether joining helps it; None where nobody trained alone.
+        answer: Whether joining helps it; None if nobody trained alone.
         scores: By "inside" and "outside", all its scores.
         adapting: Of a site outside, adapters against none.
         curves: Its charts.
         pictures: By "inside" and "outside", its pictures by method; inside, the method of its
-            answer first, or, where none of it were drawn, another model of the same algorithm.
-        traffic: What it sent and received.
-        ledger: What its ledgers say.
-        adaptations: What adapters did there.
+            answer first, or, if none of it were drawn, another model of the same algorithm.
+        traffic: What it sent and received, see `count_traffic`.
+        ledger: The summaries of its ledgers.
+        adaptations: The adaptations to it.
     """
 
     name: str
     id: str
     tested: Mapping[Where, tuple[int, int]]
-    answer: Answer | None
-    scores: Mapping[Where, Scores]
-    adapting: Sequence[Comparison]
-    curves: Sequence[Curves]
-    pictures: Mapping[Where, Groups]
-    traffic: Sequence[Traffic]
+    answer: JoiningAnswer | None
+    scores: Mapping[Where, SiteScores]
+    adapting: Sequence[Any]
+    curves: Sequence[CurvePanels]
+    pictures: Mapping[Where, PicturesByMethod]
+    traffic: Sequence[Any]
     ledger: Sequence[Mapping[str, Any]]
-    adaptations: Sequence[Adaptation]
+    adaptations: Sequence[AdaptationSummary]
 
 
 @dataclass(frozen=True)
-class Report:
+class ReportContent:
     """Everything that the templates show; pages without content are left out.
 
     Attributes:
-        run: What was run.
+        run: The content of the run's output folder.
         joining: Every method against training alone.
         answers: The answer to each site.
         tables: By "inside" and "outside", a table for each metric, the headline metric first.
@@ -119,9 +121,9 @@ class Report:
         timing: Time against quality, at all sites outside.
         sites: A page for each site.
         curves: The charts of all sites.
-        traffic: What all sites sent and received.
-        ledgers: By site what its ledgers say.
-        adaptations: What adapters did.
+        traffic: What all sites sent and received, see `count_traffic`.
+        ledgers: By site the summaries of its ledgers.
+        adaptations: All adaptations.
         unfinished: What has no scores yet.
         undefined: Scores that are undefined, by metric, method and site.
         scored: By "inside" and "outside", how many scores there are.
@@ -129,19 +131,19 @@ class Report:
         left_out: How many pictures found no room.
     """
 
-    run: Run
-    joining: JoiningTable
-    answers: Mapping[str, Answer]
+    run: RunOutput
+    joining: ComparisonTable
+    answers: Mapping[str, JoiningAnswer]
     tables: Mapping[Where, Sequence[MethodTable]]
     sweeps: Sequence[MethodTable]
     adapting: ComparisonTable
     adapting_answers: Sequence[AdaptingAnswer]
     timing: TimeTable
     sites: Sequence[SitePage]
-    curves: Sequence[Curves]
-    traffic: Sequence[Traffic]
+    curves: Sequence[CurvePanels]
+    traffic: Sequence[Any]
     ledgers: Mapping[str, Sequence[Mapping[str, Any]]]
-    adaptations: Sequence[Adaptation]
+    adaptations: Sequence[AdaptationSummary]
     unfinished: Sequence[str]
     undefined: Sequence[Mapping[str, Any]]
     scored: Mapping[Where, int]
@@ -149,21 +151,24 @@ class Report:
     left_out: int
 
 
-def gather(
-    run: Run, overlays: Sequence[Overlay], ledgers: Mapping[str, Mapping[str, Summary]]
-) -> Report:
-    """Gather the report.
+def gather_content(
+    run: RunOutput,
+    overlays: Sequence[Overlay],
+    ledgers: Mapping[str, Mapping[str, LedgerSummary]],
+) -> ReportContent:
+    """Gather the content of the report.
 
     Args:
-        run: What was run.
+        run: The content of the run's output folder.
         overlays: The pictures to show.
         ledgers: Label of the algorithm -> site -> summary of its ledgers.
     """
-    joining = joining_table(run.rows, run.metric, run.order, local=run.local, variation=run.setting)
-    sheet, answers = Sheet(), answer_sites(run, joining)
-    pictures, left_out = gather_pictures(overlays, answers, sheet)
-    adapting = adapting_table(run.rows, run.metric, run.order, variation=run.setting)
-    report = Report(
+    results, metric, order, setting = run.results, run.metric, run.order, run.setting
+    joining = joining_table(results, metric, order, local=run.labels.local, variation=setting)
+    sheet, answers = PictureSheet(), answer_sites(run, joining)
+    pictures, left_out = embed_pictures(overlays, answers, sheet)
+    adapting = adapting_table(results, metric, order, variation=setting)
+    content = ReportContent(
         run=run,
         joining=joining,
         answers=answers,
@@ -171,37 +176,40 @@ def gather(
         sweeps=_sweeps(run),
         adapting=adapting,
         adapting_answers=answer_outside(adapting),
-        timing=time_table(run.rows, run.accounts, run.metric, run.order, variation=run.setting),
+        timing=time_table(results, run.accounts, metric, order, variation=setting),
         sites=(),
         curves=_curves(run),
-        traffic=count_traffic(run.rows, run.order),
-        ledgers=ledger_rows(ledgers, run.order),
-        adaptations=gather_adaptations(run.accounts, run.order),
+        traffic=_traffic(results, order),
+        ledgers=ledger_rows(ledgers, order),
+        adaptations=gather_adaptations(run.accounts, order),
         unfinished=_unfinished(run),
-        undefined=undefined_scores(run),
-        scored={where: len(final_scores(run.rows, where=where)) for where in WHERES},
+        undefined=undefined_scores(results),
+        scored={where: len(final_scores(results, where=where)) for where in WHERES},
         sheet=sheet.css,
         left_out=left_out,
     )
     ids = site_ids(run.sites)
-    pages = [_site_page(report, site, ids[site], pictures) for site in run.sites]
-    return replace(report, sites=pages)
+    pages = [_site_page(content, site, ids[site], pictures) for site in run.sites]
+    return replace(content, sites=pages)
 
 
-def _site_page(report: Report, site: str, page: str, pictures: Mapping[Lane, Groups]) -> SitePage:
-    run = report.run
+def _site_page(content: ReportContent, site: str, page: str, pictures: SitePictures) -> SitePage:
+    results = content.run.results
+    own = results[results["site"] == site]
+    tested = {where: final_scores(own, where=where) for where in WHERES}
     return SitePage(
         name=site,
         id=page,
-        tested={where: _tested(run, site, where) for where in WHERES},
-        answer=report.answers.get(site),
-        scores={where: _site_scores(report.tables[where], site) for where in WHERES},
-        adapting=[found for found in report.adapting.comparisons if found.site == site],
-        curves=[own for drawn in report.curves if (own := drawn.of(site)).panels],
+        # a case that several folds test counts once
+        tested={w: (s["patient"].nunique(), s["case"].nunique()) for w, s in tested.items()},
+        answer=content.answers.get(site),
+        scores={where: _site_scores(content.tables[where], site) for where in WHERES},
+        adapting=[found for found in content.adapting.by_site if found.site == site],
+        curves=[curves for drawn in content.curves if (curves := drawn.of(site)).panels],
         pictures={where: pictures.get((site, where), {}) for where in WHERES},
-        traffic=count_traffic([row for row in run.rows if row.site == site], run.order),
-        ledger=report.ledgers.get(site, ()),
-        adaptations=[found for found in report.adaptations if found.site == site],
+        traffic=_traffic(own, content.run.order),
+        ledger=content.ledgers.get(site, ()),
+        adaptations=[found for found in content.adaptations if found.site == site],
     )
 
 
@@ -217,42 +225,41 @@ def site_ids(sites: Sequence[str]) -> dict[str, str]:
     return ids
 
 
-def draw_curves(name: str, panels: Mapping[str, Sequence[plots.Series]]) -> Curves:
-    """Return the charts of some sites, with common axes.
+def make_panels(name: str, panels: Mapping[str, Sequence[plots.ChartLine]]) -> CurvePanels:
+    """Return the charts of some sites, in the frame that suits them all.
 
     Args:
-        name: what is drawn.
-        panels: the lines, by site.
+        name: What is drawn.
+        panels: Site -> lines.
     """
     every = [line for lines in panels.values() for line in lines]
     legend = {line.key: line for line in every}
     shown = [legend[key] for key in sorted(legend, key=lambda key: (legend[key].place, key))]
-    return Curves(name, panels, plots.limits(every), shown)
+    return CurvePanels(name, panels, plots.limits(every), shown)
 
 
-def _curves(run: Run) -> list[Curves]:
+def _curves(run: RunOutput) -> list[CurvePanels]:
     metric = f"{plots.title(run.metric)} on validation"
     wanted = ((metric, run.metric, "val"), ("Training loss", "loss", "train"))
     found = [
-        draw_curves(name, plots.learning_curves(run.rows, metric, split, run.order))
+        make_panels(name, plots.learning_curves(run.results, metric, split, run.order))
         for name, metric, split in wanted
     ]
     return [curves for curves in found if curves.panels]
 
 
-def _method_tables(run: Run, where: Where) -> list[MethodTable]:
-    """The headline metric's table first, then those of the other metrics."""
-    scores = final_scores(run.rows, where=where)
-    metrics = dict.fromkeys([run.metric, *(row.metric for row in scores)])
+def _method_tables(run: RunOutput, where: Where) -> list[MethodTable]:
+    """Return the headline metric's table first, then those of the other metrics."""
+    metrics = dict.fromkeys([run.metric, *final_scores(run.results, where=where)["metric"]])
     found = [
-        method_table(scores, metric, run.order, where=where, variation=run.setting)
+        method_table(run.results, metric, run.order, where=where, variation=run.setting)
         for metric in metrics
     ]
     return [table for table in found if table.methods]
 
 
-def _sweeps(run: Run) -> list[MethodTable]:
-    if not run.settings:
+def _sweeps(run: RunOutput) -> list[MethodTable]:
+    if run.sweep is None:
         return []
     found = [
         sweep_table(run.sweep, run.metric, run.order, where=where, settings=run.settings)
@@ -261,45 +268,74 @@ def _sweeps(run: Run) -> list[MethodTable]:
     return [table for table in found if table.methods]
 
 
-def _site_scores(tables: Sequence[MethodTable], site: str) -> Scores:
-    """The scores of one site, of all metrics that have some there."""
+def _site_scores(tables: Sequence[MethodTable], site: str) -> SiteScores:
+    """Return the scores of one site, of all metrics that have some there."""
     tables = [table for table in tables if site in table.sites]
-    names = dict.fromkeys(method.name for table in tables for method in table.methods)
     columns = [(table.metric, table.unit, table.higher_is_better) for table in tables]
-    found = [{method.name: method.cells[site] for method in t.methods} for t in tables]
-    return Scores(columns, [(name, [cells.get(name) for cells in found]) for name in names])
+    own = [table.cells[table.cells["column"] == site] for table in tables]
+    found = [{cell.method: cell for cell in rows_of(cells)} for cells in own]
+    names = dict.fromkeys(name for cells in found for name in cells)
+    return SiteScores(columns, [(name, [cells.get(name) for cells in found]) for name in names])
 
 
-def _tested(run: Run, site: str, where: Where) -> tuple[int, int]:
-    """Patients and cases with scores; a case that several folds test counts once."""
-    scores = [row for row in final_scores(run.rows, where=where) if row.site == site]
-    return len({row.patient for row in scores}), len({row.case for row in scores})
+def count_traffic(results: pd.DataFrame, order: Sequence[str]) -> pd.DataFrame:
+    """Count what each algorithm sent: round by round, and in total if rows of cases say more.
+
+    Args:
+        results: The table of results, or the rows of a single site.
+        order: Labels of the algorithms.
+
+    Returns:
+        A row for each algorithm that has trained, mean over seeds and folds: algorithm and name;
+        up and down, bytes that left the sites and came to them; seconds that the sites worked;
+        up_round and down_round, the bytes of a round, mean over rounds.
+    """
+    training = ["algorithm", "seed", "fold"]
+    losses = results[(results["metric"] == "loss") & (results["split"] == "train")]
+    tested = results[(results["case"] != "") & (results["split"] == "test")]
+    sums = losses.groupby([*training, "site"])[TRAFFIC].sum()
+    totals = tested.groupby([*training, "site"])[TRAFFIC].max()
+    known = totals.reindex(sums.index, fill_value=0)
+    whole = sums.where(sums > known, known).groupby(training).sum()
+    rounds = losses.groupby(training)["round"].nunique()
+    by_round = sums[TRAFFIC[:2]].groupby(training).sum().div(rounds, axis=0)
+    counted = whole.set_axis(["up", "down", "seconds"], axis=1).join(
+        by_round.set_axis(["up_round", "down_round"], axis=1)
+    )
+    means = counted.groupby("algorithm").mean()
+    found = means.reindex([label for label in order if label in means.index]).reset_index()
+    return found.assign(name=found["algorithm"].map(method_name))
 
 
-def gather_pictures(
-    overlays: Iterable[Overlay], answers: Mapping[str, Answer], sheet: Sheet
-) -> tuple[dict[Lane, Groups], int]:
-    """Take up pictures, a method of each site in its turn, the method of the site's answer first.
+def _traffic(results: pd.DataFrame, order: Sequence[str]) -> list[Any]:
+    return rows_of(count_traffic(results, order))
 
-    A cell draws one of its models; where that is not the answer's, it comes first all the same.
-    A site that is both inside and outside has a turn for each.
+
+def embed_pictures(
+    overlays: Iterable[Overlay], answers: Mapping[str, JoiningAnswer], sheet: PictureSheet
+) -> tuple[dict[tuple[str, Where], PicturesByMethod], int]:
+    """Embed pictures, a method of each site in turn, the method of the site's answer first.
+
+    A job draws one of its models; if that is not the answer's, it comes first all the same. A site
+    that is both inside and outside has a turn for each.
 
     Args:
         overlays: The pictures, in the order wanted.
         answers: The answers of the sites.
-        sheet: Takes them up.
+        sheet: The style sheet that holds them.
 
     Returns:
         Site and where -> method -> pictures; and how many found no room.
     """
-    groups: dict[Lane, dict[str, list[Overlay]]] = defaultdict(lambda: defaultdict(list))
+    groups: dict[tuple[str, Where], dict[str, list[Overlay]]]
+    groups = defaultdict(lambda: defaultdict(list))
     for overlay in overlays:
         groups[overlay.site, overlay.where][overlay.name].append(overlay)
-    ordered: dict[Lane, list[list[Overlay]]] = {}
+    ordered: dict[tuple[str, Where], list[list[Overlay]]] = {}
     for (site, where), methods in sorted(groups.items()):
         first = _first(methods, answers[site].chosen if site in answers else None)
         ordered[site, where] = [methods[name] for name in sorted(methods, key=first.__ne__)]
-    shown: dict[Lane, Groups] = {lane: {} for lane in ordered}
+    shown: dict[tuple[str, Where], PicturesByMethod] = {place: {} for place in ordered}
     left_out = 0
     for turn in zip_longest(*ordered.values(), fillvalue=()):
         for overlay in (overlay for method in turn for overlay in method):
@@ -312,24 +348,25 @@ def gather_pictures(
     return shown, left_out
 
 
-def _first(methods: Mapping[str, Sequence[Overlay]], chosen: Comparison | None) -> str:
-    """The method of an answer among those with pictures, else another model of its algorithm."""
-    if chosen is None or chosen.name in methods:
-        return chosen.name if chosen else ""
+def _first(methods: Mapping[str, Sequence[Overlay]], chosen: Any) -> str:
+    """Return the method of an answer if it has pictures, else another model of its algorithm."""
+    if chosen is None or chosen.method in methods:
+        return chosen.method if chosen else ""
     own = (name for name, (o, *_) in methods.items() if o.algorithm == chosen.algorithm)
     return next(own, "")
 
 
-def _unfinished(run: Run) -> list[str]:
-    """Cells without scores, of the setting that is shown; and settings without any."""
-    finished = {(row.algorithm, row.seed, row.fold) for row in final_scores(run.rows)}
+def _unfinished(run: RunOutput) -> list[str]:
+    """Return the jobs without scores, of the setting that is shown, and settings without any."""
+    jobs = final_scores(run.results)[["algorithm", "seed", "fold"]].drop_duplicates()
+    finished = {tuple(job) for job in rows_of(jobs)}
     federation = run.config.get("federation")
     sites: Sequence[str] = ()
     if run.config.get("protocol") == "leave-one-site-out" and isinstance(federation, dict):
         sites = sorted(set(federation.get("sites", ())) - set(federation.get("outside", ())))
     missing = [
-        f"{method_name(label, '')}, seed {seed}" + (f", without {sites[fold]}" if sites else "")
-        for label in run.labels or run.order
+        f"{method_name(label)}, seed {seed}" + (f", without {sites[fold]}" if sites else "")
+        for label in run.labels.configured or run.order
         for seed in run.config.get("seeds") or run.seeds
         for fold in range(max(1, len(sites)))
         if (label, seed, fold) not in finished
@@ -338,23 +375,22 @@ def _unfinished(run: Run) -> list[str]:
     return missing + [f"setting {name}" for name in settings if name not in run.settings]
 
 
-def undefined_scores(run: Run) -> list[dict[str, Any]]:
-    """Count the undefined scores per metric, method and site, where there are any.
+def undefined_scores(results: pd.DataFrame) -> list[dict[str, Any]]:
+    """Count the undefined scores per metric, method and site, if there are any.
 
     Args:
-        run: What was run.
+        results: The table of results.
 
     Returns:
         Entries with metric, name, site, undefined, scores.
     """
-    counts: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0])
+    entries = []
     for where in WHERES:
-        for row in final_scores(run.rows, where=where):
-            key = row.metric, scored_name(row.algorithm, row.model, where), row.site
-            counts[key][0] += row.value is None
-            counts[key][1] += 1
-    return [
-        {"metric": key[0], "name": key[1], "site": key[2], "undefined": count, "scores": scores}
-        for key, (count, scores) in sorted(counts.items())
-        if count
-    ]
+        groups = final_scores(results, where=where).groupby(["metric", *METHOD, "site"])["value"]
+        for row in rows_of(groups.agg(scores="size", defined="count").reset_index()):
+            name = method_name(row.algorithm, row.model, where)
+            entry = {"metric": row.metric, "name": name, "site": row.site}
+            if row.defined < row.scores:
+                counts = {"undefined": row.scores - row.defined, "scores": row.scores}
+                entries.append(entry | counts)
+    return sorted(entries, key=lambda entry: (entry["metric"], entry["name"], entry["site"]))

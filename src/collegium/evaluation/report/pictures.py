@@ -1,8 +1,10 @@
-"""The pictures that a run stored, and how they are put into one page without being there twice.
+"""The pictures that a run stored, each embedded once in the page.
 
 Several methods draw the same case, so image and truth are shared: every different picture becomes
 one rule of a style sheet, and whatever shows it names the rule.
 """
+
+from __future__ import annotations
 
 import base64
 import hashlib
@@ -15,8 +17,7 @@ from typing import Any
 
 from collegium.errors import DataError
 from collegium.evaluation.report.overlays import LARGEST, RANKS
-from collegium.evaluation.scores import Where, position
-from collegium.evaluation.tables import scored_name
+from collegium.evaluation.scores import Where, method_name, position
 
 BUDGET = 15_000_000
 """Bytes of encoded pictures and their markup that a page may hold; pictures become a third more."""
@@ -27,7 +28,7 @@ MARKUP = 1_000
 _QUALITY = 84
 
 _FOLDERS: dict[Where, str] = {"inside": "overlays", "outside": "outside/*/*/overlays"}
-"""Where a cell keeps the pictures, by whether the site is inside."""
+"""The folder of the pictures in that of a job, by whether the site is inside."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,11 @@ class Overlay:
         rank: Why the case is shown, one of `collegium.evaluation.report.overlays.RANKS`.
         case: Pseudonym of the case.
         metric: What ranks the cases.
-        value: The score of the case; None where undefined.
+        value: The score of the case; None if undefined.
         file: The picture, with both contours.
         layers: The same as layers by name, see `collegium.evaluation.report.overlays.draw_layers`;
-            empty where the run stored none.
-        place: The cell's variation and fold: its folder in the output folder, without algorithm and
+            empty if the run stored none.
+        place: The job's variation and fold: its folder in the output folder, without algorithm and
             seed.
         where: Whether the site is inside or outside.
     """
@@ -67,7 +68,7 @@ class Overlay:
     @property
     def name(self) -> str:
         """The method as a reader calls it."""
-        return scored_name(self.algorithm, self.model, self.where)
+        return method_name(self.algorithm, self.model, self.where)
 
 
 def read_overlays(output: Path, setting: str = "") -> list[Overlay]:
@@ -89,20 +90,20 @@ def read_overlays(output: Path, setting: str = "") -> list[Overlay]:
     found: list[Overlay] = []
     for where, folder in _FOLDERS.items():
         for index in sorted(output.rglob(f"seed-*/{folder}/index.json")):
-            cell = index.parents[len(Path(folder).parts)]
-            place = cell.relative_to(output).parts[:-2]
+            job = index.parents[len(Path(folder).parts)]
+            place = job.relative_to(output).parts[:-2]
             if place[:1] == (setting,) if setting else len(place) < 2:
-                found += _read_index(index, cell, place, where)
-    return _first_cells(found)
+                found += _read_index(index, job, place, where)
+    return _first_jobs(found)
 
 
-def _read_index(index: Path, cell: Path, place: tuple[str, ...], where: Where) -> list[Overlay]:
-    seed = int(cell.name.removeprefix("seed-"))
+def _read_index(index: Path, job: Path, place: tuple[str, ...], where: Where) -> list[Overlay]:
+    seed = int(job.name.removeprefix("seed-"))
     try:
         entries = json.loads(index.read_text(encoding="utf-8"))
         return [
             Overlay(
-                entry["site"], cell.parent.name, seed, entry["model"], entry["rank"], entry["case"],
+                entry["site"], job.parent.name, seed, entry["model"], entry["rank"], entry["case"],
                 entry["metric"], entry["value"], index.parent / entry["file"],
                 {key: index.parent / name for key, name in entry.get("layers", {}).items()}, place,
                 where,
@@ -116,12 +117,13 @@ def _read_index(index: Path, cell: Path, place: tuple[str, ...], where: Where) -
         ) from error
 
 
-def _first_cells(overlays: Iterable[Overlay]) -> list[Overlay]:
+def _first_jobs(overlays: Iterable[Overlay]) -> list[Overlay]:
+    """Return the pictures of each algorithm's first job at a site, in the order wanted."""
     overlays = list(overlays)
     first: dict[tuple[str, str, str], tuple[int, tuple[str, ...]]] = {}
     for o in overlays:
-        key, cell = (o.site, o.where, o.algorithm), (o.seed, o.place)
-        first[key] = min(cell, first.get(key, cell))
+        key, job = (o.site, o.where, o.algorithm), (o.seed, o.place)
+        first[key] = min(job, first.get(key, job))
     kept = [o for o in overlays if (o.seed, o.place) == first[o.site, o.where, o.algorithm]]
     return sorted(kept, key=_order)
 
@@ -132,11 +134,11 @@ def _order(o: Overlay) -> tuple[Any, ...]:
 
 
 @dataclass(frozen=True)
-class Picture:
+class EmbeddedPicture:
     """A case as the page shows it.
 
     Attributes:
-        overlay: What it is a picture of.
+        overlay: The picture that the run stored.
         size: Width and height in pixels.
         layers: Name of the layer -> name of its rule; the flat picture is the layer "image".
     """
@@ -147,8 +149,8 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """A picture as a browser takes it.
+class EncodedImage:
+    """A picture in a format of the web.
 
     Attributes:
         data: The bytes.
@@ -161,12 +163,12 @@ class Encoded:
     size: tuple[int, int]
 
 
-class Sheet:
+class PictureSheet:
     """The style sheet of the pictures of a page: a rule for each different one."""
 
     def __init__(self, budget: int = BUDGET) -> None:
         self._left = budget
-        self._found: dict[bytes, tuple[str, Encoded]] = {}
+        self._found: dict[bytes, tuple[str, EncodedImage]] = {}
 
     @property
     def css(self) -> str:
@@ -177,14 +179,14 @@ class Sheet:
             for name, found in self._found.values()
         )
 
-    def add(self, overlay: Overlay) -> Picture | None:
-        """Take up the picture of a case.
+    def add(self, overlay: Overlay) -> EmbeddedPicture | None:
+        """Embed the picture of a case.
 
         Args:
-            overlay: What to show.
+            overlay: The picture.
 
         Returns:
-            The picture, or None where the budget is used up.
+            The picture, or None if the budget is used up.
 
         Raises:
             DataError: A file is absent or not a picture.
@@ -204,7 +206,7 @@ class Sheet:
         for digest, found in new.items():
             self._found[digest] = (f"p{len(self._found)}", found)
         names = {name: self._found[digest][0] for name, digest in digests.items()}
-        return Picture(overlay, self._found[digests["image"]][1].size, names)
+        return EmbeddedPicture(overlay, self._found[digests["image"]][1].size, names)
 
 
 def _read(path: Path) -> bytes:
@@ -220,8 +222,8 @@ def _unreadable(path: Path, error: Exception) -> DataError:
     )
 
 
-def encode(content: bytes, path: Path) -> Encoded:
-    """Return a picture as a browser takes it.
+def encode(content: bytes, path: Path) -> EncodedImage:
+    """Return a picture in a format of the web.
 
     Args:
         content: The content of its file.
@@ -237,10 +239,10 @@ def encode(content: bytes, path: Path) -> Encoded:
         with Image.open(BytesIO(content)) as picture:
             large = max(picture.size) > LARGEST
             if picture.mode == "P" and picture.format == "PNG" and not large:
-                return Encoded(content, "png", picture.size)
+                return EncodedImage(content, "png", picture.size)
             converted = picture.convert("RGBA" if picture.mode in ("P", "RGBA") else "RGB")
             converted.thumbnail((LARGEST, LARGEST))
             converted.save(buffer, "WEBP", quality=_QUALITY, method=4)
-            return Encoded(buffer.getvalue(), "webp", converted.size)
+            return EncodedImage(buffer.getvalue(), "webp", converted.size)
     except (OSError, UnidentifiedImageError) as error:
         raise _unreadable(path, error) from error

@@ -1,21 +1,25 @@
 """The charts of the report as SVG, without scripts and in the colours of the page.
 
 Every algorithm has a colour and a marker of its own, and personal models are dashed, so that lines
-are told apart in print and by those who do not see all colours. Colours are variables of the style
-sheet: charts are legible on light and dark. Each chart says in words what it shows.
+differ in print and for those who do not see all colours. Colours are variables of the style sheet:
+charts are legible on light and dark. Each chart has a text alternative.
 """
+
+from __future__ import annotations
 
 import html
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from math import isnan
+from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 
-from collegium.evaluation.results import Row
-from collegium.evaluation.significance import Interval
-from collegium.evaluation.tables import method_name
+from collegium.evaluation.scores import METHOD, group_means, method_name, rows_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 COLOURS = 10
 """How many colours of lines the style sheet has: ``--line-0`` and so on."""
@@ -48,7 +52,7 @@ def title(metric: str) -> str:
 
 
 @dataclass(frozen=True)
-class Series:
+class ChartLine:
     """A line of a chart.
 
     Attributes:
@@ -75,47 +79,40 @@ class Series:
 
 
 def learning_curves(
-    rows: Iterable[Row], metric: str, split: str, order: Sequence[str]
-) -> dict[str, list[Series]]:
+    results: pd.DataFrame, metric: str, split: str, order: Sequence[str]
+) -> dict[str, list[ChartLine]]:
     """Return a metric over rounds: by site, a line for each algorithm and model.
 
     A line is the mean over seeds and folds.
 
     Args:
-        rows: Rows of results; only rows of rounds are used.
+        results: The table of results; only rows of rounds are used.
         metric: Which metric.
         split: ``"val"`` or ``"train"``.
         order: Labels of the algorithms; gives colours and markers.
 
     Returns:
-        Site -> lines, sites by name; empty where there is nothing to draw.
+        Site -> lines, sites by name; empty if there is nothing to draw.
     """
-    lines: dict[tuple[str, str, str], dict[int, list[float]]]
-    lines = defaultdict(lambda: defaultdict(list))
-    for row in rows:
-        wanted = not row.case and row.split == split and row.metric == metric
-        if wanted and row.value is not None and row.algorithm in order:
-            lines[row.site, row.algorithm, row.model][row.round].append(row.value)
-    drawn: dict[str, list[Series]] = defaultdict(list)
-    for key in sorted(lines, key=lambda key: (key[0], list(order).index(key[1]), key[2])):
-        site, algorithm, model = key
-        points = {number: fmean(values) for number, values in sorted(lines[key].items())}
-        place = list(order).index(algorithm)
-        drawn[site].append(
-            Series(method_name(algorithm, model), place, model == "personal", points)
-        )
+    wanted = (results["case"] == "") & (results["split"] == split) & (results["metric"] == metric)
+    rows = results[wanted & results["algorithm"].isin(order)].dropna(subset="value")
+    lines: dict[tuple[str, int, str, str], dict[int, float]] = defaultdict(dict)
+    means = group_means(rows, ["site", *METHOD, "round"])
+    for site, algorithm, model, number, value in rows_of(means):
+        lines[site, list(order).index(algorithm), algorithm, model][number] = value
+    drawn: dict[str, list[ChartLine]] = defaultdict(list)
+    for (site, place, algorithm, model), points in sorted(lines.items()):
+        name = method_name(algorithm, model)
+        drawn[site].append(ChartLine(name, place, model == "personal", points))
     return dict(drawn)
 
 
-def limits(lines: Iterable[Series], *, warm_up: float = WARM_UP) -> Limits:
-    """Return what a frame has to hold: all values but those of the first rounds, and some air.
+def limits(lines: Iterable[ChartLine], *, warm_up: float = WARM_UP) -> Limits:
+    """Return the lowest and highest value of a frame that holds the lines, with some air.
 
     Args:
-        lines: What is drawn in it.
-        warm_up: The share of the rounds that do not count, where there are ten or more.
-
-    Returns:
-        Lowest and highest value.
+        lines: The lines.
+        warm_up: The share of the rounds at the start that do not count, of ten rounds or more.
     """
     lines = list(lines)
     last = max((x for line in lines for x in line.points), default=0)
@@ -127,7 +124,7 @@ def limits(lines: Iterable[Series], *, warm_up: float = WARM_UP) -> Limits:
 
 
 def line_chart(
-    lines: Sequence[Series],
+    lines: Sequence[ChartLine],
     what: str,
     frame: Limits | None = None,
     *,
@@ -137,9 +134,9 @@ def line_chart(
     """Draw lines.
 
     Args:
-        lines: What to draw.
-        what: What the drawing shows, for those who do not see it.
-        frame: Lowest and highest value in the frame; by default what `limits` gives. Lines are cut
+        lines: The lines.
+        what: What the drawing shows, for its text alternative.
+        frame: Lowest and highest value in the frame, by default those of `limits`. Lines are cut
             off there.
         axis: Title of the vertical axis.
         over: What x counts.
@@ -183,7 +180,7 @@ def _thinned(points: Mapping[int, float]) -> list[tuple[int, float]]:
     return items if step < 2 else [*items[:-1:step], items[-1]]
 
 
-def _line(line: Series, points: Sequence[tuple[float, float]]) -> str:
+def _line(line: ChartLine, points: Sequence[tuple[float, float]]) -> str:
     """Return a line with a few markers."""
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     step = max(1, len(points) // _MARKED)
@@ -196,7 +193,7 @@ def _line(line: Series, points: Sequence[tuple[float, float]]) -> str:
     )
 
 
-def legend_svg(line: Series) -> str:
+def legend_svg(line: ChartLine) -> str:
     """Draw a line's entry in the legend: a piece of the line with its marker."""
     shape = MARKERS[line.place % len(MARKERS)]
     return (
@@ -240,8 +237,8 @@ def ticks(low: float, high: float) -> list[float]:
     """Return about five round numbers between two.
 
     Args:
-        low: the smaller number.
-        high: the larger number.
+        low: The smaller one.
+        high: The larger one.
     """
     if high <= low:
         return [low]
@@ -252,24 +249,26 @@ def ticks(low: float, high: float) -> list[float]:
     return [float(step * k + 0.0) for k in np.arange(first, np.floor(high / step) + 1)]  # no -0.0
 
 
-def reach(intervals: Iterable[Interval]) -> float:
-    """Return how far from zero the intervals reach: the half width of their common scale."""
-    ends = [
-        abs(end)
-        for interval in intervals
-        for end in (interval.mean, interval.low, interval.high)
-        if end is not None
-    ]
-    return max(ends, default=0.0) or 1.0
+def reach(ends: Iterable[float | None]) -> float:
+    """Return how far from zero numbers reach: the half width of the common scale of intervals.
+
+    Args:
+        ends: Means and ends of the intervals; None and NaN are left out.
+    """
+    return max((abs(end) for end in ends if _defined(end)), default=0.0) or 1.0
 
 
-def interval_svg(interval: Interval, half_width: float) -> str:
+def interval_svg(
+    mean: float | None, low: float | None, high: float | None, half_width: float
+) -> str:
     """Draw an interval on a line whose middle is zero.
 
     It is hidden from screen readers, for the numbers stand beside it.
 
     Args:
-        interval: What to draw.
+        mean: The middle of the interval; None and NaN are undefined.
+        low: Its lower end.
+        high: Its upper end.
         half_width: Value at the right end of the line.
 
     Returns:
@@ -280,12 +279,15 @@ def interval_svg(interval: Interval, half_width: float) -> str:
         return round(80 + 72 * max(-1.0, min(1.0, value / half_width)), 1)
 
     parts = ['<line class="zero" x1="80" y1="1" x2="80" y2="19"/>']
-    if interval.low is not None and interval.high is not None:
-        ends = place(interval.low), place(interval.high)
-        parts.append(f'<line class="bar" x1="{ends[0]}" y1="10" x2="{ends[1]}" y2="10"/>')
-    if interval.mean is not None:
-        parts.append(f'<circle class="dot" cx="{place(interval.mean)}" cy="10" r="4"/>')
+    if _defined(low) and _defined(high):
+        parts.append(f'<line class="bar" x1="{place(low)}" y1="10" x2="{place(high)}" y2="10"/>')
+    if _defined(mean):
+        parts.append(f'<circle class="dot" cx="{place(mean)}" cy="10" r="4"/>')
     return (
         '<svg class="interval" viewBox="0 0 160 20" width="160" height="20" aria-hidden="true" '
         f'focusable="false">{"".join(parts)}</svg>'
     )
+
+
+def _defined(value: float | None) -> TypeGuard[float]:
+    return value is not None and not isnan(value)

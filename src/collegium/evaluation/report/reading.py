@@ -1,171 +1,143 @@
-"""What a run left in its output folder, read for its report."""
+"""Read the output folder of a run for its report."""
+
+from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from collegium.errors import DataError
-from collegium.evaluation.report.relations import Related, read_relations
-from collegium.evaluation.results import Row, read_table
-from collegium.evaluation.sweeps import variations
-from collegium.evaluation.timing import headline_metric, read_accounts
+from collegium.evaluation.report.distances import MethodDistances, read_method_distances
+from collegium.evaluation.results import AlgorithmLabels, labels_of, read_description, read_results
+from collegium.evaluation.scores import headline_metric, variations
+from collegium.evaluation.timing import read_accounts
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 ASSESSMENTS = (Path("assessment") / "assessment.json", Path("assessment.json"))
-"""Where an assessment of the federation may lie."""
+"""The places of an assessment of the federation, relative to the output folder."""
 
 
-@dataclass(frozen=True)
-class Run:
-    """All that a report is made from, but for pictures and ledgers.
+@dataclass(frozen=True, eq=False)
+class RunOutput:
+    """The content of the output folder of a run, without pictures and ledgers.
 
     Attributes:
         info: The content of ``run.json``.
-        rows: The rows of results; of a sweep, those of the setting that the report is about.
-        order: Labels of the algorithms: the one that trains alone first, then as configured.
-        local: Label of the algorithm that trains each site alone.
+        results: The table of results; of a sweep, the rows of the setting that the report is about.
+        labels: The labels of the algorithms.
         metric: The headline metric, the one that selects models on validation.
-        pooled: Labels of algorithms that put all data in one place, a bound that nobody can join.
         setting: The setting of the sweep that the report is about; empty outside a sweep.
         settings: All settings of the sweep.
-        sweep: The rows of all settings.
+        sweep: The rows of all settings; None outside a sweep.
         accounts: The content of every ``account.json`` of the setting.
         assessment: The content of ``assessment.json``, or None.
-        relations: Name of a method -> how far sites are apart to it.
+        distances: Name of a method -> the distances between sites that it used.
     """
 
     info: Mapping[str, Any]
-    rows: Sequence[Row]
-    order: tuple[str, ...]
-    local: str
+    results: pd.DataFrame
+    labels: AlgorithmLabels
     metric: str
-    pooled: frozenset[str] = frozenset()
     setting: str = ""
     settings: tuple[str, ...] = ()
-    sweep: Sequence[Row] = ()
+    sweep: pd.DataFrame | None = None
     accounts: Sequence[Mapping[str, Any]] = ()
-    assessment: Mapping[str, Any] | None = field(default=None)
-    relations: Mapping[str, Sequence[Related]] = field(default_factory=dict)
+    assessment: Mapping[str, Any] | None = None
+    distances: Mapping[str, Sequence[MethodDistances]] = field(default_factory=dict)
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The configuration of the experiment, empty where unknown."""
-        config = self.info.get("config", {})
-        return config if isinstance(config, dict) else {}
+        """The configuration of the experiment, empty if unknown."""
+        return dict(self.info.get("config", {}))
 
     @property
     def name(self) -> str:
         """The name of the experiment."""
-        return str(self.config.get("name") or self.rows[0].experiment)
+        return str(self.config.get("name") or self.results["experiment"].iloc[0])
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds, as configured or of the last round with results."""
+        return int(self.config.get("rounds") or self.results["round"].max())
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """Labels of the algorithms: the one that trains alone first, then as configured."""
+        return self.labels.order
 
     @property
     def sites(self) -> list[str]:
         """The sites with results, inside or outside, by name."""
-        return sorted({row.site for row in self.rows})
+        return sorted(self.results["site"].unique())
 
     @property
     def seeds(self) -> list[int]:
         """The seeds with results."""
-        return sorted({row.seed for row in self.rows})
+        return sorted(self.results["seed"].unique().tolist())
 
     @property
     def folds(self) -> int:
         """The number of folds with results."""
-        return len({row.fold for row in self.rows})
-
-    @property
-    def algorithms(self) -> list[Mapping[str, Any]]:
-        """The algorithms as configured."""
-        return [entry for entry in self.config.get("algorithms", ()) if isinstance(entry, dict)]
-
-    @property
-    def labels(self) -> list[str]:
-        """Their labels."""
-        return [str(entry.get("label") or entry.get("name")) for entry in self.algorithms]
+        return self.results["fold"].nunique()
 
 
-def read_run(output: Path) -> Run:
-    """Read what a run left in its output folder.
+def read_run_output(output: Path) -> RunOutput:
+    """Read the output folder of a run.
 
     Args:
         output: The folder.
 
     Returns:
-        The run.
+        Its content.
 
     Raises:
         DataError: There are no results, or a file cannot be read.
         CheckpointError: The state of a server is damaged.
     """
-    info = _read_info(output / "run.json")
-    sweep = read_table(output)
-    if not sweep:
+    info, sweep = read_description(output), read_results(output)
+    if sweep.empty:
         raise DataError(f"{output}: no results to report yet; run the experiment first.")
-    settings = _settings(info.get("config", {}), sweep)
+    present = [name for name in variations(sweep) if name]
+    wanted = [name for name in info.get("config", {}).get("variations") or () if name in present]
+    settings = tuple(dict.fromkeys([*wanted, *present]))
     setting = settings[0] if settings else ""
-    rows = [row for row in sweep if row.variation == setting]
-    draft = Run(info, rows, (), "", "")
-    named = list(zip(draft.algorithms, draft.labels, strict=True))
-    local = next((label for entry, label in named if entry.get("name") == "local"), "local")
-    order = _order([local, *draft.labels], rows)
-    return Run(
+    results = sweep[sweep["variation"] == setting]
+    labels = labels_of(info, results)
+    return RunOutput(
         info,
-        rows,
-        order,
-        local,
-        headline_metric(rows),
-        frozenset(label for entry, label in named if entry.get("name") == "pooled"),
+        results,
+        labels,
+        headline_metric(results),
         setting,
         settings,
-        sweep if settings else (),
+        sweep if settings else None,
         read_accounts(output, setting),
         read_assessment(output),
-        read_relations(output, setting, order),
+        read_method_distances(output, setting, labels.order),
     )
 
 
-def _read_info(path: Path) -> dict[str, Any]:
-    """Return the description of the run, empty where there is none."""
-    what, remedy = "the description of the run", "restore the file, or remove it to report without"
-    info = _read_json(path, what, remedy) or {}
-    if not isinstance(info.get("config", {}), dict):
-        raise DataError(f"{path}: {what} cannot be read (config is no mapping); {remedy}.")
-    return info
-
-
 def read_assessment(output: Path) -> dict[str, Any] | None:
-    """Read the assessment of the federation, where one lies in the output folder.
+    """Read the assessment of the federation, if one lies in the output folder.
 
     Raises:
         DataError: It cannot be read.
     """
-    for place in ASSESSMENTS:
-        remedy = "assess again, or remove the file to make a report without it"
-        content = _read_json(output / place, "the assessment of the federation", remedy)
-        if content is not None:
-            if not {"findings", "verdict", "sites"} <= content.keys():
-                raise DataError(f"{output / place}: this is no assessment; {remedy}.")
-            return content
+    remedy = "assess again, or remove the file to make a report without it"
+    for path in (output / place for place in ASSESSMENTS):
+        if not path.is_file():
+            continue
+        try:
+            content = {**json.loads(path.read_text(encoding="utf-8"))}
+        except (OSError, ValueError, TypeError) as error:
+            raise DataError(
+                f"{path}: the assessment of the federation cannot be read ({error}); {remedy}."
+            ) from error
+        if not {"findings", "verdict", "sites"} <= content.keys():
+            raise DataError(f"{path}: this is no assessment; {remedy}.")
+        return content
     return None
-
-
-def _read_json(path: Path, what: str, remedy: str) -> dict[str, Any] | None:
-    """Return the content of a file; None where there is no file."""
-    try:
-        return {**json.loads(path.read_text(encoding="utf-8"))} if path.is_file() else None
-    except (OSError, ValueError, TypeError) as error:
-        raise DataError(f"{path}: {what} cannot be read ({error}); {remedy}.") from error
-
-
-def _settings(config: Mapping[str, Any], rows: Iterable[Row]) -> tuple[str, ...]:
-    """Return the settings of a sweep that have results, as configured, the others by name."""
-    present = [name for name in variations(rows) if name]
-    wanted = [name for name in config.get("variations") or () if name in present]
-    return tuple(dict.fromkeys([*wanted, *present]))
-
-
-def _order(wanted: Sequence[str], rows: Iterable[Row]) -> tuple[str, ...]:
-    present = {row.algorithm for row in rows}
-    known = [label for label in dict.fromkeys(wanted) if label in present]
-    return (*known, *sorted(present.difference(known)))

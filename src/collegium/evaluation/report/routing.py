@@ -1,4 +1,6 @@
-"""What adapters did at sites outside: their costs, their losses and their routing coefficients."""
+"""Summaries of adaptations at sites outside: costs, losses and routing coefficients."""
+
+from __future__ import annotations
 
 import html
 from collections import defaultdict
@@ -7,18 +9,18 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from collegium.evaluation.formats import number
 from collegium.evaluation.report.plots import (
     HEIGHT,
     MARKERS,
     WIDTH,
+    ChartLine,
     Limits,
-    Series,
     limits,
     tick_texts,
     ticks,
 )
-from collegium.evaluation.scores import position
-from collegium.evaluation.tables import number, scored_name
+from collegium.evaluation.scores import method_name, position
 
 Content = Mapping[str, Any]
 """The content of an ``account.json``."""
@@ -27,12 +29,12 @@ LEFT, RIGHT, TOP, BOTTOM = 66, 508, 10, 212
 """The frame of the chart of the weight variation, in units of the drawing."""
 
 MOST_NUMBERS = 16
-"""Of layers below the chart; where there are more layers, some go without."""
+"""Of layers below the chart; if there are more layers, some go without."""
 
 
 @dataclass(frozen=True)
-class Adaptation:
-    """The adaptations of one algorithm's models at one site by one adapter, over seeds.
+class AdaptationSummary:
+    """The adaptations of one algorithm's models by one adapter at one site, over seeds.
 
     Attributes:
         site: Name of the site.
@@ -44,8 +46,8 @@ class Adaptation:
         seconds: That it took, mean over seeds.
         notes: What else to know, each note once.
         losses: A line for each loss of the lowest seed; empty with fewer than two steps.
-        chosen: The step whose model predicts, of the lowest seed; None where none was chosen.
-        routes: The coefficients; None where the adapter has none.
+        chosen: The step whose model predicts, of the lowest seed; None if none was chosen.
+        routes: The coefficients; None if the adapter has none.
     """
 
     site: str
@@ -56,9 +58,9 @@ class Adaptation:
     steps: float
     seconds: float
     notes: tuple[str, ...]
-    losses: tuple[Series, ...]
+    losses: tuple[ChartLine, ...]
     chosen: int | None
-    routes: "Routes | None"
+    routes: RoutingCoefficients | None
 
     @property
     def frame(self) -> Limits:
@@ -67,14 +69,14 @@ class Adaptation:
 
 
 @dataclass(frozen=True)
-class Routes:
-    """Routing coefficients, mean over seeds.
+class RoutingCoefficients:
+    """The coefficients of a routed network, mean over seeds.
 
     Attributes:
         layers: Names of the layers, in the order of the network.
         sources: Names of the models.
         values: A row for each layer, a column for each source.
-        deviations: As the values, their standard deviations over cases; empty where the account is
+        deviations: As the values, their standard deviations over cases; empty if the account is
             older than they are, as are the other two.
         variation: By layer, the mean over cases of the relative distance of a case's weights from
             the equal mix.
@@ -111,15 +113,17 @@ class Routes:
         return [(100 * mean, 100 * deviation) for mean, deviation in pairs]
 
     def drawing(self, what: str) -> str:
-        """Draw the weight variation, see `variation_svg`."""
+        """Return the drawing of the weight variation, see `variation_svg`."""
         return variation_svg(self, what)
 
 
-def gather_adaptations(accounts: Iterable[Content], order: Sequence[str]) -> list[Adaptation]:
-    """Bring together the accounts of all seeds.
+def gather_adaptations(
+    accounts: Iterable[Content], order: Sequence[str]
+) -> list[AdaptationSummary]:
+    """Summarise the accounts of all seeds.
 
     Args:
-        accounts: What was read.
+        accounts: The accounts, see `collegium.evaluation.timing.read_accounts`.
         order: Labels of the algorithms in the order wanted.
 
     Returns:
@@ -134,11 +138,11 @@ def gather_adaptations(accounts: Iterable[Content], order: Sequence[str]) -> lis
     return [_gather(key, sorted(groups[key], key=lambda found: found["seed"])) for key in keys]
 
 
-def _gather(key: tuple[str, str, str], found: Sequence[Content]) -> Adaptation:
+def _gather(key: tuple[str, str, str], found: Sequence[Content]) -> AdaptationSummary:
     first = found[0]
-    return Adaptation(
+    return AdaptationSummary(
         site=key[0],
-        name=scored_name(key[1], key[2], "outside"),
+        name=method_name(key[1], key[2], "outside"),
         seeds=tuple(account["seed"] for account in found),
         sources=tuple(first["sources"]),
         cases=first["cases"],
@@ -151,7 +155,7 @@ def _gather(key: tuple[str, str, str], found: Sequence[Content]) -> Adaptation:
     )
 
 
-def loss_lines(rows: Sequence[Mapping[str, float]]) -> tuple[Series, ...]:
+def loss_lines(rows: Sequence[Mapping[str, float]]) -> tuple[ChartLine, ...]:
     """Return a line per loss; steps that were taken for several cases are averaged.
 
     Args:
@@ -166,21 +170,23 @@ def loss_lines(rows: Sequence[Mapping[str, float]]) -> tuple[Series, ...]:
             if name != "step" and value is not None:
                 lines[name][int(row["step"])].append(value)
     drawn = [
-        Series(name, place, False, {step: fmean(values) for step, values in sorted(points.items())})
+        ChartLine(
+            name, place, False, {step: fmean(values) for step, values in sorted(points.items())}
+        )
         for place, (name, points) in enumerate(lines.items())
         if name == "total" or points != lines.get("total")
     ]
     return tuple(line for line in drawn if len(line.points) > 1)
 
 
-def mean_routes(found: Sequence[Mapping[str, Any] | None]) -> Routes | None:
+def mean_routes(found: Sequence[Mapping[str, Any] | None]) -> RoutingCoefficients | None:
     """Return the mean over the seeds that have the same layers and sources.
 
     Args:
         found: The coefficients of accounts.
 
     Returns:
-        None where there are none.
+        The coefficients; None if there are none.
     """
     present = [entry for entry in found if entry and entry.get("values")]
     if not present:
@@ -188,7 +194,7 @@ def mean_routes(found: Sequence[Mapping[str, Any] | None]) -> Routes | None:
     layers, sources = present[0]["layers"], present[0]["sources"]
     alike = [e for e in present if (e["layers"], e["sources"]) == (layers, sources)]
     spread = [entry for entry in alike if "variation" in entry]
-    return Routes(
+    return RoutingCoefficients(
         tuple(layers),
         tuple(sources),
         tuple(_mean(rows) for rows in zip(*(e["values"] for e in alike), strict=True)),
@@ -203,7 +209,7 @@ def _mean(rows: Iterable[Sequence[float]]) -> tuple[float, ...]:
     return tuple(map(fmean, zip(*rows, strict=True)))
 
 
-def shades(routes: Routes) -> list[tuple[str, list[dict[str, Any]]]]:
+def shades(routes: RoutingCoefficients) -> list[tuple[str, list[dict[str, Any]]]]:
     """Return the cells of a heat map, from the palest for the smallest to the deepest.
 
     Args:
@@ -211,7 +217,7 @@ def shades(routes: Routes) -> list[tuple[str, list[dict[str, Any]]]]:
 
     Returns:
         For each layer its name and its cells: text, shade in percent, and the text of the standard
-        deviation, empty where none is known.
+        deviation, empty if none is known.
     """
     low, high = routes.range
     span = (high - low) or 1.0
@@ -232,15 +238,15 @@ def shades(routes: Routes) -> list[tuple[str, list[dict[str, Any]]]]:
     ]
 
 
-def variation_svg(routes: Routes, what: str) -> str:
+def variation_svg(routes: RoutingCoefficients, what: str) -> str:
     """Draw the weight variation over the layers, with a band of one standard deviation.
 
     Args:
-        routes: What is known of the layers.
-        what: Whose weights they are, for those who do not see the drawing.
+        routes: The coefficients.
+        what: Whose weights they are, for the text alternative.
 
     Returns:
-        An ``<svg>`` element; empty where fewer than two layers have a variation.
+        An ``<svg>`` element; empty if fewer than two layers have a variation.
     """
     layers = len(routes.varied)
     if layers < 2:
@@ -259,10 +265,10 @@ def variation_svg(routes: Routes, what: str) -> str:
     most, layer = max(
         (mean, layer) for layer, (mean, _) in zip(routes.layers, routes.varied, strict=True)
     )
-    said = f"Weight variation of {what} over {layers} layers; largest at {layer}, {most:.3g} %."
+    label = f"Weight variation of {what} over {layers} layers; largest at {layer}, {most:.3g} %."
     return (
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{html.escape(said)}">{_axes(layers, high, place)}<g class="line c0">'
+        f'aria-label="{html.escape(label)}">{_axes(layers, high, place)}<g class="line c0">'
         f'<path fill-opacity=".2" d="M{" ".join(upper + lower[::-1])}z"/>'
         f'<polyline points="{" ".join(middle)}"/><path d="{marks}"/></g></svg>'
     )

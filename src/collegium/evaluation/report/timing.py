@@ -1,17 +1,20 @@
 """The chart of time against quality: a labelled point for each method at sites outside.
 
 Seconds per image are on a logarithmic axis. A method has the colour of its algorithm and the marker
-of its adapter; its label stands where there is room, joined to its point where that is farther off.
-Without room it has none, and tells its name where the pointer rests on it.
+of its adapter; its label stands where there is room, joined to its point if that is farther off.
+Without room it has none, and its name shows when the pointer rests on it.
 """
+
+from __future__ import annotations
 
 import html
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from collegium.evaluation.report.plots import COLOURS, MARKERS, WIDTH, tick_texts, ticks, title
-from collegium.evaluation.scores import ADAPTERS
-from collegium.evaluation.timing import Timed, TimeTable
+from collegium.evaluation.scores import ADAPTERS, rows_of
+from collegium.evaluation.timing import TimeTable
 
 HEIGHT = 340
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66, 508, 12, 296  # the frame, in units of the drawing
@@ -33,13 +36,13 @@ def time_chart(table: TimeTable, order: Sequence[str]) -> str:
         order: Labels of the algorithms; gives colours.
 
     Returns:
-        An ``<svg>`` element; empty where no method has both a time and a score.
+        An ``<svg>`` element; empty if no method has both a time and a score.
     """
-    drawn = [(one, seconds, score) for one in table.methods for seconds, score in _values(one)]
-    if not drawn:
-        return ""
-    steps = log_ticks(min(seconds for _, seconds, _ in drawn), max(s for _, s, _ in drawn))
-    scores = [score for _, _, score in drawn]
+    known = table.methods[table.methods["seconds"] > 0].dropna(subset="quality")
+    if known.empty:
+        return ""  # a logarithmic axis has no place for zero
+    steps = log_ticks(known["seconds"].min(), known["seconds"].max())
+    scores = known["quality"].tolist()
     air = 0.1 * (max(scores) - min(scores)) or 0.05 * abs(scores[0]) or 0.5
     low, high = min(scores) - air, max(scores) + air
 
@@ -50,12 +53,12 @@ def time_chart(table: TimeTable, order: Sequence[str]) -> str:
 
     unit = f" ({table.unit})" if table.unit else ""
     axes = _axes(steps, ticks(low, high), [place(x, low)[0] for x in steps], low, high)
-    points = [place(seconds, score) for _, seconds, score in drawn]
-    methods = [one for one, _, _ in drawn]
-    labels = place_labels([one.name for one in methods], points)
+    methods = rows_of(known)
+    points = [place(one.seconds, one.quality) for one in methods]
+    labels = place_labels([one.method for one in methods], points)
     marks = [_mark(*each, order) for each in zip(methods, points, labels, strict=True)]
-    told = "; ".join(f"{one.name} {s:.3g} s, {score:.3g}" for one, s, score in drawn)
-    what = f"{title(table.metric)}{unit} against seconds per image at sites outside: {told}."
+    values = "; ".join(f"{one.method} {one.seconds:.3g} s, {one.quality:.3g}" for one in methods)
+    what = f"{title(table.metric)}{unit} against seconds per image at sites outside: {values}."
     return (
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'aria-label="{html.escape(what)}">{axes}{_titles(title(table.metric) + unit)}'
@@ -63,18 +66,12 @@ def time_chart(table: TimeTable, order: Sequence[str]) -> str:
     )
 
 
-def _values(one: Timed) -> Iterator[Point]:
-    """Yield seconds and score, if a logarithmic axis has a place for them."""
-    if one.seconds.mean and one.quality.mean is not None:
-        yield one.seconds.mean, one.quality.mean
-
-
 def log_ticks(low: float, high: float) -> list[float]:
     """Return round numbers that enclose two positive ones: 1, 2, 5, 10, or only 1, 10, 100.
 
     Args:
-        low: the smaller number, above 0.
-        high: the larger number.
+        low: The smaller one.
+        high: The larger one.
     """
     low, high = low / 1.25, high * 1.25
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
@@ -93,7 +90,7 @@ def place_labels(names: Sequence[str], points: Sequence[Point]) -> list[Box | No
         points: Where their points are, in the frame of `time_chart`.
 
     Returns:
-        The boxes; None where no place is clear.
+        The boxes; None if no place is clear.
     """
     taken: list[Box] = [(x - 5, y - 5, x + 5, y + 5) for x, y in points]
     boxes: list[Box | None] = []
@@ -123,23 +120,23 @@ def _meet(one: Box, other: Box) -> bool:
     return not apart
 
 
-def _mark(one: Timed, point: Point, box: Box | None, order: Sequence[str]) -> str:
+def _mark(one: Any, point: Point, box: Box | None, order: Sequence[str]) -> str:
     """Return a point and its label."""
     x, y = point
     labels = list(order)
     place = labels.index(one.algorithm) if one.algorithm in labels else len(labels)
     known = list(ADAPTERS)
-    kind = known.index(one.adapter) if one.adapter in known else len(known)
+    kind = known.index(one.model) if one.model in known else len(known)
     shape = MARKERS[kind % len(MARKERS)]
-    lead, text = _label(html.escape(one.name), point, box) if box else ("", "")
+    lead, text = _label(html.escape(one.method), point, box) if box else ("", "")
     return (
-        f'{lead}<g class="line c{place % COLOURS}"><title>{html.escape(one.name)}</title>'
+        f'{lead}<g class="line c{place % COLOURS}"><title>{html.escape(one.method)}</title>'
         f'<path d="M{x:.1f} {y:.1f}{shape}"/>{text}</g>'
     )
 
 
 def _label(name: str, point: Point, box: Box) -> tuple[str, str]:
-    """Return a line from a point to its label where they are apart, and the label."""
+    """Return a line from a point to its label, empty if they are close, and the label."""
     x, y = point
     right = box[0] > x
     end, middle = box[0] if right else box[2], (box[1] + box[3]) / 2

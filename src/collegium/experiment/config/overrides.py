@@ -14,7 +14,7 @@ from collegium.experiment.config.yaml_file import KeyPath, Place, Source
 
 
 def override(data: dict[str, Any], text: str, source: Source) -> None:
-    """Set one value as `a.b=value` says, in place.
+    """Set the value of an override `a.b=value`, in place.
 
     Args:
         data: The mapping of an experiment.

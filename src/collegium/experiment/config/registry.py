@@ -103,7 +103,7 @@ class Registry(Generic[T]):
         )
 
     def list(self) -> list[Entry]:
-        """Return a row for every name; one that does not load says why."""
+        """Return a row for every name; if one does not load, its summary is the reason."""
         rows = []
         for name in self.names():
             try:

@@ -12,15 +12,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from collegium.evaluation.results import Row
+from collegium.evaluation.scores import rows_of
 from collegium.experiment.config.building import adapters_of
 from collegium.experiment.config.experiment import ExperimentConfig, to_dict
 from collegium.experiment.config.schema import flat
 from collegium.experiment.grid import Job
 from collegium.experiment.job_results import DEPLOYED
 from collegium.experiment.jobs import Event
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 TOTAL = "total"
 """Begins the metrics that are sums over all sites."""
@@ -62,7 +65,7 @@ def points_of_event(event: Event) -> list[Point]:
     ]
 
 
-def points_of_rows(rows: Iterable[Row]) -> list[Point]:
+def points_of_rows(results: pd.DataFrame) -> list[Point]:
     """Return the numbers of a finished job: those of all rounds, and each site's mean test scores.
 
     Scores of the model that a site uses, its personal one where there is one, stand under
@@ -72,12 +75,12 @@ def points_of_rows(rows: Iterable[Row]) -> list[Point]:
     """
     values: dict[tuple[str, str, int], list[float]] = {}
     totals: dict[tuple[str, int], float] = {}
-    rows = list(rows)
+    rows = rows_of(results)
     personal = {(row.split, row.round) for row in rows if row.model == "personal"}
     for row in rows:
         scored = row.model == "global" and (row.split, row.round) in personal
         kind = f"{row.model}/" if scored or row.split == "outside" else ""
-        if row.value is not None:
+        if not math.isnan(row.value):
             name = f"{row.split}/{kind}{row.metric}"
             values.setdefault((name, row.site, row.round), []).append(row.value)
         if row.split == "train" and row.metric == "loss":
@@ -200,9 +203,9 @@ def page_for_a_server(output: Path, config: ExperimentConfig) -> str:
     """
     from collegium.evaluation.report.html import render
     from collegium.evaluation.report.ledgers import ledger_summaries
-    from collegium.evaluation.report.reading import read_run
+    from collegium.evaluation.report.reading import read_run_output
 
-    run = read_run(output)
+    run = read_run_output(output)
     shown = replace(
         run,
         info={**run.info, "config": settings_of(config)},

@@ -9,7 +9,7 @@ from collegium.algorithms.distance import Distance
 from collegium.algorithms.pfednet import PFedNet
 from collegium.core.tensors import Tensors
 from collegium.errors import CheckpointError
-from collegium.evaluation.report.relations import read_relations
+from collegium.evaluation.report.distances import read_method_distances
 from collegium.runtime.state import Store
 from collegium.testing.toy import ToyFederation, toy_site
 
@@ -21,15 +21,15 @@ def graph(matrix: Any = MATRIX) -> dict[str, Any]:
     return {"clients": ["A", "B", "C"], "distances": matrix, "edges": [["A", "B"], ["B", "C"]]}
 
 
-def save(cell: Path, **state: Any) -> None:
+def save(job: Path, **state: Any) -> None:
     model = Tensors({"w": torch.ones(3)})
-    Store(cell / "server").save("000003", {"model": model, **state})
+    Store(job / "server").save("000003", {"model": model, **state})
 
 
 def test_of_a_run_of_pfednet_the_graph_is_read(tmp_path: Path) -> None:
     ToyFederation(PFedNet(k=1, sketch_items=64), tmp_path / "pfednet" / "seed-0").run(1)
-    ((name, (related,)),) = read_relations(tmp_path).items()
-    (relation,) = related.relations
+    ((name, (related,)),) = read_method_distances(tmp_path).items()
+    (relation,) = related.distances
     assert (name, related.title, related.seeds) == ("pFedNet", "seed 0", [0])
     means = [
         np.mean([site.train.example(i).batch["image"].numpy() for i in range(len(site.train))], 0)
@@ -45,8 +45,8 @@ def test_of_a_run_of_pfednet_the_graph_is_read(tmp_path: Path) -> None:
 
 def test_of_a_run_by_distance_the_matrix_and_the_weight_are_read(tmp_path: Path) -> None:
     federation = ToyFederation(Distance(omega=0.25), tmp_path / "far" / "seed-1").run(1)
-    ((name, (related,)),) = read_relations(tmp_path).items()
-    (relation,) = related.relations
+    ((name, (related,)),) = read_method_distances(tmp_path).items()
+    (relation,) = related.distances
     assert (name, related.title) == ("far", "seed 1")
     assert relation.matrix == federation.server.state["distance"]["matrix"]
     farthest = "ABC"[int(np.sum(relation.matrix, 0).argmax())]
@@ -64,21 +64,21 @@ def test_clusters_are_read_and_the_graph_of_each(tmp_path: Path) -> None:
         for half in halves
     ]
     save(tmp_path / "pfednet+distance" / "seed-0", distance=distance, clusters=parts)
-    ((related,),) = read_relations(tmp_path).values()
-    whole, *each = related.relations
+    ((related,),) = read_method_distances(tmp_path).values()
+    whole, *each = related.distances
     assert whole.geometry["clusters"] == {"recommended": halves}
     assert (whole.most_distant, whole.factors) == ("C", {})
     assert [(part.sites, part.edges) for part in each] == [(half, [half]) for half in halves]
 
 
-def test_cells_with_the_same_relations_are_one_and_folds_stay_apart(tmp_path: Path) -> None:
+def test_jobs_with_the_same_distances_are_one_and_folds_stay_apart(tmp_path: Path) -> None:
     for site in ("Oslo", "Quito"):
         for seed in (0, 1, 2, 10):
             save(tmp_path / f"without-{site}" / "mine" / f"seed-{seed}", graph=graph())
     save(tmp_path / "without-Quito" / "mine" / "seed-1", graph=graph(OTHER))
     save(tmp_path / "without-Quito" / "first" / "seed-0", graph=graph(OTHER))
     save(tmp_path / "without-Quito" / "fedavg" / "seed-0")
-    found = read_relations(tmp_path, order=("first", "fedavg", "mine"))
+    found = read_method_distances(tmp_path, order=("first", "fedavg", "mine"))
     assert {name: [one.title for one in related] for name, related in found.items()} == {
         "first": ["without Quito, seed 0"],
         "mine": [
@@ -87,16 +87,16 @@ def test_cells_with_the_same_relations_are_one_and_folds_stay_apart(tmp_path: Pa
         ],
     }  # fmt: skip
     assert list(found) == ["first", "mine"]
-    assert found["mine"][2].relations[0].matrix == OTHER
+    assert found["mine"][2].distances[0].matrix == OTHER
 
 
 def test_of_a_sweep_the_setting_is_read_and_of_a_server_the_newest_state(tmp_path: Path) -> None:
     for setting, matrix in (("k-1", MATRIX), ("k-2", OTHER)):
         save(tmp_path / setting / "mine" / "seed-0", graph=graph(matrix))
     Store(tmp_path / "k-2" / "mine" / "seed-0" / "server").save("000002", {"graph": graph()})
-    ((related,),) = read_relations(tmp_path, "k-2").values()
-    assert related.relations[0].matrix == OTHER
-    assert read_relations(tmp_path) == {}
+    ((related,),) = read_method_distances(tmp_path, "k-2").values()
+    assert related.distances[0].matrix == OTHER
+    assert read_method_distances(tmp_path) == {}
 
 
 def test_what_other_methods_call_by_the_same_names_is_passed_over(tmp_path: Path) -> None:
@@ -109,10 +109,10 @@ def test_what_other_methods_call_by_the_same_names_is_passed_over(tmp_path: Path
     for number, other in enumerate(others):
         save(tmp_path / "mine" / f"seed-{number}", distance=other, graph=None, clusters=[3])
     save(tmp_path / "mine" / "seed-9", clusters="ABC")
-    assert read_relations(tmp_path) == {}
+    assert read_method_distances(tmp_path) == {}
     save(tmp_path / "mine" / "seed-9", graph={**graph(), "edges": [["0", "1"], ["B", "C"]]})
-    ((related,),) = read_relations(tmp_path).values()
-    assert related.relations[0].edges == [["B", "C"]]
+    ((related,),) = read_method_distances(tmp_path).values()
+    assert related.distances[0].edges == [["B", "C"]]
 
 
 def test_a_damaged_state_is_named(tmp_path: Path) -> None:
@@ -120,4 +120,4 @@ def test_a_damaged_state_is_named(tmp_path: Path) -> None:
     path = tmp_path / "mine" / "seed-0" / "server" / "000003.state"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match=r"000003\.state is damaged .*restore it or remove"):
-        read_relations(tmp_path)
+        read_method_distances(tmp_path)

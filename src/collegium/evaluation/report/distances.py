@@ -1,8 +1,10 @@
-"""How far sites are apart to the methods that ask: what the servers of a run keep of it.
+"""The distances between sites that methods used, read from the states of a run's servers.
 
 Distance-aware methods keep distances with the weights or clusters that follow, pFedNet the graph of
 similar sites.
 """
+
+from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,32 +13,31 @@ from pathlib import Path
 from typing import Any
 
 from collegium.errors import DataError
-from collegium.evaluation.scores import position
-from collegium.evaluation.tables import method_name
+from collegium.evaluation.scores import method_name, position
 from collegium.heterogeneity.distances import checked
 from collegium.runtime.state import Store
 
-_CELLS = ("*/seed-*/server", "without-*/*/seed-*/server")
+_SERVERS = ("*/seed-*/server", "without-*/*/seed-*/server")
 """The servers' folders in the folder of a setting, without folds and with."""
 
 _KINDS = (
-    ("distance", "sites", "matrix", "what they told of their data"),
+    ("distance", "sites", "matrix", "descriptions of their data"),
     ("graph", "clients", "distances", "sketches of their data"),
 )
 """A key of a server's state, the keys of sites and distances there, and what these are made of."""
 
 
 @dataclass(frozen=True)
-class Relation:
-    """The distances between sites that one method uses.
+class SiteDistances:
+    """The distances between sites as one method measured them, and what followed from them.
 
     Attributes:
         made_of: What the distances are made of, for a reader.
         sites: In the order of the matrix.
-        matrix: Distances.
+        matrix: Distances, (N, N).
         edges: The pairs of sites that the method ties to each other.
-        most_distant: The site whose distances sum to the most; empty where nothing follows.
-        factors: By site what its weight is multiplied by; empty where weights stay as they are.
+        most_distant: The site whose distances sum to the most; empty if nothing follows from it.
+        factors: By site what its weight is multiplied by; empty if weights stay as they are.
         clusters: Those that train apart; empty without.
     """
 
@@ -50,7 +51,7 @@ class Relation:
 
     @property
     def geometry(self) -> dict[str, Any]:
-        """Return the input of `collegium.evaluation.report.assessment.network_svg`."""
+        """The same as `collegium.evaluation.report.assessment.network_svg` takes it."""
         return {
             "made_of": self.made_of,
             "sites": self.sites,
@@ -62,31 +63,31 @@ class Relation:
 
 
 @dataclass
-class Related:
-    """The relations of one or more cells of a method, which have the same.
+class MethodDistances:
+    """The distances in one or more jobs of a method, which have the same.
 
     Attributes:
         left_out: The site that is outside in the fold; empty without folds.
         seeds: The seeds.
-        relations: What the server keeps.
+        distances: Those that the server keeps.
     """
 
     left_out: str
     seeds: list[int]
-    relations: list[Relation]
+    distances: list[SiteDistances]
 
     @property
     def title(self) -> str:
-        """Return in words which jobs they are, e.g. "without Basel, seeds 0 and 1"."""
+        """Fold and seeds of the jobs, e.g. "without Basel, seeds 0 and 1"."""
         *others, last = map(str, self.seeds)
         seeds = f"seeds {', '.join(others)} and {last}" if others else f"seed {last}"
         return f"without {self.left_out}, {seeds}" if self.left_out else seeds
 
 
-def read_relations(
+def read_method_distances(
     output: Path, setting: str = "", order: Sequence[str] = ()
-) -> dict[str, list[Related]]:
-    """Read how far sites are apart to the methods of a run.
+) -> dict[str, list[MethodDistances]]:
+    """Read the distances between sites that the methods of a run used.
 
     Args:
         output: The output folder of an experiment.
@@ -94,46 +95,46 @@ def read_relations(
         order: Labels of the algorithms in the order wanted.
 
     Returns:
-        Name of the method -> its relations by fold and seed. Methods without any are left out, and
-        so are trainings that another method's cell holds.
+        Name of the method -> its distances by fold and seed. Methods without any are left out, and
+        so are trainings that another method's job holds.
 
     Raises:
         CheckpointError: The state of a server is damaged.
         StorageError: The state of a server cannot be read.
     """
-    found: dict[str, list[Related]] = defaultdict(list)
-    for label, left_out, seed, folder in _servers(output / setting, order):
-        relations = list(_kept(Store(folder)))
-        same = (r for r in found[label] if (r.left_out, r.relations) == (left_out, relations))
-        related = next(same, None)
-        if related is not None:
-            related.seeds.append(seed)
-        elif relations:
-            found[label].append(Related(left_out, [seed], relations))
-    return {method_name(label, ""): related for label, related in found.items() if related}
+    found: dict[str, list[MethodDistances]] = defaultdict(list)
+    for label, left_out, seed, folder in _server_folders(output / setting, order):
+        distances = list(_distances_of(Store(folder)))
+        same = (d for d in found[label] if (d.left_out, d.distances) == (left_out, distances))
+        known = next(same, None)
+        if known is not None:
+            known.seeds.append(seed)
+        elif distances:
+            found[label].append(MethodDistances(left_out, [seed], distances))
+    return {method_name(label): distances for label, distances in found.items() if distances}
 
 
-def _servers(base: Path, order: Sequence[str]) -> list[tuple[str, str, int, Path]]:
+def _server_folders(base: Path, order: Sequence[str]) -> list[tuple[str, str, int, Path]]:
     """Return label, site left out, seed and folder of every server, in the order wanted."""
     found = []
-    for pattern in _CELLS:
+    for pattern in _SERVERS:
         for folder in base.glob(pattern):
-            cell = folder.parent
-            fold = cell.parents[1].relative_to(base).name.removeprefix("without-")
-            found.append((cell.parent.name, fold, int(cell.name.removeprefix("seed-")), folder))
+            job = folder.parent
+            fold = job.parents[1].relative_to(base).name.removeprefix("without-")
+            found.append((job.parent.name, fold, int(job.name.removeprefix("seed-")), folder))
     return sorted(found, key=lambda one: (position((one[0], ""), order), one[1:3]))
 
 
-def _kept(store: Store) -> Iterator[Relation]:
-    """Yield the relations in a server's newest state, and in those of clusters within it."""
+def _distances_of(store: Store) -> Iterator[SiteDistances]:
+    """Yield the distances in a server's newest state, and in those of clusters within it."""
     names = [name for name in store.names() if name.isdigit()]
     state = store.outline(names[-1]) if names else {}
     clusters = state.get("clusters")
     for part in (state, *(clusters if isinstance(clusters, list) else ())):
         for key, sites, matrix, made_of in _KINDS:
-            kept = part.get(key) if isinstance(part, dict) else None
-            if isinstance(kept, dict) and _is_square(kept.get(matrix), kept.get(sites)):
-                yield _relation(kept, made_of, kept[sites], kept[matrix])
+            stored = part.get(key) if isinstance(part, dict) else None
+            if isinstance(stored, dict) and _is_square(stored.get(matrix), stored.get(sites)):
+                yield _site_distances(stored, made_of, stored[sites], stored[matrix])
 
 
 def _is_square(matrix: Any, sites: Any) -> bool:
@@ -144,11 +145,11 @@ def _is_square(matrix: Any, sites: Any) -> bool:
         return False
 
 
-def _relation(
-    kept: Mapping[str, Any], made_of: str, sites: Sequence[str], matrix: Sequence[Sequence[float]]
-) -> Relation:
-    factors = {site: factor for site, factor in kept.get("omega", {}).items() if factor != 1}
-    clusters = kept.get("clusters", ())
-    farthest = kept.get("most_distant", "") if factors or clusters else ""
-    edges = [pair for pair in kept.get("edges", ()) if set(pair) <= set(sites)]
-    return Relation(made_of, sites, matrix, edges, farthest, factors, clusters)
+def _site_distances(
+    stored: Mapping[str, Any], made_of: str, sites: Sequence[str], matrix: Sequence[Sequence[float]]
+) -> SiteDistances:
+    factors = {site: factor for site, factor in stored.get("omega", {}).items() if factor != 1}
+    clusters = stored.get("clusters", ())
+    farthest = stored.get("most_distant", "") if factors or clusters else ""
+    edges = [pair for pair in stored.get("edges", ()) if set(pair) <= set(sites)]
+    return SiteDistances(made_of, sites, matrix, edges, farthest, factors, clusters)
