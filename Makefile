@@ -61,6 +61,7 @@ lint: .venv/.stamp ## Check style, types, layers and spelling
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	MYPYPATH=src:benchmarks $(BIN)/mypy --follow-imports silent benchmarks/*.py docs
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/codespell
 

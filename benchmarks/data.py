@@ -127,7 +127,7 @@ def write_cases(folder: Path, shape: tuple[int, ...], count: int) -> None:
                 Image.fromarray(stored).save(folder / name / f"{number:03d}.png", compress_level=1)
         else:
             for name, values in zip(names, (image, ball.astype(np.uint8)), strict=True):
-                nifti = nib.nifti1.Nifti1Image(values, np.eye(4))
+                nifti = nib.nifti1.Nifti1Image(values, np.eye(4))  # type: ignore[no-untyped-call]
                 nib.loadsave.save(nifti, folder / name / f"{number:03d}.nii")
 
 
@@ -156,7 +156,7 @@ def epochs(setting: Setting, root: Path) -> dict[str, Callable[[], object]]:
     from collegium.core.randomness import ambient
     from collegium.core.tensors import Tensors
     from collegium.tasks import SegmentationTask
-    from collegium.training.batches import draw, plan_batches
+    from collegium.training.batches import draw_batch, plan_batches
     from collegium.training.loop import LocalTraining, TrainingConfig
 
     write_cases(root / "A", setting.shape, setting.cases)
@@ -176,7 +176,7 @@ def epochs(setting: Setting, root: Path) -> dict[str, Callable[[], object]]:
         for samples in plan_batches(
             len(data), setting.batch, epochs=1, steps=None, seed=0, path=path
         ):
-            draw(data, samples, 0, path)
+            draw_batch(data, samples, 0, path)
 
     ours, reference = train(mapped), train(in_memory)
     same = all(bool((ours[name] == reference[name]).all()) for name in ours)

@@ -92,7 +92,7 @@ def rise(work: Callable[[list[Any], Any], Any], base: int) -> float:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     work(models, start)
     more = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    return more * 1024 / (4 * start.numel())
+    return float(more * 1024 / (4 * start.numel()))
 
 
 def rise_apart(name: str, base: int) -> float:

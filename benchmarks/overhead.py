@@ -62,7 +62,8 @@ def make_network() -> Any:
             second = self.down2(nn.functional.max_pool2d(first, 2))
             bottom = self.bottom(nn.functional.max_pool2d(second, 2))
             up = self.merge2(torch.cat([self.up2(bottom), second], 1))
-            return self.out(self.merge1(torch.cat([self.up1(up), first], 1)))
+            logits: torch.Tensor = self.out(self.merge1(torch.cat([self.up1(up), first], 1)))
+            return logits
 
     torch.manual_seed(0)
     return Network()
@@ -93,7 +94,8 @@ def run_bare(rounds: int) -> dict[str, Any]:
     model = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     started, seconds = since_start(), []
     for _ in range(rounds):
-        start, total = time.perf_counter(), {}
+        start = time.perf_counter()
+        total: dict[str, Any] = {}
         for examples in data:
             network.load_state_dict(model)
             network.train()

@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -69,10 +70,11 @@ def scipy_joining(results: pd.DataFrame) -> dict[tuple[str, str], tuple[float, f
     """Return difference from training alone and p-value, by method and site and over all sites."""
     keys = ["algorithm", "site", "patient"]
     patients = results.groupby([*keys, "seed"])["value"].mean().groupby(keys).mean()
+    alone = {site: values.droplevel(0) for site, values in patients.loc["local"].groupby("site")}
     differences: dict[str, dict[str, np.ndarray]] = {}
     for (algorithm, site), values in patients.groupby(["algorithm", "site"]):
         if algorithm != "local":
-            found = values[algorithm, site] - patients["local", site]
+            found = values.droplevel([0, 1]) - alone[site]
             differences.setdefault(str(algorithm), {})[str(site)] = found.to_numpy()
     pairs = {}
     for algorithm, by_site in differences.items():
@@ -106,7 +108,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     options = parser.parse_args()
     results = make_results(1010)
-    works = {
+    works: dict[str, Callable[[], Any]] = {
         "table": partial(method_table, results, "dice"),
         "table by pandas": partial(pandas_table, results),
         "joining": partial(joining_table, results, "dice"),

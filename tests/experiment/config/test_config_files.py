@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import collegium
 from collegium.data.federation import sites_of
 from collegium.experiment.config.building import adapters_of
 from collegium.experiment.config.experiment import ExperimentConfig, load_config
@@ -42,6 +43,17 @@ def no_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def load(name: str, no_data: Path) -> ExperimentConfig:
     drawn = [f"federation={no_data / 'federation.yaml'}"] if name == "demo.yaml" else []
     return load_config(CONFIGS / name, drawn)
+
+
+def test_the_demo_is_the_packaged_one_over_the_folder_that_its_header_draws() -> None:
+    packaged = (Path(collegium.__file__).parent / "demo.yaml").read_text().splitlines()
+    shipped = (CONFIGS / "demo.yaml").read_text().splitlines()
+    differing = [(a, b) for a, b in zip(packaged, shipped, strict=True) if a != b]
+    assert differing == [
+        ("#   collegium run demo-data/experiment.yaml", "#   collegium run configs/demo.yaml"),
+        ("federation: federation.yaml", "federation: ../demo-data/federation.yaml"),
+    ]
+    assert "#   collegium phantoms demo-data --cases 24" in shipped
 
 
 def test_every_file_with_a_promise_is_there() -> None:
