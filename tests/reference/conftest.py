@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +27,7 @@ from collegium.errors import MissingReply
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.federation import Federation as RuntimeFederation
 from collegium.runtime.federation import initial_model
+from collegium.runtime.participation import EVERYBODY, Participation
 from collegium.runtime.run import RoundRecord
 from collegium.runtime.server import Request, Response
 from collegium.tasks import SupervisedTask
@@ -200,7 +201,7 @@ class Federation:
         sites: Sequence[Site] | None = None,
         lose: Mapping[int, str] | None = None,
         deploy: bool = True,
-        on_failure: Literal["fail", "skip"] = "fail",
+        participation: Participation = EVERYBODY,
     ) -> Outcome:
         """Run the library, and keep every state and every message."""
         self._runs += 1
@@ -210,7 +211,12 @@ class Federation:
         clients = runtime.clients(algorithm, seed=self.seed, root=root)
         transport = Recording(lambda: clients, lose or {})
         run = runtime.run(
-            algorithm, transport, rounds=rounds, seed=self.seed, root=root, on_failure=on_failure
+            algorithm,
+            transport,
+            rounds=rounds,
+            seed=self.seed,
+            root=root,
+            participation=participation,
         )
         outcome = Outcome(log=transport.log)
 

@@ -24,6 +24,7 @@ from collegium.errors import ConfigError, DataError, EgressError, ProtocolError
 from collegium.experiment.config.registry import ALGORITHMS
 from collegium.heterogeneity.survey import SurveyQuestions
 from collegium.heterogeneity.survey_distances import embedding_distances, metadata_distances
+from collegium.runtime.participation import SKIPPING
 from collegium.runtime.simulation import simulate
 from collegium.testing import toy
 from collegium.testing.conformance import Conformance, check_algorithm, conformance_checks
@@ -318,7 +319,7 @@ def test_sites_that_do_not_do_are_told_in_a_sentence(federation: Any) -> None:
 
 def test_a_site_that_does_not_answer_the_survey_is_named(federation: Any) -> None:
     with pytest.raises(ProtocolError, match="site 'B' sent no intensity_maxima"):
-        federation.run(Distance(), lose={0: "B"}, on_failure="skip")
+        federation.run(Distance(), lose={0: "B"}, participation=SKIPPING)
 
 
 def test_weights_are_refused_where_nothing_is_averaged(federation: Any) -> None:

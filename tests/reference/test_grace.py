@@ -14,6 +14,7 @@ from collegium.algorithms.moon import Moon
 from collegium.core.dataset import TensorDataset
 from collegium.data.site import Site
 from collegium.errors import ConfigError
+from collegium.runtime.participation import SKIPPING
 from collegium.tasks import SupervisedTask
 from collegium.training.loop import TrainingConfig
 from collegium.training.objectives import LiveNetwork
@@ -347,7 +348,7 @@ def test_what_is_sent_is_what_fedavg_sends(federation: Any) -> None:
 
 
 def test_a_client_that_misses_a_round_is_left_out_of_it(federation: Any) -> None:
-    outcome = federation.run(Grace(), rounds=3, lose={2: "B"}, on_failure="skip")
+    outcome = federation.run(Grace(), rounds=3, lose={2: "B"}, participation=SKIPPING)
     assert [*outcome.server[2]["weights"]] == ["A", "C"]
     assert [*outcome.server[3]["weights"]] == ["A", "B", "C"]
 

@@ -19,6 +19,7 @@ from collegium.core.payloads import Expected
 from collegium.core.tensors import Tensors
 from collegium.data.site import EgressPolicy, Site
 from collegium.errors import CollegiumError, ConfigError, DataError, ProtocolError
+from collegium.runtime.participation import SKIPPING
 from collegium.training.batches import plan_batches
 
 ROUNDS = 3
@@ -239,7 +240,7 @@ def test_only_the_first_round_sends_the_personal_part_with_the_request(federatio
 def test_a_site_that_was_left_out_keeps_its_part_and_gets_it_with_the_next_request(
     federation: Any,
 ) -> None:
-    outcome = federation.run(PFedNet(lam=0.5), rounds=3, lose={2: "B"}, on_failure="skip")
+    outcome = federation.run(PFedNet(lam=0.5), rounds=3, lose={2: "B"}, participation=SKIPPING)
     first, second = (outcome.server[t]["personal"] for t in (1, 2))
     assert torch.equal(first["B"]["norm.weight"], second["B"]["norm.weight"])
     assert not torch.equal(first["A"]["norm.weight"], second["A"]["norm.weight"])
@@ -250,7 +251,7 @@ def test_a_site_that_was_left_out_keeps_its_part_and_gets_it_with_the_next_reque
 
 def test_a_site_that_missed_its_newest_part_gets_it_with_the_next_request(federation: Any) -> None:
     """In round 1 B answers nothing, so that it holds no personal part at all."""
-    outcome = federation.run(PFedNet(lam=0.5), rounds=2, lose={1: "B"}, on_failure="skip")
+    outcome = federation.run(PFedNet(lam=0.5), rounds=2, lose={1: "B"}, participation=SKIPPING)
     assert outcome.server[1]["behind"] == ["B"]
     late = [r.client for r, items, _ in outcome.log if r.round == 2 and "personal" in items]
     assert late.count("B") == 2
@@ -390,7 +391,7 @@ def test_a_site_without_a_sketch_is_named(federation: Any) -> None:
     with pytest.raises(CollegiumError, match="site 'B' has no training cases"):
         federation.run(PFedNet(), rounds=1, sites=[sites[0], bare, sites[2]])
     with pytest.raises(ProtocolError, match="site 'C' sent no mean_image"):
-        federation.run(PFedNet(), rounds=1, lose={0: "C"}, on_failure="skip")
+        federation.run(PFedNet(), rounds=1, lose={0: "C"}, participation=SKIPPING)
 
 
 def test_labels_that_are_no_classes_make_no_histogram(federation: Any) -> None:

@@ -18,6 +18,7 @@ from collegium.data.site import EgressPolicy, Site
 from collegium.errors import ClientError, ConfigError, EgressError, ProtocolError
 from collegium.experiment.config.registry import ALGORITHMS
 from collegium.runtime.federation import Federation
+from collegium.runtime.participation import SKIPPING
 from collegium.tasks import SupervisedTask
 from collegium.training.batches import plan_batches
 from collegium.training.fisher import unflatten
@@ -272,7 +273,7 @@ def test_who_misses_a_round_predicts_with_what_it_kept_under_the_new_mean(
     federation: Any, by_hand: Any
 ) -> None:
     outcome = federation.run(
-        ResFIM(delta=DELTA), rounds=2, lose={2: "B"}, on_failure="skip", deploy=False
+        ResFIM(delta=DELTA), rounds=2, lose={2: "B"}, participation=SKIPPING, deploy=False
     )
     kept = outcome.clients[2]["B"]
     assert torch.equal(kept["mask"]["bits"], outcome.clients[1]["B"]["mask"]["bits"])

@@ -8,6 +8,7 @@ import pytest
 from collegium.algorithms.scaffold import Scaffold
 from collegium.core.dataset import TensorDataset
 from collegium.errors import ConfigError
+from collegium.runtime.participation import SKIPPING
 from collegium.runtime.simulation import simulate
 from collegium.training.loop import TrainingConfig
 
@@ -84,7 +85,7 @@ def test_a_client_that_is_missing_keeps_its_variate_and_its_share_in_the_servers
     federation: Any, by_hand: Any
 ) -> None:
     lose = {2: "B"}
-    outcome = federation.run(Scaffold(), rounds=ROUNDS, lose=lose, on_failure="skip")
+    outcome = federation.run(Scaffold(), rounds=ROUNDS, lose=lose, participation=SKIPPING)
     for t, (x, c, own) in enumerate(expected(federation, by_hand, lose=lose), start=1):
         by_hand.assert_same(outcome.server[t]["model"], x, f"round {t}")
         by_hand.assert_same(outcome.server[t]["control"], c, f"round {t}, server variate")

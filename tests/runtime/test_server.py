@@ -25,6 +25,7 @@ from collegium.errors import (
     describe_failure,
 )
 from collegium.runtime.federation import check_policy
+from collegium.runtime.participation import SKIPPING
 from collegium.runtime.server import Request, Response, ServerRuntime
 from collegium.testing.toy import toy_model, toy_network
 
@@ -108,7 +109,7 @@ def test_unusable_reply_is_fatal_and_names_client_and_round(tmp_path, kind):
 @pytest.mark.parametrize("kind", UNUSABLE)
 def test_unusable_reply_is_left_out_and_recorded_where_failures_are_skipped(tmp_path, kind, caplog):
     change, _ = UNUSABLE[kind]
-    run = server(tmp_path, Scripted({"B": change}), on_failure="skip")
+    run = server(tmp_path, Scripted({"B": change}), participation=SKIPPING)
     run.begin()
     with caplog.at_level(logging.WARNING):
         run.advance()
@@ -134,9 +135,9 @@ def test_error_keeps_its_kind_if_it_is_a_client_s(tmp_path):
 
 def test_round_in_which_everybody_fails_is_an_error(tmp_path):
     error = {"error": {"kind": "DataError", "text": "x"}}
-    run = server(tmp_path, Scripted(dict.fromkeys("ABC", error)), on_failure="skip")
+    run = server(tmp_path, Scripted(dict.fromkeys("ABC", error)), participation=SKIPPING)
     run.begin()
-    with pytest.raises(ProtocolError, match="no client sent a reply that can be used"):
+    with pytest.raises(MissingReply, match="round 1, train: 0 of 3 clients answered"):
         run.advance()
 
 

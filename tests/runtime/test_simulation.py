@@ -32,6 +32,7 @@ from collegium.errors import (
     StorageError,
 )
 from collegium.runtime.federation import initial_model
+from collegium.runtime.participation import SKIPPING
 from collegium.runtime.simulation import simulate
 from collegium.tasks import SupervisedTask
 from collegium.testing.toy import TRAINING, toy_network, toy_site
@@ -273,7 +274,7 @@ class Fails(FedAvg):
 def test_client_that_fails_ends_the_run_or_is_left_out():
     with pytest.raises(ProtocolError, match=r"client 'B', round 2, train: part 'model': .* NaN"):
         run(Fails())
-    result = run(Fails(), on_failure="skip")
+    result = run(Fails(), participation=SKIPPING)
     (left_out,) = result.records[1].left_out
     assert left_out["client"] == "B"
     assert result.model is not None
@@ -294,6 +295,7 @@ import json, os, signal, sys, time
 from pathlib import Path
 from torch import nn
 from collegium.experiment.config.registry import ALGORITHMS
+from collegium.runtime.participation import SKIPPING
 from collegium.runtime.simulation import simulate
 from collegium.tasks import SupervisedTask
 from collegium.testing.toy import TRAINING, toy_network, toy_site

@@ -10,6 +10,7 @@ from collegium.core.dataset import Batch, TensorDataset
 from collegium.core.message import pack
 from collegium.core.model_parts import find_parts
 from collegium.runtime.engines.inprocess import InProcess
+from collegium.runtime.participation import SKIPPING
 from collegium.runtime.server import Request
 from collegium.testing.conformance import conformance_checks, dying_save
 from collegium.testing.toy import (
@@ -77,7 +78,7 @@ def test_wire_dies_at_the_request_it_is_told(tmp_path, number):
 
 def test_wire_loses_a_client_in_one_round(tmp_path):
     federation = ToyFederation(
-        FedAvg(), tmp_path, lambda f: ShuffledTransport(f, lose={2: "B"}), on_failure="skip"
+        FedAvg(), tmp_path, lambda f: ShuffledTransport(f, lose={2: "B"}), participation=SKIPPING
     )
     federation.run(2)
     trained = [

@@ -138,7 +138,7 @@ def _train(
         seed=job.seed,
         root=job.folder,
         evaluate_every=config.evaluation.every,
-        on_failure=config.on_failure,
+        participation=config.participation,
         codecs=build_codecs(config, job.algorithm),
     )
     try:

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from torch import nn
 
@@ -20,6 +19,7 @@ from collegium.core.tensors import Tensors
 from collegium.data.site import Site
 from collegium.errors import ConfigError, EgressError
 from collegium.runtime.client import ClientRuntime
+from collegium.runtime.participation import EVERYBODY, Participation
 from collegium.runtime.run import Run
 from collegium.runtime.server import ServerRuntime, Transport
 from collegium.tasks import Task
@@ -143,7 +143,7 @@ class Federation:
         *,
         seed: int,
         root: Path,
-        on_failure: Literal["fail", "skip"] = "fail",
+        participation: Participation = EVERYBODY,
         codecs: Codecs = NO_CODECS,
     ) -> ServerRuntime:
         """Return the server half of a run.
@@ -153,7 +153,7 @@ class Federation:
             transport: carries requests to the clients.
             seed: of the run.
             root: the folder of the run; the server's state is in ``server``.
-            on_failure: whether a client that fails ends the run or is left out of the exchange.
+            participation: who takes part in a round, and what happens if a client fails.
             codecs: the codecs of training exchanges; the clients must have the same.
         """
         with ambient(seed, "model", 0):
@@ -165,7 +165,7 @@ class Federation:
             parts,
             transport,
             root / "server",
-            on_failure=on_failure,
+            participation=participation,
             codecs=codecs,
             seed=seed,
         )
@@ -179,7 +179,7 @@ class Federation:
         seed: int,
         root: Path,
         evaluate_every: int = 1,
-        on_failure: Literal["fail", "skip"] = "fail",
+        participation: Participation = EVERYBODY,
         codecs: Codecs = NO_CODECS,
     ) -> Run:
         """Return the run of an algorithm, which continues from whatever its folder holds.
@@ -191,11 +191,16 @@ class Federation:
             seed: of the run.
             root: the folder of the run.
             evaluate_every: rounds between two evaluations on validation cases.
-            on_failure: see `server`.
+            participation: see `server`.
             codecs: see `server`.
         """
         server = self.server(
-            algorithm, transport, seed=seed, root=root, on_failure=on_failure, codecs=codecs
+            algorithm,
+            transport,
+            seed=seed,
+            root=root,
+            participation=participation,
+            codecs=codecs,
         )
         return Run(server, rounds, self.task.metric, evaluate_every)
 

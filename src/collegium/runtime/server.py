@@ -27,12 +27,16 @@ from collegium.core.message import Message, pack, unpack
 from collegium.core.model_parts import ModelParts
 from collegium.core.payloads import Expected, recorded_numbers
 from collegium.core.tensors import Tensors
-from collegium.errors import KINDS, ClientError, ProtocolError
+from collegium.errors import KINDS, ClientError, MissingReply, ProtocolError
+from collegium.runtime.participation import EVERYBODY, Participation
 from collegium.runtime.state import Store
 
 logger = logging.getLogger(__name__)
 
 Stage = Literal["train", "evaluate"]
+
+RETRY_PAUSE = 1.0
+"""Seconds between two requests to a client that did not answer."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +70,15 @@ class Response:
         client: the client's name.
         data: the packed envelope: a reply or an error.
         seconds: time that the client took.
+        missing: why the client did not answer; empty if it did. The data are empty then.
+        again: whether the request got lost by no fault of the client, and has to be made again.
     """
 
     client: str
     data: bytes
     seconds: float
+    missing: str = ""
+    again: bool = False
 
 
 class Transport(Protocol):
@@ -149,10 +157,9 @@ class ServerRuntime:
         parts: the roles of the model's tensors.
         transport: the engine.
         root: folder of the server's state.
-        on_failure: "fail" ends the run at the first client that fails or sends something unusable;
-            "skip" leaves it out of that exchange and records it.
+        participation: who takes part in a round, and what happens if a client fails.
         codecs: the codecs of training exchanges.
-        seed: of the run, for codecs that draw.
+        seed: of the run, from which participants and codecs are drawn.
     """
 
     def __init__(
@@ -164,13 +171,14 @@ class ServerRuntime:
         transport: Transport,
         root: Path,
         *,
-        on_failure: Literal["fail", "skip"] = "fail",
+        participation: Participation = EVERYBODY,
         codecs: Codecs = NO_CODECS,
         seed: int = 0,
     ) -> None:
         self.algorithm, self.transport, self.parts = algorithm, transport, parts
         self.clients = sorted(clients)
-        self.on_failure = on_failure
+        self.participation = participation
+        self.seed = seed
         self.store = Store(root)
         self.state: State = {}
         self.round = 0
@@ -185,6 +193,7 @@ class ServerRuntime:
         self._session = ServerSession(codecs, layout, seed=seed) if layout else None
         self._exchange = 0
         self._committed = 0
+        self._participants = self.clients
         self._pending: Replies | None = None
 
     @property
@@ -212,12 +221,13 @@ class ServerRuntime:
         self._finish_exchange()
         name = method.__name__
         handler_of(self.algorithm, name)
-        names = sorted(each if each is not None else self.clients if to is None else to)
-        unknown = set(names) - set(self.clients)
+        wanted = {*(each if each is not None else self.clients if to is None else to)}
+        unknown = wanted - set(self.clients)
         if unknown:
             raise ProtocolError(
                 f"asked {', '.join(sorted(unknown))}, which is not in the federation"
             )
+        names = [client for client in self._participants if client in wanted]
         exchange, self._exchange = self._exchange, self._exchange + 1
         coded = None
         if self._session is not None and self.stage == "train":
@@ -251,6 +261,7 @@ class ServerRuntime:
     ) -> Iterator[tuple[str, Message]]:
         """Yield checked replies in sorted order; those that arrive early wait for their turn."""
         early: dict[str, Response] = {}
+        answered = 0
         remaining = iter(names)
         expected = next(remaining, None)
         for response in self._deliver(names, request):
@@ -258,30 +269,50 @@ class ServerRuntime:
             while expected in early:
                 message = self._open_response(early.pop(expected), method, coded)
                 if message is not None:
+                    answered += 1
                     yield expected, message
                 expected = next(remaining, None)
         if expected is not None:
             raise ProtocolError(
                 f"client {expected!r}, round {self.round}, {method}: the engine brought no response"
             )
+        if answered < min(self.participation.min_clients, len(names)):
+            raise MissingReply(
+                f"round {self.round}, {method}: {answered} of {len(names)} clients answered, and "
+                f"min_clients is {self.participation.min_clients}; the finished rounds are kept, "
+                f"resume when more of them are back"
+            )
 
     def _deliver(self, names: list[str], request: Callable[[str], Request]) -> Iterator[Response]:
-        """Yield responses; a client that lost its reference is asked again and sent everything."""
-        lost: list[Response] = []
-        for response in self.transport.exchange(map(request, names)):
-            if self._session is not None and response.data == RESEND_REQUEST:
-                lost.append(response)
-            else:
-                yield response
-        for response in lost:
-            logger.warning(
-                "client %r lost its reference models; sending everything again", response.client
-            )
-            assert self._session is not None
-            self._session.forget(response.client)
+        """Yield responses; clients whose request was lost, or that are retried, are asked again."""
+        missing_since: dict[str, float] = {}
+        while names:
+            again: list[str] = []
+            for response in self.transport.exchange(map(request, names)):
+                if self._is_asked_again(response, missing_since):
+                    again.append(response.client)
+                else:
+                    yield response
+            if set(again) & missing_since.keys():
+                time.sleep(RETRY_PAUSE)
+            names = sorted(again)
+
+    def _is_asked_again(self, response: Response, missing_since: dict[str, float]) -> bool:
+        """Return whether a client is asked again: its request got lost, or the policy wants it.
+
+        One that lost the reference of its codec is sent everything.
+        """
+        client = response.client
+        if response.missing and self.participation.on_failure == "retry":
+            logger.warning("client %r: %s; asking again", client, response.missing)
+            began = missing_since.setdefault(client, time.monotonic())
+            return time.monotonic() - began < self.participation.retry_seconds
+        if self._session is not None and response.data == RESEND_REQUEST:
+            logger.warning("client %r lost its reference models; sending everything again", client)
+            self._session.forget(client)
             self._count(response)
-        if lost:
-            yield from self.transport.exchange(request(response.client) for response in lost)
+            return True
+        return response.again
 
     def _count(self, response: Response) -> ClientStats:
         stats = self.client_stats.setdefault(response.client, ClientStats())
@@ -296,11 +327,13 @@ class ServerRuntime:
         stats = self._count(response)
         where = f"client {response.client!r}, round {self.round}, {method}"
         try:
+            if response.missing:
+                raise MissingReply(f"{where}: {response.missing}")
             reply = self._check(unpack(response.data), where, response.client, coded)
         except ClientError as error:
             if coded is not None:
                 coded.record_failure(response.client)
-            if self.on_failure == "fail":
+            if self.participation.on_failure != "skip":
                 raise
             logger.warning("%s; left out of this exchange", error)
             self.left_out.append({"client": response.client, "method": method, "why": str(error)})
@@ -364,6 +397,7 @@ class ServerRuntime:
                 self._session.state = codec_state
             self.store.prune(name)
             return
+        self.participation.check(self.clients)
         self.algorithm.check_setup(self.clients, self.parts)
         self._run_and_commit(self.algorithm.setup, 0, before_commit)
 
@@ -374,7 +408,9 @@ class ServerRuntime:
             before_commit: called between the two, so that what it writes is never behind the
                 committed state.
         """
-        self._run_and_commit(self.algorithm.round, self.round + 1, before_commit)
+        number = self.round + 1
+        self._participants = self.participation.drawn(self.clients, number, self.seed)
+        self._run_and_commit(self.algorithm.round, number, before_commit)
 
     def conclude(self, before_commit: Callable[[], None] = lambda: None) -> None:
         """Run, and commit like a round, the algorithm's work after the last round.
@@ -391,6 +427,7 @@ class ServerRuntime:
         self.client_stats, self.left_out = {}, []
         step(self)
         self._finish_exchange()
+        self._participants = self.clients
         before_commit()
         codec_state = self._session.pruned_state() if self._session is not None else {}
         state = self.state | ({CODEC_KEY: codec_state} if codec_state else {})
@@ -423,8 +460,10 @@ class ServerRuntime:
         """
         self.stage, self._exchange = "evaluate", 0
         self.client_stats = {}
+        if method.__name__ == Algorithm.evaluate.__name__:
+            self._participants = self.participation.present(self.clients, self.round)
         replies = dict(self.ask(method, each=each, **items).items())
-        self._pending, self.stage = None, "train"
+        self._pending, self.stage, self._participants = None, "train", self.clients
         return replies
 
     def deploy(self) -> dict[str, Tensors]:

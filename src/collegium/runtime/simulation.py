@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 from torch.utils import data
@@ -26,6 +26,7 @@ from collegium.data.torch_dataset import as_dataset
 from collegium.errors import CheckpointError, ConfigError
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.federation import Federation, ModuleCopies, Network
+from collegium.runtime.participation import EVERYBODY, Participation
 from collegium.runtime.process import prepare
 from collegium.runtime.run import RoundRecord
 from collegium.tasks import Task
@@ -69,7 +70,7 @@ def simulate(
     evaluate_every: int = 1,
     threads: int = 1,
     device: str = "cpu",
-    on_failure: Literal["fail", "skip"] = "fail",
+    participation: Participation = EVERYBODY,
     codecs: Codecs = NO_CODECS,
     observe: Callable[[RoundRecord], None] = lambda record: None,
 ) -> Simulated:
@@ -91,7 +92,7 @@ def simulate(
         evaluate_every: rounds between two evaluations on validation cases.
         threads: torch threads; results depend on it.
         device: where to compute.
-        on_failure: "fail" or "skip" clients that fail.
+        participation: who takes part in a round, and what happens if a client fails.
         codecs: the codecs of training exchanges.
         observe: called after every round.
 
@@ -120,6 +121,7 @@ def simulate(
         "seed": seed,
         "evaluate_every": evaluate_every,
         **({"coding": codecs.describe()} if codecs else {}),
+        **participation.decisive(),
     }
     with tempfile.TemporaryDirectory(prefix="collegium-") as temporary:
         root = output or Path(temporary)
@@ -132,7 +134,7 @@ def simulate(
             seed=seed,
             root=root,
             evaluate_every=evaluate_every,
-            on_failure=on_failure,
+            participation=participation,
             codecs=codecs,
         )
         scores = run.execute(observe)

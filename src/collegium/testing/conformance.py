@@ -35,6 +35,7 @@ from collegium.runtime import client as client_module
 from collegium.runtime import run as run_module
 from collegium.runtime import state as state_module
 from collegium.runtime.engines.inprocess import InProcess
+from collegium.runtime.participation import SKIPPING
 from collegium.runtime.server import Transport
 from collegium.testing.toy import (
     ShuffledTransport,
@@ -310,7 +311,9 @@ class Conformance:
 
     def check_absent_client(self) -> None:
         """A client that is missing in a round is left out, or the error says so in one sentence."""
-        federation = self._federation(partial(ShuffledTransport, lose={2: "B"}), on_failure="skip")
+        federation = self._federation(
+            partial(ShuffledTransport, lose={2: "B"}), participation=SKIPPING
+        )
         try:
             federation.run(self._rounds)
         except CollegiumError as error:

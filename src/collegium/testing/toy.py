@@ -26,6 +26,7 @@ from collegium.experiment.config.registry import ALGORITHMS, CODECS
 from collegium.runtime.client import ClientRuntime
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.federation import Federation, Network, initial_model
+from collegium.runtime.participation import EVERYBODY, Participation
 from collegium.runtime.run import Run
 from collegium.runtime.server import Request, Response, Transport, respond
 from collegium.tasks import SupervisedTask
@@ -114,7 +115,7 @@ class ToyFederation:
         *,
         names: Sequence[str] = ("A", "B", "C"),
         training: TrainingConfig = TRAINING,
-        on_failure: str = "fail",
+        participation: Participation = EVERYBODY,
         codecs: Codecs = NO_CODECS,
     ) -> None:
         self.algorithm, self.root, self.names, self.training = algorithm, root, names, training
@@ -125,7 +126,7 @@ class ToyFederation:
             engine,
             seed=SEED,
             root=root,
-            on_failure="skip" if on_failure == "skip" else "fail",
+            participation=participation,
             codecs=codecs,
         )
 

@@ -19,6 +19,7 @@ from collegium.errors import ProtocolError
 from collegium.experiment.config.registry import ALGORITHMS
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.ledger import first_break, read_ledger
+from collegium.runtime.participation import SKIPPING
 from collegium.runtime.run import Run
 from collegium.runtime.server import Request, Response
 from collegium.testing.toy import ToyFederation, toy_model
@@ -200,7 +201,7 @@ def test_update_that_is_not_a_number_is_named_or_left_out(tmp_path, coarse, code
     words = r"client 'B', round 1, train: part 'model': .*(NaN|not finite)"
     with pytest.raises(ProtocolError, match=words):
         watched(tmp_path / "fail", Explodes(), codecs=Codecs(up))
-    found = watched(tmp_path / "skip", Explodes(), codecs=Codecs(up), on_failure="skip")
+    found = watched(tmp_path / "skip", Explodes(), codecs=Codecs(up), participation=SKIPPING)
     assert left_out(found) == ["B", "B", "B"]
     assert torch.isfinite(found.server.state["model"]["4.bias"]).all()
     assert "left out of this exchange" in caplog.text
@@ -211,7 +212,7 @@ def test_damaged_code_is_named_or_left_out(tmp_path):
     words = r"client 'B', round 1, train: part 'model': encoded tensors are damaged"
     with pytest.raises(ProtocolError, match=words):
         watched(tmp_path / "fail", damage="B", codecs=codecs)
-    found = watched(tmp_path / "skip", damage="B", codecs=codecs, on_failure="skip")
+    found = watched(tmp_path / "skip", damage="B", codecs=codecs, participation=SKIPPING)
     assert left_out(found) == ["B", "B", "B"]
     full = {
         r.client: "data" not in unpack(r.payload)[CODEC_KEY]["parts"]["model"]
@@ -228,7 +229,7 @@ def test_site_whose_reply_was_left_out_once_gets_everything_in_the_next_round(tm
         tmp_path,
         lambda f: Watched(f, "B", only=2),
         codecs=Codecs(Half(), Half()),
-        on_failure="skip",
+        participation=SKIPPING,
     ).run(4)
     full = [
         (r.round, r.client)

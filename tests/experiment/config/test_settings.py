@@ -35,6 +35,7 @@ from collegium.experiment.config.registry import ADAPTERS, ALGORITHMS, CODECS
 from collegium.models import MODELS
 from collegium.models.factory import build_model, parameter_problems
 from collegium.runtime.engines import EngineConfig
+from collegium.runtime.participation import Participation
 from collegium.training.loop import TrainingConfig
 
 FEDERATION = FederationConfig("f", {"a": SiteConfig(folder="a")})
@@ -52,8 +53,8 @@ CONFIGS = {
         AdapterConfig("tent"), AlgorithmConfig("fedavg"), CodecConfig("stc"), CodecsConfig(),
         EngineConfig(), EvaluationConfig(), FEDERATION, ImageConfig(), InferenceConfig(),
         ExperimentConfig("x", FEDERATION, ModelConfig("unet"), (AlgorithmConfig("fedavg"),), 1),
-        ModelConfig("unet"), PartitionRule("ratio"), SamplingConfig(), SiteConfig(folder="a"),
-        SplitConfig(), TableConfig("ill", ("age",)), TaskConfig(), TrackingConfig(),
+        ModelConfig("unet"), Participation(), PartitionRule("ratio"), SamplingConfig(),
+        SiteConfig(folder="a"), SplitConfig(), TableConfig("ill", ("age",)), TaskConfig(), TrackingConfig(),
         TrainingConfig(),
     )
 }  # fmt: skip

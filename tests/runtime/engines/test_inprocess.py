@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from collegium.errors import MissingReply
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.server import Request
 
@@ -90,23 +89,30 @@ def test_answers_come_as_they_are_ready(workers):
     assert [response.client for response in workers.exchange([slow, quick])] == ["B", "A"]
 
 
-def test_worker_that_dies_is_named_with_client_and_round():
+def test_worker_that_dies_is_reported_and_replaced():
     engine = InProcess(build, workers=2)
-    words = r"client 'B', round 3, die: its process ended with code 3 .*resume$"
     try:
-        with pytest.raises(MissingReply, match=words):
-            list(engine.exchange([request("A"), request("B", "die"), request("C")]))
+        found = {
+            r.client: r for r in engine.exchange([request("A"), request("B", "die"), request("C")])
+        }
+        assert found["B"].missing.startswith("its process ended with code 3 ")
+        assert found["B"].missing.endswith("use fewer workers and resume")
+        assert not found["A"].missing
+        assert not found["C"].missing
+        again = {r.client: r.missing for r in engine.exchange(map(request, "ABCD"))}
+        assert again == dict.fromkeys("ABCD", "")
     finally:
         engine.close()
 
 
 @pytest.mark.parametrize("size", [0, 4 << 20])
-def test_worker_that_dies_before_it_can_be_asked_is_named(size):
+def test_worker_that_dies_before_it_can_be_asked_is_reported(size):
     """A large payload fails in the sending, a small one in the receiving."""
     engine = InProcess(build_and_die, workers=2)
     try:
-        with pytest.raises(MissingReply, match=r"client 'A', round 3, train: .*code 5 "):
-            list(engine.exchange([request("A", payload=b"x" * size)]))
+        (found,) = engine.exchange([request("A", payload=b"x" * size)])
+        assert found.client == "A"
+        assert "its process ended with code 5 " in found.missing
     finally:
         engine.close()
 

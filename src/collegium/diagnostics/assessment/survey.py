@@ -27,6 +27,7 @@ from collegium.runtime import process
 from collegium.runtime.client import ClientRuntime
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.ledger import describe_part
+from collegium.runtime.participation import SKIPPING
 
 FOLDER = "assessment"
 """Where in an experiment's output folder the assessment is."""
@@ -108,7 +109,7 @@ def survey_sites(config: ExperimentConfig, survey: Assessment) -> SurveyReplies:
     if engine.workers > 1:  # these open the federation themselves
         build = partial(survey_clients, to_dict(config), survey.hyperparameters())
     transport = InProcess(build, engine.workers, engine.threads)
-    server = federation.server(survey, transport, seed=seed, root=root, on_failure="skip")
+    server = federation.server(survey, transport, seed=seed, root=root, participation=SKIPPING)
     try:
         replies = server.evaluate(survey.survey)
     finally:

@@ -264,7 +264,7 @@ class _Measurement:
             take=self._take,
         )
         return self._federation.server(
-            algorithm, recorder, seed=seed, root=root, on_failure=self._config.on_failure
+            algorithm, recorder, seed=seed, root=root, participation=self._config.participation
         )
 
     def _take(self, number: int, site: str, received: Tensors, trained: Tensors) -> None:

@@ -24,6 +24,7 @@ from collegium.experiment.config.overrides import override, read_federation, res
 from collegium.experiment.config.recipes import RECIPES, apply_recipe
 from collegium.experiment.config.yaml_file import KeyPath, Place, Source
 from collegium.runtime.engines import EngineConfig
+from collegium.runtime.participation import EVERYBODY, Participation
 from collegium.training.loop import TrainingConfig
 
 RESERVED = re.compile(r"average|disparity|global|site sd|worst site|mean|cluster-\d.*")
@@ -143,7 +144,7 @@ class ExperimentConfig:
         inference: How whole images are predicted.
         evaluation: When models are scored on validation data.
         engine: What carries requests to the clients.
-        on_failure: If a client does not answer, "fail" ends the job, "skip" continues without it.
+        participation: Who takes part in a round, and what happens if a site does not answer.
         codec: The codecs of messages, unless an algorithm has its own.
         protocol: "inside": all sites but `federation.outside` train, and the adapters are scored on
             those outside. "leave-one-site-out": the same with each site outside in turn.
@@ -171,7 +172,7 @@ class ExperimentConfig:
     inference: InferenceConfig = InferenceConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     engine: EngineConfig = field(default_factory=EngineConfig)
-    on_failure: Literal["fail", "skip"] = "fail"
+    participation: Participation = EVERYBODY
     codec: CodecsConfig = field(default_factory=CodecsConfig)
     protocol: Literal["inside", "leave-one-site-out"] = "inside"
     adapters: tuple[AdapterConfig, ...] = ()

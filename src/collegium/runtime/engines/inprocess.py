@@ -6,11 +6,11 @@ import json
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from collegium.errors import MissingReply
 from collegium.runtime import process
 from collegium.runtime.server import Request, RequestHandler, Response, respond
 
@@ -67,8 +67,19 @@ class InProcess:
                     busy[worker.connection] = worker
             for connection in wait(list(busy)) if busy else ():
                 worker = busy.pop(connection)
+                response = worker.receive()
+                if response.missing:
+                    worker = self._replace(worker)
                 idle.append(worker)
-                yield worker.receive()
+                yield response
+
+    def _replace(self, ended: _Worker) -> _Worker:
+        """Return a new worker in place of one whose process has ended."""
+        ended.close()
+        with process.environment_of_workers(self._threads):
+            worker = _Worker(self._build, self._threads)
+        self._workers[self._workers.index(ended)] = worker
+        return worker
 
     def close(self) -> None:
         """End the worker processes."""
@@ -89,40 +100,28 @@ class _Worker:
         self._request: Request | None = None
 
     def send(self, request: Request) -> None:
-        """Send a request: one frame of JSON, one with the payload.
-
-        Raises:
-            MissingReply: the process ended before it could take the request.
-        """
+        """Send a request: one frame of JSON, one with the payload; `receive` reports a failure."""
         header = {key: value for key, value in asdict(request).items() if key != "payload"}
         self._request = request
-        try:
+        with suppress(ConnectionError):
             self.connection.send_bytes(json.dumps(header).encode())
             self.connection.send_bytes(request.payload)
-        except ConnectionError as error:
-            raise self._lost() from error
 
     def receive(self) -> Response:
-        """Return the response.
-
-        Raises:
-            MissingReply: the process ended before it responded.
-        """
+        """Return the response, which says so if the process ended before it responded."""
         try:
             header = json.loads(self.connection.recv_bytes())
             return Response(header["client"], self.connection.recv_bytes(), header["seconds"])
-        except (EOFError, ConnectionError) as error:
-            raise self._lost() from error
-
-    def _lost(self) -> MissingReply:
-        self._process.join(5)
-        request = self._request
-        assert request is not None
-        return MissingReply(
-            f"client {request.client!r}, round {request.round}, {request.method}: its process "
-            f"ended with code {self._process.exitcode} (-9 is often a lack of memory); the "
-            f"finished rounds are kept, use fewer workers and resume"
-        )
+        except (EOFError, ConnectionError):
+            self._process.join(5)
+            assert self._request is not None
+            return Response(
+                self._request.client,
+                b"",
+                0.0,
+                missing=f"its process ended with code {self._process.exitcode} (-9 is often a lack "
+                f"of memory); the finished rounds are kept, use fewer workers and resume",
+            )
 
     def close(self) -> None:
         """End the process."""
