@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from collegium.data.pairing import PairedCase, case_id, pair_cases
+from collegium.data.pairing import case_id, pair_cases
 from collegium.data.site import Case
 from collegium.errors import DataError
 
@@ -104,8 +104,8 @@ def read_manifest(
         raise DataError(f"{where} is empty: write a line of columns, and one for each image")
     _check_columns(columns, where, ids_only=ids_only, labelled=labelled)
     for cells in reader:
-        if any(cell.strip() for cell in cells):
-            values = [cell.strip() for cell in cells]
+        values = [cell.strip() for cell in cells]
+        if any(values):
             if any(values[len(columns) :]):
                 raise DataError(
                     f"site {site}, line {reader.line_num} of {manifest}: {len(values)} cells for "
@@ -149,26 +149,23 @@ def _read_text(site: str, manifest: Path) -> str:
 
 
 def _case_of_row(site: str, row: Row, bases: Sequence[Path], where: str) -> Case:
-    names, target = files_of_row(row), row.get("class") or None
-    case = case_of_row(row)
+    case, target = case_of_row(row), row.get("class") or None
     if not case:
         raise DataError(f"{where} names no case and no image: fill in the line or remove it")
-    split = split_of_row(row, f"{where}, case {case}")
-    channels = channels_of_row(row, f"{where}, case {case}")
-    files = {
-        column: _find_file(row.get(column, ""), bases, column, f"site {site}, case {case}")
-        for column in ("label", "fov")
-        if row.get(column) or (column == "label" and target is None)
-    }
+    where = f"{where}, case {case}"
+    split, channels = split_of_row(row, where), channels_of_row(row, where)
+
+    def find(name: str, column: str) -> Path:
+        return _find_file(name, bases, column, f"site {site}, case {case}")
+
+    label, fov = row.get("label", ""), row.get("fov")
     return Case(
         site=site,
         case=case,
         patient=row.get("patient") or case,
-        images=tuple(
-            _find_file(name, bases, "image", f"site {site}, case {case}") for name in names
-        ),
-        label=files.get("label"),
-        fov=files.get("fov"),
+        label=find(label, "label") if label or target is None else None,
+        fov=find(fov, "fov") if fov else None,
+        images=tuple(find(name, "image") for name in files_of_row(row)),
         split=split,
         target=target,
         series=row.get("series") or None,
@@ -235,13 +232,13 @@ def _name(image: str) -> str:
 def _find_file(value: str, bases: Sequence[Path], column: str, where: str) -> Path:
     if not value:
         raise DataError(f"{where}: the manifest names no {column}: add it or remove the line")
-    for base in bases:
-        if (base / value).exists():
-            return base / value
-    raise DataError(
-        f"{where}: there is no {column} {bases[0] / value}: correct the manifest (paths are "
-        "relative to federation.root or to the manifest's folder) or restore the file"
-    )
+    path = next((base / value for base in bases if (base / value).exists()), None)
+    if path is None:
+        raise DataError(
+            f"{where}: there is no {column} {bases[0] / value}: correct the manifest (paths are "
+            "relative to federation.root or to the manifest's folder) or restore the file"
+        )
+    return path
 
 
 # --- a folder
@@ -266,9 +263,7 @@ def from_folder(site: str, folder: Path) -> tuple[list[Case], list[str]]:
         folder: The folder that holds these subfolders.
     """
     if not folder.is_dir():
-        return [], [
-            f"site {site}: there is no folder {folder}: correct the path or federation.root"
-        ]
+        return [], [no_folder(site, folder)]
     images, labels, fovs = subfolders(folder)
     if images is None or labels is None:
         wanted = "images" if images is None else "labels (or masks, manual, segmentations)"
@@ -295,14 +290,30 @@ def from_folder(site: str, folder: Path) -> tuple[list[Case], list[str]]:
         for mask in pairing.unpaired_masks
     ]
     files_of = {files[0]: files for files in channels}
-    return [_case_of_pair(site, pair, files_of[pair.image]) for pair in pairing.cases], problems
+    cases = []
+    for pair in pairing.cases:
+        files = files_of[pair.image]
+        case = image_id(files)
+        if pair.mask is None:
+            raise DataError(f"site {site}, case {case}: it has no mask: add one")
+        cases.append(Case(site, case, case, files, pair.mask, pair.fov))
+    return cases, problems
 
 
-def _case_of_pair(site: str, pair: PairedCase, images: tuple[Path, ...]) -> Case:
-    if pair.mask is None:
-        raise DataError(f"site {site}, case {pair.case}: it has no mask: add one")
-    case = pair.case.removesuffix("_0000") if len(images) > 1 else pair.case
-    return Case(site, case, case, images, pair.mask, pair.fov)
+def image_id(files: Sequence[Path]) -> str:
+    """Return the id of an image: its file's name, of several channels without its number."""
+    name = case_id(files[0])
+    return name.removesuffix("_0000") if len(files) > 1 else name
+
+
+def no_folder(site: str, folder: Path) -> str:
+    """Return the sentence that a site's folder does not exist.
+
+    Args:
+        site: The site's name.
+        folder: The folder.
+    """
+    return f"site {site}: there is no folder {folder}: correct the path or federation.root"
 
 
 def files_in(folder: Path | None) -> list[Path]:

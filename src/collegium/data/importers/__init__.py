@@ -6,21 +6,13 @@ cases and one sentence for each problem, like `discovery.from_folder`.
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
-from collegium.data.discovery import subfolders
+from collegium.data.discovery import no_folder, subfolders
 from collegium.data.importers import bids, cases, classes, datalist, folders, isic, lists, nnunet
-from collegium.data.importers.bids import from_bids
-from collegium.data.importers.cases import from_cases
-from collegium.data.importers.classes import from_classes
 from collegium.data.importers.common import DatasetDescription, FoundCases
-from collegium.data.importers.datalist import from_datalist
 from collegium.data.importers.folder_with_manifest import from_folder_and_manifest
-from collegium.data.importers.folders import from_folders
-from collegium.data.importers.isic import from_isic
-from collegium.data.importers.lists import from_lists
-from collegium.data.importers.nnunet import from_nnunet
 from collegium.data.settings import TaskConfig
 from collegium.data.site import Case
 from collegium.errors import ConfigError
@@ -32,46 +24,57 @@ __all__ = [
     "describe_dataset",
     "detect_layout",
     "find_in_folder",
-    "from_bids",
-    "from_cases",
-    "from_classes",
-    "from_datalist",
-    "from_folders",
-    "from_isic",
-    "from_lists",
-    "from_nnunet",
+    "find_with_manifest",
 ]
 
-LAYOUTS = (
-    "auto", "images-labels", "nnunet", "datalist", "bids", "lists", "cases", "classes", "isic",
-)  # fmt: skip
+
+class _Layout(NamedTuple):
+    """A layout: the features by which it is recognised, and its functions."""
+
+    features: str
+    matches: Callable[..., bool]
+    find: Callable[..., FoundCases]
+    describe: Callable[[str, Path], DatasetDescription] | None = None
+
+
+_LAYOUTS = {
+    "nnunet": _Layout(
+        "dataset.json and imagesTr", nnunet.matches, nnunet.from_nnunet, nnunet.describe
+    ),
+    "images-labels": _Layout(
+        "subfolders images and labels, optionally below train, val and test",
+        folders.matches,
+        folders.from_folders,
+    ),
+    "datalist": _Layout(
+        "a JSON file with a list training",
+        datalist.matches,
+        datalist.from_datalist,
+        datalist.describe,
+    ),
+    "lists": _Layout(
+        "arrays beside their *_segmentation", lists.matches, lists.from_lists, lists.describe
+    ),
+    "bids": _Layout("subfolders sub-*", bids.matches, bids.from_bids),
+    "cases": _Layout(
+        "a subfolder for each case with its images and one mask",
+        cases.matches,
+        cases.from_cases,
+        cases.describe,
+    ),
+    "classes": _Layout(
+        "a subfolder for each class; a single one has a name of task.classes or task.coding",
+        classes.matches,
+        classes.from_classes,
+    ),
+}
+"""The layouts in the order in which they are tried."""
+
+LAYOUTS = ("auto", *_LAYOUTS, "isic")
 """The names of layouts in a configuration; auto is the result of `detect_layout`."""
 
 OPTIONS = ("modality", "derivative", "center")
 """Options of the layouts bids and isic, see `from_bids` and `from_isic`."""
-
-_PLAIN: dict[str, Callable[[str, Path], FoundCases]] = {
-    "images-labels": from_folders,
-    "nnunet": from_nnunet,
-    "datalist": from_datalist,
-    "lists": from_lists,
-    "cases": from_cases,
-    "classes": from_classes,
-}
-
-_FEATURES = {
-    "nnunet": "dataset.json and imagesTr",
-    "images-labels": "subfolders images and labels, optionally below train, val and test",
-    "datalist": "a JSON file with a list training",
-    "lists": "arrays beside their *_segmentation",
-    "bids": "subfolders sub-*",
-    "cases": "a subfolder for each case with its images and one mask",
-    "classes": "a subfolder for each class; a single one has a name of task.classes or task.coding",
-}
-"""The features by which layouts are recognised, in the order in which they are tried."""
-
-_OF_OTHER_TASKS = {"segmentation": "classes", "classification": "cases"}
-"""The layout that is not considered for a task."""
 
 
 def find_in_folder(
@@ -98,30 +101,27 @@ def find_in_folder(
     options = options or {}
     _check(site, layout, options)
     if not folder.exists():
-        return [], [
-            f"site {site}: there is no folder {folder}: correct the path or federation.root"
-        ]
+        return [], [no_folder(site, folder)]
     kind = detect_layout(folder, site=site, task=task) if layout == "auto" else layout
     if kind is None and folder.is_dir() and any(subfolders(folder)[:2]):
         kind = "images-labels"  # which reports the missing folder
     if kind is None:
-        return [], [_unknown(site, folder, task)]
+        features = "; ".join(_LAYOUTS[layout].features for layout in _considered(task))
+        return [], [
+            f"site {site}: the layout of {folder} is not recognised (looked for: {features}): name "
+            "it by layout, or list the images in a manifest"
+        ]
     if kind == "isic":
         raise ConfigError(
             f"site {site}: the layout isic is a folder of pictures and a table of them: name the "
             "table as the site's manifest"
         )
-    if kind == "bids" and "center" not in options:
-        found, problems = from_bids(
-            site, folder, modality=options.get("modality"), derivative=options.get("derivative")
-        )
-    elif options:
+    if options and (kind != "bids" or "center" in options):
         raise ConfigError(
             f"site {site}: the options {', '.join(options)} are of another layout, and {folder} "
             f"has the layout {kind}: leave them out"
         )
-    else:
-        found, problems = _PLAIN[kind](site, folder)
+    found, problems = _LAYOUTS[kind].find(site, folder, **options)
     return found, [*problems, *_duplicates(site, folder, found)]
 
 
@@ -150,7 +150,7 @@ def find_with_manifest(
     options = options or {}
     _check(site, layout, options)
     if layout == "isic" or (layout == "auto" and isic.matches(manifest)):
-        return from_isic(site, folder, manifest, center=options.get("center"))
+        return isic.from_isic(site, folder, manifest, center=options.get("center"))
     return from_folder_and_manifest(site, folder, manifest)
 
 
@@ -189,13 +189,8 @@ def describe_dataset(
     kind = detect_layout(folder, site=site, task=task) if layout == "auto" else layout
     if kind == "bids":
         return bids.describe((options or {}).get("modality"))
-    describe = {
-        "nnunet": nnunet.describe,
-        "datalist": datalist.describe,
-        "lists": lists.describe,
-        "cases": cases.describe,
-    }
-    return describe[kind](site, folder) if kind in describe else DatasetDescription()
+    describe = _LAYOUTS[kind].describe if kind in _LAYOUTS else None
+    return DatasetDescription() if describe is None else describe(site, folder)
 
 
 def detect_layout(folder: Path, *, site: str = "", task: TaskConfig | None = None) -> str | None:
@@ -209,33 +204,19 @@ def detect_layout(folder: Path, *, site: str = "", task: TaskConfig | None = Non
     """
     if not folder.is_dir():
         return "datalist" if datalist.matches(folder) else None
-    recognises: dict[str, Callable[[Path], bool]] = {
-        "nnunet": nnunet.matches,
-        "images-labels": folders.matches,
-        "datalist": datalist.matches,
-        "lists": partial(lists.matches, site=site),
-        "bids": bids.matches,
-        "cases": cases.matches,
-        "classes": partial(classes.matches, names=_class_names(task)),
-    }
-    return next((layout for layout in _considered(task) if recognises[layout](folder)), None)
+    names = set() if task is None else {*task.classes, *(task.coding or {})}
+    further: dict[str, tuple[object, ...]] = {"lists": (site,), "classes": (names,)}
+    for layout in _considered(task):
+        if _LAYOUTS[layout].matches(folder, *further.get(layout, ())):
+            return layout
+    return None
 
 
 def _considered(task: TaskConfig | None) -> list[str]:
-    other = None if task is None else _OF_OTHER_TASKS[task.name]
-    return [layout for layout in _FEATURES if layout != other]
-
-
-def _class_names(task: TaskConfig | None) -> set[str]:
-    return set() if task is None else {*task.classes, *(task.coding or {})}
-
-
-def _unknown(site: str, folder: Path, task: TaskConfig | None) -> str:
-    features = "; ".join(_FEATURES[layout] for layout in _considered(task))
-    return (
-        f"site {site}: the layout of {folder} is not recognised (looked for: {features}): name it "
-        "by layout, or list the images in a manifest"
-    )
+    """Return the layouts that a task may have."""
+    others = {"segmentation": "classes", "classification": "cases"}
+    other = None if task is None else others[task.name]
+    return [layout for layout in _LAYOUTS if layout != other]
 
 
 def _duplicates(site: str, folder: Path, found: list[Case]) -> list[str]:

@@ -15,9 +15,6 @@ from collegium.data.site import Case
 _ENDINGS = (".nii.gz", ".nii")
 _LABELS = ("dseg", "mask")
 
-Session = tuple[str, str]
-"""A subject and, if there are any, a session: ("sub-01", "ses-1")."""
-
 
 @dataclass(frozen=True)
 class BidsFile:
@@ -25,13 +22,15 @@ class BidsFile:
 
     Attributes:
         path: The file.
-        session: Its subject and session; "" if there are no sessions.
+        subject: The subject: "sub-01".
+        case: The subject and, if there are any, the session: "sub-01_ses-1".
         rest: The name after these: "acq-ax_T1w".
         source: The folder below derivatives; "" for an image, "anat" for a label beside it.
     """
 
     path: Path
-    session: Session
+    subject: str
+    case: str
     rest: str
     source: str = ""
 
@@ -90,24 +89,19 @@ def from_bids(
         return [], problems
 
     def place(case: str, channel: str) -> Path:
-        there = next((f.path.parent for f in images if _case(f.session) == case), folder)
+        there = next(file.path.parent for file in images if file.case == case)
         return there / f"{case}_{channel}.nii.gz"
 
-    complete, problems = complete_channels(
-        site, {_case(session): group for session, group in groups.items()}, wanted, place=place
-    )
+    complete, problems = complete_channels(site, groups, wanted, place=place)
     labels = _labels(folder, raw, derivative)
     cases = []
-    for session in groups:
-        if _case(session) in complete:
-            found = _labels_of(session, groups[session], images, labels)
-            if len(found) == 1:
-                files = complete[_case(session)]
-                cases.append(
-                    Case(site, _case(session), session[0], files, found[0].path, stated=True)
-                )
-            else:
-                problems.append(_wrong_labels(site, folder, session, found, derivative))
+    for case, files in complete.items():
+        chosen = [file for file in images if file.path in files]
+        found = [label for label in labels if label.case == case and _agrees(label, chosen)]
+        if len(found) == 1:
+            cases.append(Case(site, case, chosen[0].subject, files, found[0].path, stated=True))
+        else:
+            problems.append(_wrong_labels(site, folder, case, found, derivative))
     return cases, problems
 
 
@@ -132,7 +126,7 @@ def _files(folder: Path, source: str = "") -> Iterable[BidsFile]:
             inside = [part for part in parts if part.startswith("ses-")]
             inside = inside or [p for p in path.relative_to(subject).parts if p[:4] == "ses-"]
             rest = "_".join(part for part in parts if not part.startswith(("sub-", "ses-")))
-            yield BidsFile(path, (subject.name, inside[0] if inside else ""), rest, source)
+            yield BidsFile(path, subject.name, "_".join([subject.name, *inside[:1]]), rest, source)
 
 
 def _derived(folder: Path) -> list[BidsFile]:
@@ -142,15 +136,11 @@ def _derived(folder: Path) -> list[BidsFile]:
     return [*found, *_files(derivatives, derivatives.name)]
 
 
-def _case(session: Session) -> str:
-    return "_".join(part for part in session if part)
-
-
 def _channels(
     site: str, folder: Path, images: Sequence[BidsFile], wanted: Sequence[str]
-) -> tuple[dict[Session, dict[str, Path]], list[str]]:
-    """Return the files of each session by channel, and a sentence if one cannot be chosen."""
-    groups: dict[Session, dict[str, Path]] = {file.session: {} for file in images}
+) -> tuple[dict[str, dict[str, Path]], list[str]]:
+    """Return the files of each case by channel, and a sentence if one cannot be chosen."""
+    groups: dict[str, dict[str, Path]] = {file.case: {} for file in images}
     for channel in wanted:
         fitting = [file for file in images if channel in file.names()]
         if not fitting:
@@ -159,13 +149,13 @@ def _channels(
                 f"site {site}: {folder} holds no image {channel}: set modality to one of {known}"
             ]
         for file in fitting:
-            if channel in groups[file.session]:
-                same = [f.rest for f in fitting if f.session == file.session]
+            if channel in groups[file.case]:
+                same = [f.rest for f in fitting if f.case == file.case]
                 return {}, [
-                    f"site {site}: {_case(file.session)} in {folder} has {len(same)} images "
+                    f"site {site}: {file.case} in {folder} has {len(same)} images "
                     f"{channel}: {', '.join(same)}: choose one by modality: {same[0]}"
                 ]
-            groups[file.session][channel] = file.path
+            groups[file.case][channel] = file.path
     return groups, []
 
 
@@ -176,29 +166,18 @@ def _labels(folder: Path, raw: Sequence[BidsFile], derivative: str | None) -> li
     return [file for file in labels if derivative is None or derivative in file.names()]
 
 
-def _labels_of(
-    session: Session,
-    channels: dict[str, Path],
-    images: Sequence[BidsFile],
-    labels: Sequence[BidsFile],
-) -> list[BidsFile]:
-    """Return the labels of a session whose entities agree with those of the chosen images."""
-    chosen = [file.entities for file in images if file.path in channels.values()]
-    return [
-        label
-        for label in labels
-        if label.session == session
-        and any(
-            all(image.get(key, value) == value for key, value in label.entities.items())
-            for image in chosen
-        )
-    ]
+def _agrees(label: BidsFile, images: Iterable[BidsFile]) -> bool:
+    """Return whether the entities of a label agree with those of an image."""
+    return any(
+        all(image.entities.get(key, value) == value for key, value in label.entities.items())
+        for image in images
+    )
 
 
 def _wrong_labels(
-    site: str, folder: Path, session: Session, found: Sequence[BidsFile], derivative: str | None
+    site: str, folder: Path, case: str, found: Sequence[BidsFile], derivative: str | None
 ) -> str:
-    where = f"site {site}, case {_case(session)}"
+    where = f"site {site}, case {case}"
     if not found:
         named = f" with the name {derivative}" if derivative else ""
         return (

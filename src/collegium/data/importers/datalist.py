@@ -7,8 +7,8 @@ number or a word is a class. `patient` or `subject` name the patient.
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ def from_datalist(site: str, place: Path) -> FoundCases:
     if any(isinstance(entry, dict) and "fold" in entry for _, _, entry in entries):
         logger.info("site %s: the folds of %s are not used: splits are drawn by patient",
                     site, file)  # fmt: skip
-    named = any(split != "train" for split, _, _ in _labelled(entries))
+    named = any(split != "train" for split, _, entry in entries if _has_label(entry))
     cases, problems = [], []
     for split, where, entry in entries:
         try:
@@ -124,12 +124,8 @@ def _only(site: str, place: Path) -> Path:
     return found[0]
 
 
-def _labelled(entries: list[tuple[str, str, Any]]) -> Iterator[tuple[str, str, Any]]:
-    return (entry for entry in entries if isinstance(entry[2], dict) and _has_label(entry[2]))
-
-
-def _has_label(entry: Mapping[str, Any]) -> bool:
-    return entry.get("label") not in (None, "", [])
+def _has_label(entry: Any) -> bool:
+    return isinstance(entry, dict) and entry.get("label") not in (None, "", [])
 
 
 def _case(site: str, file: Path, entry: Any, where: str, split: str | None) -> Case | None:
@@ -149,8 +145,10 @@ def _case(site: str, file: Path, entry: Any, where: str, split: str | None) -> C
     if isinstance(label, list | dict):
         raise DataError(f"{place} names {len(label)} labels: give one label map or one class")
     is_file = isinstance(label, str) and bool(Path(label).suffix or (file.parent / label).exists())
-    case = next((str(entry[key]) for key in _CASE if entry.get(key) is not None), "")
-    patient = next((str(entry[key]) for key in _PATIENT if entry.get(key) is not None), "")
+    case, patient = (
+        next((str(entry[key]) for key in keys if entry.get(key) is not None), "")
+        for keys in (_CASE, _PATIENT)
+    )
     return Case(
         site,
         case,
@@ -184,10 +182,7 @@ def _named(cases: list[Case]) -> list[Case]:
 def _common(case: Case) -> Path:
     """Return the common part of the channels' names: x for x_t1 and x_flair."""
     words = [case_id(path).split("_") for path in case.images]
-    shared = []
-    for same in zip(*words, strict=False):
-        if len(set(same)) > 1:
-            break
-        shared.append(same[0])
+    alike = takewhile(lambda same: len(set(same)) == 1, zip(*words, strict=False))
+    name = "_".join(word for word, *_ in alike)
     first = case.images[0]
-    return first.with_name("_".join(shared)) if shared and len(words) > 1 else first
+    return first.with_name(name) if name and len(words) > 1 else first

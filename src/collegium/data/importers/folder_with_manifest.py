@@ -8,6 +8,7 @@ from collegium.data.discovery import (
     files_in,
     from_folder,
     group_channels,
+    image_id,
     read_manifest,
     split_of_row,
     subfolders,
@@ -89,12 +90,8 @@ def _images(site: str, folder: Path, ids: Sequence[str]) -> tuple[list[Case], li
         raise DataError(f"site {site}: {images} holds no readable image: correct the path")
     wanted = [Path(f"{name}.png") for name in ids]
     groups, _, problems = group_channels(site, files, wanted)
-    names = [
-        case_id(group[0]).removesuffix("_0000") if len(group) > 1 else case_id(group[0])
-        for group in groups
-    ]
-    pairs = zip(names, groups, strict=True)
-    return [Case(site, name, name, group, None) for name, group in pairs], problems
+    cases = [(image_id(files), files) for files in groups]
+    return [Case(site, case, case, files, None) for case, files in cases], problems
 
 
 def _match(names: Sequence[str], ids: Sequence[str], where: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from collegium.data.columns import read_columns
 from collegium.data.decoded_image import listed
-from collegium.data.discovery import Row, collect_cases, split_of_row
+from collegium.data.discovery import Row, collect_cases, no_folder, split_of_row
 from collegium.data.formats import FILE_SUFFIXES
 from collegium.data.importers.common import FoundCases, visible_entries
 from collegium.data.pairing import case_id
@@ -56,9 +56,7 @@ def from_isic(site: str, folder: Path, table: Path, *, center: str | None = None
             f"{listed(centers)}"
         )
     if not folder.is_dir():
-        raise DataError(
-            f"site {site}: there is no folder {folder}: correct the path or federation.root"
-        )
+        raise DataError(no_folder(site, folder))
     there = {
         case_id(path): path
         for path in visible_entries(folder)
