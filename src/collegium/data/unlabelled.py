@@ -161,7 +161,7 @@ def _is_of_files(series: Series, folder: Path) -> bool:
     """Return whether each file of a series is an image of its own, as in training."""
     if any(path.parent != folder for path in series.files):
         return False
-    stacked = series.pictures == len(series.files) > 1 and series.orientation != "none"
+    stacked = len(series.planes) == len(series.files) > 1 and series.orientation != "none"
     return not stacked
 
 

@@ -84,7 +84,7 @@ def test_series_are_grouped_by_uid_and_sorted_along_the_normal(
     write_series("exam/b", ramp(2, 6, 5), series=1, orientation=(0, 1, 0, 0, 0, -1), modality="MR")
     (tmp_path / "exam" / "Thumbs.db").write_bytes(b"xx")
     first, second = find_series(tmp_path / "exam")[0]
-    assert (first.number, first.modality, first.rows, first.columns) == (1, "MR", 6, 5)
+    assert (first.number, first.planes[0].shape) == (1, (6, 5, 1))
     assert (first.orientation, second.orientation) == ("sagittal", "axial")
     heights = [pydicom.dcmread(path).ImagePositionPatient[2] for path in second.files]
     assert heights == [7, 9.5, 12]

@@ -8,8 +8,8 @@ pixels see `collegium.data.formats.dicom_pixels`.
 Names and ids of patients are not read, and appear in no note and no error.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,42 +20,13 @@ from collegium.data.formats.dicom_geometry import (
     VolumeGrid,
     affine_of,
     build_grid,
-    name_orientation,
-    normal_of,
     same_orientation,
 )
-from collegium.data.formats.dicom_headers import Header, ImagePlane, read_header
+from collegium.data.formats.dicom_headers import ImagePlane, Series, normal_of, read_header
 from collegium.data.formats.dicom_pixels import read_pixels
 from collegium.errors import DataError
 
 __all__ = ["Series", "decode", "find_series", "is_dicom", "read_grid"]
-
-
-@dataclass(frozen=True)
-class Series:
-    """One series of a folder, or the part of it with one orientation if it mixes several.
-
-    Attributes:
-        uid: The SeriesInstanceUID.
-        number: The SeriesNumber, if there is one.
-        modality: Such as "CT".
-        description: The SeriesDescription; it may name a person and is not for messages.
-        files: Its files; slices are sorted along the normal of their plane.
-        rows: Of each picture.
-        columns: Of each picture.
-        orientation: "axial", "sagittal", "coronal" or "oblique"; "none" if it is not a slice.
-        pictures: The number of pictures in its files, which may be multi-frame.
-    """
-
-    uid: str
-    number: int | None
-    modality: str
-    description: str
-    files: tuple[Path, ...]
-    rows: int
-    columns: int
-    orientation: str
-    pictures: int
 
 
 def find_series(folder: Path) -> tuple[list[Series], list[str]]:
@@ -64,8 +35,7 @@ def find_series(folder: Path) -> tuple[list[Series], list[str]]:
     Returns:
         The series by number, and a sentence for each kind of file that was left out.
     """
-    groups, notes = _scan(files_below(folder), folder.name)
-    return [_describe(group) for group in groups], notes
+    return _scan(files_below(folder), folder.name)
 
 
 def decode(path: Path, series: str | None = None) -> DecodedImage:
@@ -83,11 +53,10 @@ def decode(path: Path, series: str | None = None) -> DecodedImage:
             damaged, or a package is missing that decompresses its pixels.
     """
     with ignore_value_warnings():
-        group, notes = _select(path, series)
-        planes = [plane for header in group for plane in header.planes]
-        if len(planes) == 1:
-            return _decode_picture(planes[0], path, notes)
-        grid = _grid(group, path)
+        found, notes = _select(path, series)
+        if len(found.planes) == 1:
+            return _decode_picture(found.planes[0], path, notes)
+        grid = _grid(found, path)
         pixels = read_pixels(grid.volumes, path)
         measured = pixels.measured
         return to_ras(
@@ -110,17 +79,16 @@ def read_grid(path: Path, series: str | None = None) -> VolumeGrid:
         DataError: As `decode`.
     """
     with ignore_value_warnings():
-        group, _ = _select(path, series)
-        planes = [plane for header in group for plane in header.planes]
-        if len(planes) > 1:
-            return _grid(group, path)
-        placed = planes[0].position is not None
-        return VolumeGrid(((planes[0],),), affine_of(planes[0]) if placed else np.eye(4))
+        found, _ = _select(path, series)
+        if len(found.planes) > 1:
+            return _grid(found, path)
+        (plane,) = found.planes
+        return VolumeGrid(((plane,),), np.eye(4) if plane.position is None else affine_of(plane))
 
 
-def _scan(files: Iterable[Path], name: str) -> tuple[list[list[Header]], list[str]]:
-    """Group images by series and orientation, sorted by number; return notes on files left out."""
-    groups: list[list[Header]] = []
+def _scan(files: Iterable[Path], name: str) -> tuple[list[Series], list[str]]:
+    """Return the series, sorted by number, and notes on the files left out."""
+    groups: list[list[Series]] = []
     stray, other = [], []
     with ignore_value_warnings():
         for path in files:
@@ -136,10 +104,10 @@ def _scan(files: Iterable[Path], name: str) -> tuple[list[list[Header]], list[st
     if other:
         notes.append(f"{name}: DICOM files that hold no image were left out: {listed(other)}")
     groups.sort(key=lambda group: (group[0].number is None, group[0].number or 0, group[0].uid))
-    return [_along_normal(group) for group in groups], notes
+    return [_joined(group) for group in groups], notes
 
 
-def _add_to_group(header: Header, groups: list[list[Header]]) -> None:
+def _add_to_group(header: Series, groups: list[list[Series]]) -> None:
     plane = header.planes[0].orientation
     for group in groups:
         first = group[0]
@@ -149,43 +117,30 @@ def _add_to_group(header: Header, groups: list[list[Header]]) -> None:
     groups.append([header])
 
 
-def _along_normal(group: list[Header]) -> list[Header]:
+def _joined(group: list[Series]) -> Series:
+    """Join the files of a series, sorted along the normal of their plane."""
     orientation = group[0].planes[0].orientation
-    if orientation is None:
-        return group
-    normal = normal_of(orientation)
-    return sorted(group, key=lambda header: float(normal @ (header.planes[0].position or (0,) * 3)))
+    if orientation is not None:
+        normal = normal_of(orientation)
+        group = sorted(
+            group, key=lambda file: float(normal @ (file.planes[0].position or (0,) * 3))
+        )
+    return replace(group[0], planes=tuple(plane for file in group for plane in file.planes))
 
 
-def _describe(group: Sequence[Header]) -> Series:
-    first = group[0]
-    rows, columns, _ = first.planes[0].shape
-    return Series(
-        first.uid,
-        first.number,
-        first.modality,
-        first.description,
-        files=tuple(header.planes[0].file for header in group),
-        rows=rows,
-        columns=columns,
-        orientation=name_orientation(first.planes[0].orientation),
-        pictures=sum(len(header.planes) for header in group),
-    )
-
-
-def _select(path: Path, series: str | None) -> tuple[list[Header], tuple[str, ...]]:
-    """Return the headers of the selected series, and notes."""
-    groups, notes = _scan(files_below(path) if path.is_dir() else [path], path.name)
-    if not groups:
+def _select(path: Path, series: str | None) -> tuple[Series, tuple[str, ...]]:
+    """Return the selected series, and notes."""
+    found, notes = _scan(files_below(path) if path.is_dir() else [path], path.name)
+    if not found:
         raise DataError(f"{path}: holds no DICOM image: name the file or folder of one")
-    chosen = [group for group in groups if series is None or _is_named(_describe(group), series)]
+    chosen = [each for each in found if series is None or _is_named(each, series)]
     if len(chosen) == 1:
         return chosen[0], tuple(notes)
-    words = "; ".join(_in_words(group) for group in groups)
+    words = "; ".join(map(_in_words, found))
     if series is not None and not chosen:
         raise DataError(f"{path}: has no series {series}: choose one of its series ({words})")
     raise DataError(
-        f"{path}: holds {len(groups)} series ({words}): choose one by its number or UID or, if "
+        f"{path}: holds {len(found)} series ({words}): choose one by its number or UID or, if "
         "these are equal, with its orientation added, as in '3 axial'"
     )
 
@@ -197,35 +152,33 @@ def _is_named(series: Series, wanted: str) -> bool:
     return name == series.uid or (name.isdecimal() and int(name) == series.number)
 
 
-def _in_words(group: Sequence[Header]) -> str:
-    series, count = _describe(group), sum(len(header.planes) for header in group)
+def _in_words(series: Series) -> str:
+    count, (rows, columns, _) = len(series.planes), series.planes[0].shape
     number = "without number" if series.number is None else f"number {series.number}"
     plane = "" if series.orientation == "none" else f" {series.orientation}"
-    images = "1 image" if count == 1 else f"{count} images"
-    return f"{number}: {images} {series.rows}x{series.columns}{plane}, UID {series.uid}"
+    return (
+        f"{number}: {count} image{'' if count == 1 else 's'} {rows}x{columns}{plane}, "
+        f"UID {series.uid}"
+    )
 
 
-def _grid(group: Sequence[Header], path: Path) -> VolumeGrid:
-    planes = [plane for header in group for plane in header.planes]
-    where = f"{path}: series {group[0].uid}"
-    if any(plane.position is None for plane in planes):
+def _grid(series: Series, path: Path) -> VolumeGrid:
+    where = f"{path}: series {series.uid}"
+    if any(plane.position is None for plane in series.planes):
         raise DataError(
-            f"{where} holds {len(planes)} pictures without a position in space, which form no "
-            "volume: name the file of one picture"
+            f"{where} holds {len(series.planes)} pictures without a position in space, which form "
+            "no volume: name the file of one picture"
         )
-    return build_grid(planes, where, path.name)
+    return build_grid(series.planes, where, path.name)
 
 
 def _decode_picture(plane: ImagePlane, path: Path, notes: tuple[str, ...]) -> DecodedImage:
     """Decode a picture as it is displayed; a slice keeps its position in space."""
     pixels = read_pixels(((plane,),), path)
-    affine = None
-    if plane.position is not None:
-        affine = affine_of(plane)[:, [1, 0, 2, 3]]  # from (row, column)
     return DecodedImage(
         pixels.array[:, 0],
         plane.spacing,
-        affine,
+        None if plane.position is None else affine_of(plane)[:, [1, 0, 2, 3]],  # from (row, column)
         (*notes, *pixels.notes),
         pixels.full_scale,
         None if pixels.measured is None else pixels.measured[:, 0],

@@ -4,7 +4,6 @@ Slices are sorted by their position along the normal of their plane; instance nu
 are ignored. They must lie on a straight line, evenly spaced to a tenth of a step.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,7 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collegium.data.decoded_image import listed
-from collegium.data.formats.dicom_headers import VOLUME_ATTRIBUTES, ImagePlane
+from collegium.data.formats.dicom_headers import (
+    VOLUME_ATTRIBUTES,
+    ImagePlane,
+    name_orientation,
+    normal_of,
+)
 from collegium.errors import DataError
 
 Vector = NDArray[np.float64]
@@ -24,8 +28,6 @@ _SAME = 0.01  # of a pixel: positions that differ by less are one
 _ALIKE = 1e-3  # of a direction cosine, or of the spacing
 _TILT = 0.1  # degrees
 _TIMES = ("TriggerTime", "FrameReferenceTime", "AcquisitionTime")
-_AXES = ("sagittal", "coronal", "axial")
-_NEAR_AXIS = 0.8  # cosine from which a plane is named by an axis, as in dicom3tools
 
 
 @dataclass(frozen=True)
@@ -41,31 +43,6 @@ class VolumeGrid:
     volumes: tuple[tuple[ImagePlane, ...], ...]
     affine: Vector
     notes: tuple[str, ...] = ()
-
-
-def name_orientation(orientation: Sequence[float] | None) -> str:
-    """Return the name of a plane: axial, sagittal, coronal, oblique; none if it is not a slice."""
-    if orientation is None:
-        return "none"
-    components = np.abs(normal_of(orientation))
-    axis = int(components.argmax())
-    return _AXES[axis] if components[axis] >= _NEAR_AXIS else "oblique"
-
-
-def normal_of(orientation: Sequence[float]) -> Vector:
-    """Return the unit normal of a plane, in LPS.
-
-    Raises:
-        DataError: Its rows and columns are parallel.
-    """
-    normal = np.cross(orientation[:3], orientation[3:])
-    length = float(np.linalg.norm(normal))
-    if length < 0.5:
-        raise DataError(
-            f"a DICOM slice states the orientation {listed(orientation)}, whose rows and columns "
-            "are parallel: export it again"
-        )
-    return normal / length
 
 
 def same_orientation(one: Sequence[float] | None, other: Sequence[float] | None) -> bool:
@@ -109,10 +86,10 @@ def build_grid(planes: Sequence[ImagePlane], where: str, name: str) -> VolumeGri
     Raises:
         DataError: They form no grid.
     """
-    _check_alike(planes, where)
     first = planes[0]
     assert first.orientation is not None
     assert first.spacing is not None
+    _check_alike(planes, where)
     normal = normal_of(first.orientation)
     places = np.array([plane.position for plane in planes])
     heights = places @ normal
@@ -197,13 +174,11 @@ def _volumes(
 
 def _ranks(order: Sequence[int], levels: NDArray[np.intp]) -> list[int]:
     """Rank the slices at one position by time, as the times of a beating heart differ by slice."""
-    ranked = sorted(range(len(order)), key=lambda i: order[i])
-    counts: Counter[int] = Counter()
-    ranks = [0] * len(order)
-    for i in ranked:
-        ranks[i] = counts[int(levels[i])]
-        counts[int(levels[i])] += 1
-    return ranks
+    ranks = np.empty(len(order), int)
+    for level in np.unique(levels):
+        here = np.flatnonzero(levels == level)
+        ranks[here[np.argsort(np.take(order, here), kind="stable")]] = range(len(here))
+    return ranks.tolist()
 
 
 def _check_complete(

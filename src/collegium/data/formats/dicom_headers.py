@@ -9,6 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from collegium.data.decoded_image import listed
 from collegium.data.formats.dicom_files import read
 from collegium.errors import DataError
 
@@ -44,9 +48,12 @@ VOLUME_ATTRIBUTES = (
 )
 """Attributes that distinguish several volumes of one series, and their functional groups."""
 
+_AXES = ("sagittal", "coronal", "axial")
+_NEAR_AXIS = 0.8  # cosine from which a plane is named by an axis, as in dicom3tools
+
 _WANTED = [
-    "SOPClassUID", "SOPInstanceUID", "SeriesInstanceUID", "SeriesNumber", "SeriesDescription",
-    "Modality", "Rows", "Columns", "SamplesPerPixel", "NumberOfFrames", "ImagePositionPatient",
+    "SOPClassUID", "SOPInstanceUID", "SeriesInstanceUID", "SeriesNumber", "Modality",
+    "Rows", "Columns", "SamplesPerPixel", "NumberOfFrames", "ImagePositionPatient",
     "ImageOrientationPatient", "PixelSpacing", "ImagerPixelSpacing", "NominalScannedPixelSpacing",
     "RescaleSlope", "RescaleIntercept", "SharedFunctionalGroupsSequence",
     "PerFrameFunctionalGroupsSequence",
@@ -80,26 +87,57 @@ class ImagePlane:
 
 
 @dataclass(frozen=True)
-class Header:
-    """The series and the pictures of a file.
+class Series:
+    """The pictures of one series, or of the part of it with one orientation if it mixes several.
 
     Attributes:
         uid: The SeriesInstanceUID.
         number: The SeriesNumber, if there is one.
-        modality: Such as "CT".
-        description: The SeriesDescription.
-        planes: The pictures.
+        planes: The pictures; the files of slices are sorted along the normal of their plane.
     """
 
     uid: str
     number: int | None
-    modality: str
-    description: str
     planes: tuple[ImagePlane, ...]
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files, which may be multi-frame."""
+        return tuple(dict.fromkeys(plane.file for plane in self.planes))
 
-def read_header(path: Path) -> Header | None:
-    """Read the header of a DICOM file; None if it is not an image.
+    @property
+    def orientation(self) -> str:
+        """See `name_orientation`."""
+        return name_orientation(self.planes[0].orientation)
+
+
+def name_orientation(orientation: Sequence[float] | None) -> str:
+    """Return the name of a plane: axial, sagittal, coronal, oblique; none if it is not a slice."""
+    if orientation is None:
+        return "none"
+    components = np.abs(normal_of(orientation))
+    axis = int(components.argmax())
+    return _AXES[axis] if components[axis] >= _NEAR_AXIS else "oblique"
+
+
+def normal_of(orientation: Sequence[float]) -> NDArray[np.float64]:
+    """Return the unit normal of a plane, in LPS.
+
+    Raises:
+        DataError: Its rows and columns are parallel.
+    """
+    normal = np.cross(orientation[:3], orientation[3:])
+    length = float(np.linalg.norm(normal))
+    if length < 0.5:
+        raise DataError(
+            f"a DICOM slice states the orientation {listed(orientation)}, whose rows and columns "
+            "are parallel: export it again"
+        )
+    return normal / length
+
+
+def read_header(path: Path) -> Series | None:
+    """Return the pictures of a DICOM file and their series; None if it is not an image.
 
     Raises:
         DataError: It is damaged: it should be an image, but states no size.
@@ -113,11 +151,9 @@ def read_header(path: Path) -> Header | None:
         _check_whole(kind, path)
         return None
     number = _number(dataset.get("SeriesNumber"))
-    return Header(
+    return Series(
         uid=str(dataset.get("SeriesInstanceUID", "")),
         number=None if number is None else int(number),
-        modality=str(dataset.get("Modality", "") or ""),
-        description=str(dataset.get("SeriesDescription", "") or ""),
         planes=tuple(planes_of(dataset, path)),
     )
 
@@ -198,11 +234,10 @@ def look_up(groups: tuple["Dataset", ...], keyword: str, sequence: str) -> Any:
 
 
 def _projected_spacing(dataset: "Dataset") -> tuple[float, ...] | None:
-    for keyword in ("ImagerPixelSpacing", "NominalScannedPixelSpacing"):
-        found = _numbers(dataset.get(keyword), 2)
-        if found is not None:
-            return found
-    return None
+    imager, scanned = (
+        _numbers(dataset.get(f"{kind}PixelSpacing"), 2) for kind in ("Imager", "NominalScanned")
+    )
+    return imager or scanned
 
 
 def _numbers(value: Any, count: int) -> tuple[float, ...] | None:

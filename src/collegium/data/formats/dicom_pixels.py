@@ -10,13 +10,13 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from collegium.data.decoded_image import DecodedImage
 from collegium.data.formats.dicom_files import read
 from collegium.data.formats.dicom_headers import ImagePlane
 from collegium.errors import DataError
@@ -37,29 +37,16 @@ _INSTALL = {
 """The packages that decode a transfer syntax, by the beginning of its name."""
 
 
-@dataclass(frozen=True)
-class PixelData:
-    """The values of some planes.
-
-    Attributes:
-        array: (channel, slice, row, column); the samples of a colour are channels.
-        measured: Where it is not padding, in the array's shape; None: everywhere.
-        full_scale: As in `DecodedImage`.
-        notes: One sentence for each change to the values.
-    """
-
-    array: NDArray[np.float32]
-    measured: NDArray[np.bool_] | None
-    full_scale: float | None
-    notes: tuple[str, ...]
-
-
-def read_pixels(volumes: Sequence[Sequence[ImagePlane]], path: Path) -> PixelData:
+def read_pixels(volumes: Sequence[Sequence[ImagePlane]], path: Path) -> DecodedImage:
     """Read the values of planes, each file once.
 
     Args:
         volumes: The slices of each channel.
         path: The file or folder, for notes and errors.
+
+    Returns:
+        An array (channel, slice, row, column), float32, without geometry; the samples of a colour
+        are channels.
 
     Raises:
         DataError: A package that decompresses them is missing, a file is damaged or all is padding.
@@ -88,7 +75,7 @@ def read_pixels(volumes: Sequence[Sequence[ImagePlane]], path: Path) -> PixelDat
     notes = _fill_padding(array, measured, path)
     if inverted:
         notes += (f"{path.name}: was inverted, as MONOCHROME1 shows low values bright",)
-    return PixelData(array, measured, scale, notes)
+    return DecodedImage(array, notes=notes, full_scale=scale, measured=measured)
 
 
 def _fill_padding(
@@ -135,13 +122,16 @@ def _measurements(
 ) -> tuple[Array, NDArray[np.bool_] | None]:
     """Return the values (sample, row, column) of a frame, and where they are padding."""
     if "PALETTE" in str(dataset.PhotometricInterpretation):
-        return np.moveaxis(_coloured(stored[..., 0], dataset), -1, 0), None
+        from pydicom.pixels.processing import apply_color_lut
+
+        stored = apply_color_lut(stored[..., 0], dataset)[..., :3]
     if stored.shape[-1] > 1:
         return np.moveaxis(stored, -1, 0), None
     values = stored[..., 0]
     padding = _padding(values, dataset)
     if _is_inverted(dataset, plane):
-        values = _invert(values, dataset)
+        lowest_and_highest = -1 if _is_signed(dataset) else 2 ** int(dataset.BitsStored) - 1
+        values = lowest_and_highest - values.astype(np.int64)
     return _rescale(values, dataset, plane)[None], padding
 
 
@@ -160,15 +150,11 @@ def _full_scale(dataset: "Dataset", plane: ImagePlane, values: Array) -> float |
         return float(np.iinfo(values.dtype).max)
     plain = plane.rescale in (None, (1.0, 0.0)) and not dataset.get("ModalityLUTSequence")
     bits = int(dataset.get("BitsStored", 32) or 32)
-    unsigned = int(dataset.get("PixelRepresentation", 0) or 0) == 0
-    return 2.0**bits - 1 if plain and unsigned and bits < 32 else None
+    return 2.0**bits - 1 if plain and not _is_signed(dataset) and bits < 32 else None
 
 
-def _coloured(indices: Array, dataset: "Dataset") -> Array:
-    from pydicom.pixels.processing import apply_color_lut
-
-    colours: Array = apply_color_lut(indices, dataset)
-    return colours[..., :3]
+def _is_signed(dataset: "Dataset") -> bool:
+    return bool(dataset.get("PixelRepresentation"))
 
 
 def _rescale(values: Array, dataset: "Dataset", plane: ImagePlane) -> Array:
@@ -176,17 +162,10 @@ def _rescale(values: Array, dataset: "Dataset", plane: ImagePlane) -> Array:
         from pydicom.pixels.processing import apply_modality_lut
 
         return np.asarray(apply_modality_lut(values, dataset))
-    if plane.rescale in (None, (1.0, 0.0)):
-        return values
     slope, intercept = plane.rescale or (1.0, 0.0)
+    if (slope, intercept) == (1.0, 0.0):
+        return values
     return values.astype(np.float64) * slope + intercept
-
-
-def _invert(values: Array, dataset: "Dataset") -> Array:
-    bits = int(dataset.BitsStored)
-    signed = int(dataset.get("PixelRepresentation", 0) or 0) == 1
-    lowest_and_highest = -1 if signed else 2**bits - 1
-    return lowest_and_highest - values.astype(np.int64)
 
 
 def _padding(values: Array, dataset: "Dataset") -> NDArray[np.bool_] | None:
