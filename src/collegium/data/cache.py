@@ -16,12 +16,13 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from collegium.data.decoded_image import Array
 from collegium.data.digests import file_digest
+from collegium.data.formats.dicom_files import files_below
 from collegium.data.preprocessing import CaseArrays, preprocess
 from collegium.data.settings import ImageConfig, TaskConfig
 from collegium.data.site import Case
@@ -131,16 +132,11 @@ def entry_name(
         "channels": case.channels,
     }
     digest = hashlib.blake2b(json.dumps(recipe, sort_keys=True).encode(), digest_size=20)
-    files = {
-        "image": case.images,
-        "label": (case.label,) if case.label else (),
-        "fov": (case.fov,) if case.fov else (),
-    }
-    for role, paths in files.items():
-        for path in paths:
-            for file in _contents(path):
-                digest.update(f"{role}\0{''.join(file.suffixes)}\0".encode())
-                digest.update(_digest(case, file, record_in))
+    files = [*(("image", path) for path in case.images), ("label", case.label), ("fov", case.fov)]
+    for role, path in files:
+        for file in _contents(path) if path is not None else ():
+            digest.update(f"{role}\0{''.join(file.suffixes)}\0".encode())
+            digest.update(_digest(case, file, record_in))
     return digest.hexdigest()
 
 
@@ -150,7 +146,7 @@ def entry_name(
 def _contents(path: Path) -> list[Path]:
     """Return the file and its detached voxels, or all files of a DICOM series' folder."""
     if path.is_dir():
-        return sorted(file for file in path.rglob("*") if file.is_file())
+        return [*files_below(path)]
     detached = [path.with_suffix(end) for end in _DETACHED.get(path.suffix.lower(), ())]
     return [path, *(file for file in detached if file.is_file())]
 
@@ -230,28 +226,19 @@ def _move(temporary: Path, entry: Path) -> dict[str, Any]:
     return meta
 
 
-@dataclass(frozen=True)
-class _ArrayLayout:
-    """The position and layout of an array's values in its file."""
-
-    offset: int
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    order: Literal["C", "F"]
-
-    @classmethod
-    def of(cls, path: Path) -> "_ArrayLayout":
-        """Read the header of a file."""
-        values = np.load(path, mmap_mode="r", allow_pickle=False)
-        order: Literal["C", "F"] = "C" if values.flags.c_contiguous else "F"
-        return cls(values.offset, values.shape, values.dtype, order)
-
-
 @lru_cache(maxsize=1 << 14)  # reading a header takes longer than mapping a file
-def _layouts(folder: Path) -> dict[str, _ArrayLayout]:
-    """Read the layouts of an entry's arrays, by file name."""
-    stored = json.loads((folder / "case.json").read_text("utf-8"))["sizes"]
-    return {name: _ArrayLayout.of(folder / name) for name in stored}
+def _layouts(folder: Path) -> dict[str, dict[str, Any]]:
+    """Read where and how an entry's files hold their arrays: arguments of `np.ndarray`."""
+    layouts = {}
+    for name in json.loads((folder / "case.json").read_text("utf-8"))["sizes"]:
+        values = np.load(folder / name, mmap_mode="r", allow_pickle=False)
+        layouts[name] = {
+            "shape": values.shape,
+            "dtype": values.dtype,
+            "offset": values.offset,
+            "order": "C" if values.flags.c_contiguous else "F",
+        }
+    return layouts
 
 
 @lru_cache(maxsize=256)  # bounds the open files: each mapped array holds one
@@ -265,8 +252,8 @@ def _open(folder: Path) -> CaseArrays:
         ) from error
 
 
-def _map(path: Path, layout: _ArrayLayout) -> Array:
+def _map(path: Path, layout: Mapping[str, Any]) -> Array:
     """Map a file as a plain array, which is faster to slice than a memmap."""
     with path.open("rb") as file:
         content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return np.ndarray(layout.shape, layout.dtype, content, layout.offset, order=layout.order)
+    return np.ndarray(buffer=content, **layout)

@@ -3,13 +3,13 @@
 import logging
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import field, replace
 from pathlib import Path
 
 from collegium.core.settings import NonNegativeInt, settings
-from collegium.data.cache import PreparedCase, prepare
+from collegium.data.cache import prepare
 from collegium.data.discovery import from_manifest
 from collegium.data.importers import (
     DatasetDescription,
@@ -187,7 +187,9 @@ def _open(
 ) -> Site:
     cases = find_cases(config, name)
     splits = load_or_draw_splits(cases, config.splits, seed, splits_file)
-    policy = _policy(config.sites[name])
+    site = config.sites[name]
+    allow = None if site.allow is None else frozenset(site.allow)
+    policy = EgressPolicy(allow, frozenset(site.share), frozenset(site.forbid))
     if config.table is not None:
         return open_table_site(
             name, read_site_table(config, name), splits, (config.table, config.task), policy
@@ -231,7 +233,13 @@ def open_federation(
     check_names(config, sorted(config.sites))
     files = {name: splits_dir and splits_dir / f"{name}.json" for name in sites_of(config)}
     sites = {name: _open(config, name, cache, seed, file) for name, file in files.items()}
-    channels = {name: case.shape[0] for name, site in sites.items() for case in _prepared(site)}
+    channels = {
+        name: case.shape[0]
+        for name, site in sites.items()
+        for split in (site.train, site.val, site.test)
+        if isinstance(split, ImageDataset)
+        for case in split.cases
+    }
     if len(set(channels.values())) > 1:
         listed = ", ".join(f"{name} {count}" for name, count in channels.items())
         raise DataError(
@@ -369,14 +377,3 @@ def expand_root(root: str) -> Path:
                 "set: set it, or pass federation.root=<folder>"
             )
     return Path(os.path.expandvars(root)).expanduser()
-
-
-def _prepared(site: Site) -> Iterator[PreparedCase]:
-    for dataset in (site.train, site.val, site.test):
-        if isinstance(dataset, ImageDataset):
-            yield from dataset.cases
-
-
-def _policy(site: SiteConfig) -> EgressPolicy:
-    allow = None if site.allow is None else frozenset(site.allow)
-    return EgressPolicy(allow, frozenset(site.share), frozenset(site.forbid))

@@ -16,7 +16,7 @@ import numpy as np
 from collegium.data.decoded_image import Array
 from collegium.data.reading import read_image
 from collegium.data.site import Case
-from collegium.data.splits import LeakageFinding
+from collegium.data.splits import LeakageFinding, copies_finding
 from collegium.errors import ConfigError, DataError
 
 MIN_SALT_LENGTH = 16
@@ -82,18 +82,8 @@ def find_copies(
         files = tuple(sorted({path for case in cases for path in case.images}))
         if len(cases) < 2 or any(set(files) <= group for group in before):
             continue
-        named = " and ".join(str(case) for case in cases)
-        text = (
-            f"{named} have images of the same pixels ({', '.join(map(str, files[:3]))}"
-            f"{f' and {len(files) - 3} more' if len(files) > 3 else ''}): keep one of them, or "
-            "name one patient for them so that they stay in one split"
-        )
-        sites, patients = ({case.site for case in cases}, {case.patient for case in cases})
-        findings.append(
-            LeakageFinding(
-                "identical_pixels", tuple(sorted(sites)), tuple(sorted(patients)), files, text
-            )
-        )
+        what = "images of the same pixels"
+        findings.append(copies_finding("identical_pixels", what, cases, files))
     return findings
 
 

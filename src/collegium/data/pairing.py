@@ -2,8 +2,7 @@
 
 import re
 import unicodedata
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -119,39 +118,27 @@ def _numbered(stem: str) -> Key:
     return _parts(_tokens(stem))
 
 
-def _without_mask_words(stem: str) -> Key:
-    return _strip(_tokens(stem), _MASK_TOKEN)
-
-
 def _without_role_words(stem: str) -> Key:
     return _strip(_tokens(stem), _ROLE_TOKEN)
-
-
-def _without_channel(stem: str) -> Key:
-    return _without_role_words(re.sub(r"_0000$", "", stem))
 
 
 def _leading(stem: str) -> Key:
     return _parts(_tokens(stem)[:1])
 
 
-@dataclass(frozen=True)
-class NameRule:
-    """A rule that derives a case's key from a file's stem."""
-
-    words: str
-    key: Callable[[str], Key]
-
-
-RULES = (
-    NameRule("equal names", _exact),
-    NameRule("equal names, with numbers compared as numbers", _numbered),
-    NameRule("names without words such as seg, mask and manual1", _without_mask_words),
-    NameRule("names without words such as seg, mask, image and training", _without_role_words),
-    NameRule("names without the channel suffix _0000", _without_channel),
-    NameRule("the first part of the name", _leading),
-)
-"""The rules from the strictest to the loosest."""
+RULES: dict[str, Callable[[str], Key]] = {
+    "equal names": _exact,
+    "equal names, with numbers compared as numbers": _numbered,
+    "names without words such as seg, mask and manual1": (
+        lambda stem: _strip(_tokens(stem), _MASK_TOKEN)
+    ),
+    "names without words such as seg, mask, image and training": _without_role_words,
+    "names without the channel suffix _0000": (
+        lambda stem: _without_role_words(stem.removesuffix("_0000"))
+    ),
+    "the first part of the name": _leading,
+}
+"""The rules from the strictest to the loosest: the key of a case from a file's stem."""
 
 
 def _tokens(stem: str) -> list[str]:
@@ -191,10 +178,10 @@ def _pair(
         return {}
     best: dict[Path, Path] = {}
     words = ""
-    for rule in RULES:
+    for name, rule in RULES.items():
         found = _matches(rule, images, others)
         if found is not None and len(found) > len(best):
-            best, words = found, rule.words
+            best, words = found, name
         if len(best) == len(others):
             break
     else:
@@ -210,14 +197,14 @@ def _pair(
 
 
 def _matches(
-    rule: NameRule, images: Sequence[Path], others: Sequence[Path]
+    rule: Callable[[str], Key], images: Sequence[Path], others: Sequence[Path]
 ) -> dict[Path, Path] | None:
     """Pair by one rule; None if its keys are not unique or it contradicts the numbers."""
     image_of, other_of = _groups(rule, images), _groups(rule, others)
     if any(len(group) > 1 for group in (*image_of.values(), *other_of.values())):
         return None
     found = {image_of[key][0]: other_of[key][0] for key in image_of if key in other_of}
-    if rule.key is _leading and not all(map(_same_numbers, found, found.values())):
+    if rule is _leading and not all(map(_same_numbers, found, found.values())):
         return None
     return found
 
@@ -232,17 +219,16 @@ def _same_numbers(image: Path, other: Path) -> bool:
     return first[:shorter] == second[:shorter]
 
 
-def _groups(rule: NameRule, files: Iterable[Path]) -> dict[Key, list[Path]]:
+def _groups(rule: Callable[[str], Key], files: Iterable[Path]) -> dict[Key, list[Path]]:
     groups: dict[Key, list[Path]] = {}
     for path in files:
-        groups.setdefault(rule.key(case_id(path)), []).append(path)
+        groups.setdefault(rule(case_id(path)), []).append(path)
     return groups
 
 
 def _refuse_ambiguity(images: Sequence[Path], others: Sequence[Path], kind: str) -> None:
     """Raise if two files could belong to one case once the role words are removed."""
-    rule = NameRule("", _without_role_words)
-    image_of, other_of = _groups(rule, images), _groups(rule, others)
+    image_of, other_of = (_groups(_without_role_words, files) for files in (images, others))
     for key in image_of.keys() & other_of.keys():
         if len(image_of[key]) > 1 or len(other_of[key]) > 1:
             raise DataError(
@@ -253,12 +239,10 @@ def _refuse_ambiguity(images: Sequence[Path], others: Sequence[Path], kind: str)
 
 
 def _refuse_duplicates(images: Sequence[Path]) -> None:
-    counts: Mapping[Key, int] = Counter(_exact(case_id(path)) for path in images)
-    for key, count in counts.items():
-        if count > 1:
-            same = [path for path in images if _exact(case_id(path)) == key]
+    for (name,), same in _groups(_exact, images).items():
+        if len(same) > 1:
             raise DataError(
-                f"{_names(same)} in {_folder(same)} are all called case {key[0]}: rename or remove "
+                f"{_names(same)} in {_folder(same)} are all called case {name}: rename or remove "
                 "all but one of them"
             )
 

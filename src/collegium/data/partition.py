@@ -8,13 +8,12 @@ patient always stay together. The functions are pure: equal arguments give equal
 import csv
 import io
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
 import numpy as np
-from numpy.typing import NDArray
 
 from collegium.data.decoded_image import listed
 from collegium.data.discovery import FILE_SEPARATOR
@@ -60,13 +59,15 @@ def by_value(cases: Sequence[PartitionCase], sizes: Sequence[int] | int) -> Site
     groups = _patients(cases)
     means = {patient: fmean(case.value for case in group) for patient, group in groups.items()}
     ordered = sorted(means, key=lambda patient: (means[patient], patient))
-    counts = _sizes(len(ordered), sizes)
-    starts = np.cumsum([0, *counts])
-    site_of = {
-        patient: f"site_{number + 1}"
-        for number in range(len(counts))
-        for patient in ordered[starts[number] : starts[number + 1]]
-    }
+    if isinstance(sizes, int) and not 1 <= sizes <= len(ordered):
+        raise ConfigError(f"{len(ordered)} patients do not make {sizes} sites; use fewer sites")
+    if not isinstance(sizes, int) and (min(sizes, default=0) < 1 or sum(sizes) != len(ordered)):
+        raise ConfigError(
+            f"the sites' sizes {listed(sizes)} do not add up to {len(ordered)} patients; correct "
+            f"them"
+        )
+    cuts = sizes if isinstance(sizes, int) else np.cumsum(sizes)[:-1]
+    site_of = _numbered(np.array_split(ordered, cuts))
     return {case.case: site_of[case.patient] for case in cases}
 
 
@@ -92,22 +93,19 @@ def by_ratio(
     groups = _patients(cases)
     positive = {p: any(case.value > 0 for case in group) for p, group in groups.items()}
     rng = np.random.default_rng(seed)
-    pools = {
-        kind: list(rng.permutation(sorted(p for p in groups if positive[p] == kind)))
-        for kind in (True, False)
-    }
-    needs = {n: [round(n * r) for r in ratios] for n in range(len(pools[True]) // len(ratios) + 1)}
-    each = max(n for n, counts in needs.items() if sum(counts) <= len(pools[False]))
+    positives, negatives = (
+        rng.permutation(sorted(p for p in groups if positive[p] == kind)) for kind in (True, False)
+    )
+    needs = {n: [round(n * r) for r in ratios] for n in range(len(positives) // len(ratios) + 1)}
+    each = max(n for n, counts in needs.items() if sum(counts) <= len(negatives))
     if each < 1 or min(needs[each]) < 1:
         raise ConfigError(
-            f"{len(pools[True])} positive and {len(pools[False])} negative patients are too few "
-            f"for the ratios {listed(ratios)}; use fewer sites or smaller ratios"
+            f"{len(positives)} positive and {len(negatives)} negative patients are too few for the ratios "
+            f"{listed(ratios)}; use fewer sites or smaller ratios"
         )
-    site_of: dict[str, str] = {}
-    for number, negatives in enumerate(needs[each], 1):
-        for kind, count in ((True, each), (False, negatives)):
-            chosen, pools[kind] = pools[kind][:count], pools[kind][count:]
-            site_of |= dict.fromkeys(map(str, chosen), f"site_{number}")
+    used = np.split(positives[: each * len(ratios)], len(ratios))
+    cuts = np.cumsum(needs[each])
+    site_of = _numbered(used) | _numbered(np.split(negatives[: cuts[-1]], cuts[:-1]))
     return {case.case: site_of[case.patient] for case in cases if case.patient in site_of}
 
 
@@ -143,7 +141,10 @@ def by_dirichlet(
     for _ in range(1000):
         site_of: dict[str, str] = {}
         for _, patients in sorted(classes.items()):
-            site_of |= _cut(patients, rng.dirichlet([alpha] * sites), rng)
+            shares = rng.dirichlet([alpha] * sites)
+            order = [patients[index] for index in rng.permutation(len(patients))]
+            cuts = np.round(np.cumsum(shares) * len(order)).astype(int)
+            site_of |= _numbered(np.array_split(order, cuts[:-1]))
         sizes = Counter(site_of.values())
         if len(sizes) == sites and min(sizes.values()) >= least:
             return {case.case: site_of[case.patient] for case in cases}
@@ -245,28 +246,10 @@ def _patients(cases: Sequence[PartitionCase]) -> dict[str, list[PartitionCase]]:
     return groups
 
 
-def _sizes(patients: int, sizes: Sequence[int] | int) -> list[int]:
-    """Return the number of patients of each site; the first sites get the remainder."""
-    if isinstance(sizes, int):
-        if not 1 <= sizes <= patients:
-            raise ConfigError(f"{patients} patients do not make {sizes} sites; use fewer sites")
-        return [patients // sizes + (number < patients % sizes) for number in range(sizes)]
-    if min(sizes, default=0) < 1 or sum(sizes) != patients:
-        raise ConfigError(
-            f"the sites' sizes {listed(sizes)} do not add up to {patients} patients; correct them"
-        )
-    return list(sizes)
-
-
-def _cut(
-    patients: Sequence[str], shares: NDArray[np.float64], rng: np.random.Generator
-) -> SiteAssignment:
-    """Cut shuffled patients at the drawn shares."""
-    order = [patients[index] for index in rng.permutation(len(patients))]
-    cuts = np.round(np.cumsum(shares) * len(order)).astype(int)
-    starts = [0, *cuts[:-1]]
+def _numbered(blocks: Iterable[Iterable[str]]) -> SiteAssignment:
+    """Assign the first block of patients to site_1, and so on."""
     return {
-        patient: f"site_{number}"
-        for number, (start, end) in enumerate(zip(starts, cuts, strict=True), 1)
-        for patient in order[start:end]
+        str(patient): f"site_{number}"
+        for number, block in enumerate(blocks, 1)
+        for patient in block
     }

@@ -1,6 +1,6 @@
 """How a case's files become arrays: read, checked, resampled, normalised."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -187,16 +187,24 @@ def decode_case(case: Case, image: ImageConfig, task: TaskConfig) -> RawCase:
             for path in case.images
         }
         first = next(iter(parts.values()))
-        label = _read_label(case, task, first, both=both)
+        label = None
+        if case.label is not None and task.name == "segmentation":
+            label = read_label(
+                case.label,
+                classes=task.classes,
+                label_map=task.label_map,
+                regions=task.regions,
+                like=first,
+                both=both,
+            )
         fov = None if case.fov is None else read_mask(case.fov, first)
     except DataError as error:
         raise DataError(f"{case}: {error}") from error
-    for path, part in parts.items():
-        _check_fit(case, first, part, path, "image")
-    if label is not None and case.label is not None:
-        _check_fit(case, first, label, case.label, "mask")
-    if fov is not None and case.fov is not None:
-        _check_fit(case, first, fov, case.fov, "field of view")
+    read = [("image", path, part) for path, part in parts.items()]
+    others = (("mask", case.label, label), ("field of view", case.fov, fov))
+    read += [(role, path, other) for role, path, other in others if path and other]
+    for role, path, part in read:
+        _check_fit(case, first, part, path, role)
     array = np.concatenate([part.array for part in parts.values()])
     measured = np.concatenate([_measured(part) for part in parts.values()])
     if case.channels is not None and len(case.channels) < len(array) == image.inputs:
@@ -206,39 +214,18 @@ def decode_case(case: Case, image: ImageConfig, task: TaskConfig) -> RawCase:
     zeros = np.zeros(array.shape[1:], np.uint8) if task.name == "segmentation" else None
     return RawCase(
         CaseArrays(
-            array,
-            zeros if label is None else label.array,
-            None if fov is None else fov.array,
+            array, zeros if label is None else label.array, None if fov is None else fov.array
         ),
         spacing=first.spacing,
-        notes=tuple(note for part in _read(parts.values(), label, fov) for note in part.notes),
+        notes=tuple(note for _, _, part in read for note in part.notes),
         full_scale=first.full_scale,
         measured=measured,
         orientation=first.orientation,
     )
 
 
-def _read(parts: Iterable[DecodedImage], *others: DecodedImage | None) -> list[DecodedImage]:
-    return [*parts, *(other for other in others if other is not None)]
-
-
 def _measured(part: DecodedImage) -> Array:
     return np.ones(part.array.shape, bool) if part.measured is None else part.measured
-
-
-def _read_label(
-    case: Case, task: TaskConfig, like: DecodedImage, *, both: bool
-) -> DecodedImage | None:
-    if case.label is None or task.name != "segmentation":
-        return None
-    return read_label(
-        case.label,
-        classes=task.classes,
-        label_map=task.label_map,
-        regions=task.regions,
-        like=like,
-        both=both,
-    )
 
 
 def _check_channels(case: Case, config: ImageConfig, image: Array) -> None:

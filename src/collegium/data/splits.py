@@ -259,20 +259,27 @@ def _identical_images(cases: Sequence[Case]) -> Iterator[LeakageFinding]:
                 yield equal_channels_finding(
                     case, [path for path in files if case in owners_of[path]]
                 )
-        if len(owners) == 1:
-            continue
-        text = (
-            f"{' and '.join(map(str, owners))} have byte-identical images "
-            f"({_few([str(path) for path in files])}): keep one of them, or name one patient for "
-            "them so that they stay in one split"
-        )
-        yield LeakageFinding(
-            "identical_files",
-            tuple(sorted({case.site for case in owners})),
-            tuple(sorted({case.patient for case in owners})),
-            files,
-            text,
-        )
+        if len(owners) > 1:
+            yield copies_finding("identical_files", "byte-identical images", owners, files)
+
+
+def copies_finding(
+    kind: str, what: str, cases: Sequence[Case], files: Sequence[Path]
+) -> LeakageFinding:
+    """Return the finding that cases have copies of one image.
+
+    Args:
+        kind: See `LeakageFinding`.
+        what: The kind in words.
+        cases: The cases, sorted.
+        files: Their files, sorted.
+    """
+    text = (
+        f"{' and '.join(map(str, cases))} have {what} ({_few([*map(str, files)])}): keep one of "
+        "them, or name one patient for them so that they stay in one split"
+    )
+    sites, patients = ({case.site for case in cases}, {case.patient for case in cases})
+    return LeakageFinding(kind, tuple(sorted(sites)), tuple(sorted(patients)), tuple(files), text)
 
 
 def equal_channels_finding(case: Case, files: Sequence[Path]) -> LeakageFinding:
