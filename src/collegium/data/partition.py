@@ -100,8 +100,8 @@ def by_ratio(
     each = max(n for n, counts in needs.items() if sum(counts) <= len(negatives))
     if each < 1 or min(needs[each]) < 1:
         raise ConfigError(
-            f"{len(positives)} positive and {len(negatives)} negative patients are too few for the ratios "
-            f"{listed(ratios)}; use fewer sites or smaller ratios"
+            f"{len(positives)} positive and {len(negatives)} negative patients are too few for "
+            f"the ratios {listed(ratios)}; use fewer sites or smaller ratios"
         )
     used = np.split(positives[: each * len(ratios)], len(ratios))
     cuts = np.cumsum(needs[each])
