@@ -8,13 +8,8 @@ import pytest
 
 from collegium.cli.inspect import show_inspection
 from collegium.data.federation import FederationConfig, SamplingConfig, SiteConfig, TaskConfig
-from collegium.data.inspection import (
-    Inspection,
-    LabelSize,
-    MissingChannel,
-    SiteInspection,
-    inspect_federation,
-)
+from collegium.data.image_statistics import LabelSize, MissingChannel
+from collegium.data.inspection import Inspection, SiteInspection, inspect_federation
 
 
 def volumes(folder: Path, count: int, spacing: tuple[float, ...]) -> None:

@@ -15,10 +15,10 @@ from collegium.data.federation import (
     ImageConfig,
     SamplingConfig,
     SiteConfig,
-    TableConfig,
     TaskConfig,
 )
-from collegium.data.inspection import LabelSize, MissingChannel, inspect_federation
+from collegium.data.image_statistics import LabelSize, MissingChannel
+from collegium.data.inspection import inspect_federation
 
 
 def case(site: Path, name: str, pixels: np.ndarray, label: np.ndarray) -> None:
@@ -250,21 +250,6 @@ def test_classes_are_counted_and_unknown_ones_and_missing_labels_are_problems(tm
     problems = inspect_federation(plain).sites[0].problems
     assert problems[0].startswith("site A, case p0: it has no label: add a mask")
     assert len(problems) == 4
-
-
-def test_the_rows_of_tables_are_counted_by_class(tmp_path):
-    (tmp_path / "a.csv").write_text("age,ill\n50,0\n60,1\n70,1\n80,9\n", "utf-8")
-    config = FederationConfig(
-        "f",
-        {"A": SiteConfig(table="a.csv")},
-        root=str(tmp_path),
-        task=TaskConfig("classification", ("0", "1")),
-        table=TableConfig("ill", numeric=("age",)),
-    )
-    (site,) = inspect_federation(config).sites
-    assert (site.cases, site.targets, site.shapes) == (4, {"0": 1, "1": 2, "9": 1}, {})
-    (problem,) = site.problems
-    assert "the class is unknown: write one of 0, 1" in problem
 
 
 def lacking(tmp_path: Path) -> tuple[FederationConfig, np.ndarray]:

@@ -10,7 +10,8 @@ import typer
 from collegium.cli.base import AsJson, Overrides, app, guarded, print_table
 
 if TYPE_CHECKING:
-    from collegium.data.inspection import Inspection, LabelSize, SiteInspection
+    from collegium.data.image_statistics import LabelSize
+    from collegium.data.inspection import Inspection, SiteInspection
     from collegium.data.table_inspection import TableInspection
 
 MAX_PROBLEMS = 12

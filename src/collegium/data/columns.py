@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from collegium.errors import DataError
 
 SUFFIXES = (".csv", ".tsv", ".txt", ".parquet")
@@ -71,12 +73,8 @@ def _read_parquet(path: Path) -> tuple[list[str], list[list[str]]]:
     frame = pandas.read_parquet(path)
     if any(name is not None for name in frame.index.names):
         frame = frame.reset_index()
-    known = frame.notna().to_numpy().tolist()
-    cells = frame.astype(object).to_numpy().tolist()
-    rows = [
-        [_text(cell) if there else "" for cell, there in zip(*pair, strict=True)]
-        for pair in zip(cells, known, strict=True)
-    ]
+    cells = np.where(frame.notna(), frame.astype(object), "")
+    rows = [[_text(cell) for cell in row] for row in cells.tolist()]
     return [str(column).strip() for column in frame.columns], rows
 
 

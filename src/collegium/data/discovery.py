@@ -28,6 +28,8 @@ Row = Mapping[str, str]
 FILE_SEPARATOR = "|"
 """Separates the files of one image in a manifest."""
 
+DICOM_UID = re.compile(r"\d+(\.\d+){3,}")
+
 _ALIASES = {"patient_id": "patient", "case_id": "case", "mask": "label"}
 
 
@@ -226,7 +228,7 @@ def split_of_row(row: Row, where: str) -> str | None:
 def _name(image: str) -> str:
     """Return the name up to its first dot; a folder named by a DICOM UID keeps its full name."""
     name = Path(image).name
-    return name if re.fullmatch(r"\d+(\.\d+){3,}", name) else name.split(".")[0]
+    return name if DICOM_UID.fullmatch(name) else name.split(".")[0]
 
 
 def _find_file(value: str, bases: Sequence[Path], column: str, where: str) -> Path:

@@ -109,18 +109,10 @@ class ImageStatistics:
         self.notes += raw.notes
         self._add_channels(case, image)
         if self.task.name == "classification":
-            self._add_target(case)
+            self.targets[str(case.target)] += 1
+            self.task.class_of(str(case.target), str(case))
         elif raw.arrays.label is not None:
             self._add_label(raw.arrays.label, raw)
-
-    def add_row(self, case: Case) -> None:
-        """Add one row of a table.
-
-        Raises:
-            DataError: Its class is unknown.
-        """
-        self.count += 1
-        self._add_target(case)
 
     def sizes(self) -> tuple[LabelSize, ...]:
         """Return the size of each label, followed by each region."""
@@ -147,11 +139,6 @@ class ImageStatistics:
             first, second = image[one : one + 1], image[other : other + 1]
             if len(image) == len(case.images) and np.ptp(first) and np.array_equal(first, second):
                 self.equal_channels[case] = tuple(sorted({case.images[one], case.images[other]}))
-
-    def _add_target(self, case: Case) -> None:
-        target = str(case.target)
-        self.targets[target] += 1
-        self.task.class_of(target, str(case), row=not case.images)
 
     def _add_label(self, label: Array, raw: RawCase) -> None:
         mask = raw.arrays.mask

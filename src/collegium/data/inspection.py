@@ -28,9 +28,6 @@ from collegium.data.splits import (
 )
 from collegium.errors import CollegiumError
 
-__all__ = ["FederationInspection", "Inspection", "LabelSize", "MissingChannel", "SiteInspection"]
-__all__ += ["count_splits", "inspect_federation"]
-
 
 @dataclass(frozen=True)
 class SiteInspection:
@@ -168,7 +165,7 @@ def inspect_federation(config: FederationConfig, seed: int = 0) -> Inspection:
     inspected = [
         _inspect_site(config, own, names, *found[own.site], seed=seed, salt=salt) for own in names
     ]
-    sites = tuple(each.site for each in inspected)
+    sites = tuple(site for site, _, _ in inspected)
     problems = name_problems(names, config.task, config.image.inputs)
     channels = {count for site in sites for count in site.channels}
     if len(channels) > 1 and config.image.inputs is None:
@@ -183,29 +180,21 @@ def inspect_federation(config: FederationConfig, seed: int = 0) -> Inspection:
     return Inspection(config.name, config.task.classes, sites, shared, findings, tuple(problems))
 
 
-@dataclass(frozen=True)
-class _InspectedSite:
-    """A site's inspection, and by case its split and what is compared with other sites."""
-
-    site: SiteInspection
-    splits: dict[str, str]
-    statistics: ImageStatistics
-
-
 def _find_leakage(
-    sites: Mapping[str, Sequence[Case]], inspected: Sequence[_InspectedSite]
+    cases: Mapping[str, Sequence[Case]],
+    inspected: Sequence[tuple[SiteInspection, dict[str, str], ImageStatistics]],
 ) -> tuple[LeakageFinding, ...]:
     """Find shared patients and copies, and add the splits that the copies are in."""
     fingerprints: dict[Case, str] = {}
     equal_channels: dict[Case, tuple[Path, ...]] = {}
     splits_of: dict[Path, set[str]] = defaultdict(set)
-    for each in inspected:
-        fingerprints |= each.statistics.fingerprints
-        equal_channels |= each.statistics.equal_channels
-        for case in sites[each.site.name]:
+    for site, splits, statistics in inspected:
+        fingerprints |= statistics.fingerprints
+        equal_channels |= statistics.equal_channels
+        for case in cases[site.name]:
             for path in case.images:
-                splits_of[path].add(each.splits.get(case.case, ""))
-    findings = check_across_sites(sites)
+                splits_of[path].add(splits.get(case.case, ""))
+    findings = check_across_sites(cases)
     findings += find_copies(fingerprints, [known for known in findings if known.files])
     known_files = {finding.files for finding in findings if finding.kind == "equal_channels"}
     findings += [
@@ -218,11 +207,11 @@ def _find_leakage(
 
 def _with_splits(finding: LeakageFinding, splits_of: Mapping[Path, set[str]]) -> LeakageFinding:
     """Append the splits of a finding's files to its text if there are several."""
-    splits = set[str]().union(*(splits_of[path] for path in finding.files)) - {""}
+    found = set[str]().union(*(splits_of[path] for path in finding.files))
+    splits = [split for split in SPLITS if split in found]
     if len(splits) < 2:
         return finding
-    ordered = ", ".join(split for split in SPLITS if split in splits)
-    return replace(finding, text=f"{finding.text} (they are in {ordered})")
+    return replace(finding, text=f"{finding.text} (they are in {', '.join(splits)})")
 
 
 def _inspect_site(
@@ -234,7 +223,8 @@ def _inspect_site(
     *,
     seed: int,
     salt: str,
-) -> _InspectedSite:
+) -> tuple[SiteInspection, dict[str, str], ImageStatistics]:
+    """Return the inspection of a site, the split of each case, and what is compared with others."""
     name, problems = own.site, list(problems)
     found = ImageStatistics(task_of_site(config, name), config.image, salt)
     problems += _read_cases(cases, found)
@@ -260,7 +250,7 @@ def _inspect_site(
         notes=(*own.description.notes, *_merge(found.notes), *_slicing_notes(config, found)),
         problems=tuple(problems + _shape_problems(config, name, found)),
     )
-    return _InspectedSite(site, splits, found)
+    return site, splits, found
 
 
 def _read_cases(cases: Sequence[Case], statistics: ImageStatistics) -> list[str]:
@@ -268,10 +258,7 @@ def _read_cases(cases: Sequence[Case], statistics: ImageStatistics) -> list[str]
     problems = []
     for case in cases:
         try:
-            if case.images:
-                statistics.add(case, decode_case(case, statistics.image, statistics.task))
-            else:
-                statistics.add_row(case)
+            statistics.add(case, decode_case(case, statistics.image, statistics.task))
         except CollegiumError as error:
             problems.append(str(error))
     return problems

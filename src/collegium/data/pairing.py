@@ -10,8 +10,6 @@ from typing import NamedTuple
 from collegium.data.formats import SUFFIXES
 from collegium.errors import DataError
 
-__all__ = ["PairedCase", "Pairing", "case_id", "pair_cases"]
-
 Key = tuple[Hashable, ...]
 
 _SYSTEM_FILES = {"thumbs.db", "desktop.ini", "icon\r"}

@@ -21,9 +21,6 @@ from collegium.data import formats
 from collegium.data.decoded_image import DecodedImage, DecodedRegions, listed
 from collegium.errors import ConfigError, DataError
 
-__all__ = ["CHANNELS", "NORMALISE", "Channels", "Normalisation", "classes_of_regions", "normalise"]
-__all__ += ["read_image", "read_label", "read_mask"]
-
 logger = logging.getLogger(__name__)
 
 Channels = Literal["keep", "grey", "rgb", "green"]

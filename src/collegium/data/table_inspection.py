@@ -90,15 +90,14 @@ def _inspect(
     seed: int,
 ) -> TableSiteInspection:
     problems, targets = list(problems), Counter[str]()
-    for place, case in enumerate(_in_order(config, name, cases), 1):
+    table = read_site_table(config, name) if cases else None
+    for row, word in enumerate(table.targets if table else (), 1):
         try:
-            where = f"site {name}, row {place}"
-            found = config.task.class_of(str(case.target), where, row=True)
+            found = config.task.class_of(word, f"site {name}, row {row}", row=True)
             targets[config.task.classes[found]] += 1
         except DataError as error:
             problems.append(str(error))
     _, counts = count_splits(config, cases, seed, problems)
-    table = read_site_table(config, name) if cases else None
     return TableSiteInspection(
         name=name,
         inside=name not in config.outside,
@@ -113,30 +112,23 @@ def _inspect(
     )
 
 
-def _in_order(config: FederationConfig, name: str, cases: Sequence[Case]) -> list[Case]:
-    """Return the cases in the order of their rows."""
-    if not cases:
-        return []
-    by_id = {case.case: case for case in cases}
-    return [by_id[case] for case in read_site_table(config, name).cases if case in by_id]
-
-
 def _problems(config: FederationConfig, sites: Sequence[TableSiteInspection]) -> list[str]:
     """Report classes without a case and columns without a value at all sites that train."""
     inside = [site for site in sites if site.name in sites_of(config) and site.cases]
+    if not inside:
+        return []
     problems = []
-    if inside:
-        empty = [word for word in config.task.classes if not any(s.targets[word] for s in inside)]
-        if empty:
-            problems.append(
-                f"no site that trains has a case of the class {listed(empty)}: take it out of "
-                f"task.classes, or correct task.coding"
-            )
-        columns = {column for site in inside for column in site.missing}
-        void = [c for c in columns if all(s.missing.get(c) == s.cases for s in inside)]
-        if void:
-            problems.append(
-                f"no site that trains has a value in the column {listed(sorted(void))}: take it "
-                f"out of federation.table, or correct its name"
-            )
+    empty = [word for word in config.task.classes if not any(s.targets[word] for s in inside)]
+    if empty:
+        problems.append(
+            f"no site that trains has a case of the class {listed(empty)}: take it out of "
+            f"task.classes, or correct task.coding"
+        )
+    columns = {column for site in inside for column in site.missing}
+    void = [c for c in columns if all(s.missing.get(c) == s.cases for s in inside)]
+    if void:
+        problems.append(
+            f"no site that trains has a value in the column {listed(sorted(void))}: take it "
+            f"out of federation.table, or correct its name"
+        )
     return problems

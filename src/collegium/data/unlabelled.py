@@ -11,16 +11,19 @@ from pathlib import Path
 
 from collegium.data.decoded_image import listed
 from collegium.data.discovery import (
+    DICOM_UID,
     FOV_FOLDERS,
     Row,
     case_of_row,
     channels_of_row,
     collect_cases,
+    files_in,
     files_of_row,
     read_manifest,
 )
 from collegium.data.formats import FILE_SUFFIXES, SUFFIXES
 from collegium.data.formats.dicom import Series, find_series, is_dicom
+from collegium.data.importers.common import visible_entries
 from collegium.data.pairing import case_id, pair_cases
 from collegium.data.site import Case
 from collegium.errors import DataError
@@ -29,8 +32,6 @@ SITE = "outside"
 """The site of such cases in messages."""
 
 _CHANNEL = re.compile(r"(.+)_(\d{4})")
-
-_UID = re.compile(r"\d+(\.\d+){3,}")
 
 
 def list_images(
@@ -88,26 +89,22 @@ def is_file_name(name: str) -> bool:
 def _folder_of_images(place: Path) -> Path:
     if (place / "images").is_dir():
         return place / "images"
-    for folder in (place / "imagesTs", place / "imagesTr"):
-        if folder.is_dir() and _visible(folder):
-            return folder
-    return place
-
-
-def _visible(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    raw = (place / "imagesTs", place / "imagesTr")
+    return next((folder for folder in raw if visible_entries(folder)), place)
 
 
 def _images(folder: Path) -> list[Path]:
     """Return the readable files, except DICOM files."""
-    return [p for p in _visible(folder) if p.is_file() and p.name.lower().endswith(FILE_SUFFIXES)]
+    return [
+        p for p in visible_entries(folder) if p.is_file() and p.name.lower().endswith(FILE_SUFFIXES)
+    ]
 
 
 def _no_image(folder: Path) -> DataError:
     """Return the error that there is no image, or that only subfolders hold some."""
     deeper = [
         path.name
-        for path in _visible(folder)
+        for path in visible_entries(folder)
         if path.is_dir() and any(p.name.lower().endswith(FILE_SUFFIXES) for p in path.rglob("*"))
     ]
     if deeper:
@@ -123,7 +120,7 @@ def _scans(folder: Path) -> dict[str, tuple[Path, str | None]]:
     if _holds_dicom(folder.iterdir()):
         return _series(folder, flat=True)  # its subfolders are read with it
     scans: dict[str, tuple[Path, str | None]] = {}
-    for place in _visible(folder):
+    for place in visible_entries(folder):
         if place.is_dir() and _holds_dicom(place.rglob("*")):
             scans |= _series(place, flat=False)
     return scans
@@ -144,7 +141,7 @@ def _series(place: Path, *, flat: bool) -> dict[str, tuple[Path, str | None]]:
         return {folder: (place, None)}
     names: dict[str, tuple[Path, str | None]] = {}
     for path in sorted(path for series in single for path in series.files):
-        name = path.name if _UID.fullmatch(path.name) else case_id(path)
+        name = path.name if DICOM_UID.fullmatch(path.name) else case_id(path)
         if name in names:
             raise DataError(f"there are several images called {name} in {place}; rename one")
         names[name] = path, None
@@ -205,7 +202,7 @@ def _paired(
     labels, fovs = beside
     if labels is not None and not labels.is_dir():
         raise DataError(f"{labels}: there is no such folder of labels; correct the path")
-    pairing = pair_cases(list(named), _files(labels), _files(fovs))
+    pairing = pair_cases(list(named), files_in(labels), files_in(fovs))
     problems += [
         f"case {case}: it has no mask in {labels}; add it, or adapt without labels"
         for case in pairing.unpaired_images
@@ -214,15 +211,9 @@ def _paired(
         f"the mask {mask} in {labels} has no image; add the image or take the mask out"
         for mask in pairing.unpaired_masks
     ]
-    found = []
-    for pair in pairing.cases:
-        case = named[pair.image]
-        found.append(Case(SITE, case, case, groups[case], pair.mask, pair.fov))
+    pairs = ((named[pair.image], pair) for pair in pairing.cases)
+    found = [Case(SITE, case, case, groups[case], pair.mask, pair.fov) for case, pair in pairs]
     return sorted(found, key=lambda case: case.case), problems
-
-
-def _files(folder: Path | None) -> list[Path]:
-    return sorted(folder.iterdir()) if folder is not None else []
 
 
 def _from_manifest(path: Path, *, masks: bool) -> tuple[list[Case], list[str]]:

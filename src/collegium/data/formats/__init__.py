@@ -6,8 +6,8 @@ DICOM is recognised by its content, all other formats by the suffix of the name.
 import struct
 import zipfile
 import zlib
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from collegium.data.decoded_image import DecodedImage, DecodedRegions, listed
 from collegium.data.formats import arrays, dicom, dicom_segmentation, itk, nifti, pictures
 from collegium.errors import DataError, StorageError
-
-__all__ = ["FILE_SUFFIXES", "SUFFIXES", "decode", "decode_label", "is_readable", "write_mask"]
 
 FILE_SUFFIXES = (*pictures.SUFFIXES, *nifti.SUFFIXES, *itk.SUFFIXES, *arrays.SUFFIXES)
 """Suffixes of readable files that are not DICOM, in lower case."""
@@ -49,7 +47,8 @@ def decode(path: Path, *, series: str | None = None, both: bool = False) -> Deco
     Raises:
         DataError: The file cannot be read.
     """
-    return _guarded(path, lambda: _decode(path, "colours", series, both=both))
+    with _explained(path):
+        return _decode(path, "colours", series, both=both)
 
 
 def decode_label(
@@ -80,15 +79,16 @@ def decode_label(
         DataError: The file cannot be read.
     """
     suffix = _suffix(path)
-    if like is not None and suffix is None and dicom_segmentation.is_segmentation(path):
-        decode = partial(dicom_segmentation.decode_segmentation, path, like, regions, classes)
-        return _guarded(path, lambda: decode(by_name=by_name))
-    if suffix not in arrays.SUFFIXES:
-        found = _guarded(path, lambda: _decode(path, palette, None, both=both))
-    else:
-        axes = None if like is None else like.array.ndim - 1
-        role: arrays.Role = "both: label" if both else "label"
-        found = _guarded(path, lambda: arrays.decode(path, role, axes))
+    with _explained(path):
+        if like is not None and suffix is None and dicom_segmentation.is_segmentation(path):
+            return dicom_segmentation.decode_segmentation(
+                path, like, regions, classes, by_name=by_name
+            )
+        if suffix in arrays.SUFFIXES:
+            axes = None if like is None else like.array.ndim - 1
+            found = arrays.decode(path, "both: label" if both else "label", axes)
+        else:
+            found = _decode(path, palette, None, both=both)
     if suffix is None or suffix in pictures.SUFFIXES or len(found.array) != len(regions):
         return found
     return _as_regions(found, regions, path)
@@ -180,10 +180,11 @@ def _as_regions(found: DecodedImage, regions: Sequence[str], path: Path) -> Deco
     )
 
 
-def _guarded(path: Path, read: Any) -> DecodedImage:
-    """Decode a file; whatever its library raises becomes an error of one sentence."""
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Turn whatever a file's library raises into an error of one sentence."""
     try:
-        decoded: DecodedImage = read()
+        yield
     except (FileNotFoundError, PermissionError) as error:
         raise DataError(f"{path}: is not there or may not be read: correct that") from error
     except _DAMAGE as error:
@@ -193,4 +194,3 @@ def _guarded(path: Path, read: Any) -> DecodedImage:
             f"{path}: cannot be read ({reason}): it is damaged, cut short or not what its name "
             "says; copy it again from its source"
         ) from error
-    return decoded

@@ -62,23 +62,22 @@ def decode(path: Path, role: Role = "image", axes: int | None = None) -> Decoded
         both = role.startswith("both")
     else:
         parts, both = _named(path), False
-    name = next((name for name in wanted if name in parts), None)
-    if name is None:
+    stored = _first(parts, wanted)
+    if stored is None:
         raise DataError(
             f"{path}: it holds {listed(sorted(parts)) or 'nothing'} and no {wanted[0]}; name the "
             f"array one of {listed(wanted)}"
         )
     few = _is_stack_of_few(parts)
-    array = _channels_first(parts[name], path, 3 if few and axes is None else axes)
+    array = _channels_first(stored, path, 3 if few and axes is None else axes)
     if both:
         array = array[:_COLOURS] if role == "both: image" else _nested(array[_COLOURS:], path)
-    spacing = _spacing(parts.get("spacing"), parts[name].ndim, array.ndim - 1, path)
+    spacing = _spacing(parts.get("spacing"), stored.ndim, array.ndim - 1, path)
     whole = array.dtype.kind == "u" and array.dtype.itemsize < 4
     full_scale = float(np.iinfo(array.dtype).max) if whole else None
     notes: tuple[str, ...] = ()
     if few and wanted is IMAGES:
-        shape = parts[name].shape
-        notes = (f"{path.name}: has the shape {shape} of its label and was read as slices",)
+        notes = (f"{path.name}: has the shape {stored.shape} of its label and was read as slices",)
     return DecodedImage(array, spacing, notes=notes, full_scale=full_scale)
 
 
@@ -91,7 +90,8 @@ def write_mask(labels: Array, image: Path, path: Path) -> None:
         path: The file to write.
     """
     plain = image.suffix.lower() == ".npy"
-    stored = _whole(image) if plain else _first(_named(image), IMAGES)
+    parts = {"image": _whole(image)} if plain else _named(image)
+    stored = next(parts[name] for name in IMAGES if name in parts)
     shape = _channels_first(stored, image, labels.ndim).shape[1:]
     whole = resize_nearest(labels, shape)
     np.save(path, np.moveaxis(whole, -1, 0) if whole.ndim == 3 else whole)
@@ -136,8 +136,8 @@ def _explained(error: ValueError, path: Path) -> Exception:
     return ValueError("no array of NumPy") if "allow_pickle" in text else error
 
 
-def _first(parts: Mapping[str, Array], names: Sequence[str]) -> Array:
-    return next(parts[name] for name in names if name in parts)
+def _first(parts: Mapping[str, Array], names: Sequence[str]) -> Array | None:
+    return next((parts[name] for name in names if name in parts), None)
 
 
 def _channels_first(array: Array, path: Path, axes: int | None = None) -> Array:
@@ -165,9 +165,7 @@ def _channel_axis(shape: tuple[int, ...]) -> int | None:
 
 def _is_stack_of_few(parts: Mapping[str, Array]) -> bool:
     """Return whether a label beside the image shows that its first axis is slices, not channels."""
-    image, label = (
-        next((parts[name] for name in names if name in parts), None) for names in (IMAGES, LABELS)
-    )
+    image, label = _first(parts, IMAGES), _first(parts, LABELS)
     if image is None or label is None or image.ndim != 3 or image.shape != label.shape:
         return False
     return _channel_axis(image.shape) == 0
