@@ -34,16 +34,11 @@ import numpy as np
 from common.measuring import in_turns, verdict
 
 from collegium.data.cache import PreparedCase
-from collegium.data.federation import (
-    FederationConfig,
-    SamplingConfig,
-    SiteConfig,
-    SplitConfig,
-    open_site,
-)
+from collegium.data.federation import FederationConfig, SiteConfig, open_site
 from collegium.data.preprocessing import CaseArrays
-from collegium.data.sampling import ImageDataset
+from collegium.data.sampling import ImageDataset, SamplingConfig
 from collegium.data.site import Site
+from collegium.data.splits import SplitConfig
 
 MAX_SLOWDOWN, MAX_DECODES, MAX_MEMORY_SHARE = 1.15, 1.0, 0.1
 """Limits: time by that in memory, decodes of a file, memory by the size of the data."""

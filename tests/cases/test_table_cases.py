@@ -13,18 +13,12 @@ from collegium.algorithms.fedavg import FedAvg
 from collegium.algorithms.local import Local
 from collegium.core.dataset import Batch, TensorDataset
 from collegium.data.columns import read_columns
-from collegium.data.federation import (
-    FederationConfig,
-    SiteConfig,
-    SplitConfig,
-    TableConfig,
-    TaskConfig,
-    find_cases,
-    open_federation,
-)
+from collegium.data.federation import FederationConfig, SiteConfig, find_cases, open_federation
+from collegium.data.settings import TaskConfig
 from collegium.data.site import Site
+from collegium.data.splits import SplitConfig
 from collegium.data.table_site import rows_to_predict
-from collegium.data.tables import Table, encode, read_table, vocabulary
+from collegium.data.tables import Table, TableConfig, encode, read_table, vocabulary
 from collegium.errors import DataError
 from collegium.experiment.scaling import FILE, agree_on_scaling, read_scaling
 from collegium.models.factory import build_model

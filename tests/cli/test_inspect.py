@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from collegium.cli.inspect import show_inspection
-from collegium.data.federation import FederationConfig, SamplingConfig, SiteConfig, TaskConfig
+from collegium.data.federation import FederationConfig, SiteConfig
 from collegium.data.image_statistics import LabelSize, MissingChannel
 from collegium.data.inspection import Inspection, SiteInspection, inspect_federation
+from collegium.data.sampling import SamplingConfig
+from collegium.data.settings import TaskConfig
 
 
 def volumes(folder: Path, count: int, spacing: tuple[float, ...]) -> None:

@@ -12,11 +12,7 @@ from PIL import Image
 from collegium.core.randomness import generator
 from collegium.data.federation import (
     FederationConfig,
-    ImageConfig,
-    SamplingConfig,
     SiteConfig,
-    SplitConfig,
-    TaskConfig,
     expand_root,
     find_cases,
     list_cases,
@@ -24,7 +20,10 @@ from collegium.data.federation import (
     open_site,
     sites_of,
 )
+from collegium.data.sampling import SamplingConfig
+from collegium.data.settings import ImageConfig, TaskConfig
 from collegium.data.site import EgressPolicy
+from collegium.data.splits import SplitConfig
 from collegium.errors import ConfigError, DataError
 
 

@@ -10,15 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from collegium.data.federation import (
-    FederationConfig,
-    ImageConfig,
-    SamplingConfig,
-    SiteConfig,
-    TaskConfig,
-)
+from collegium.data.federation import FederationConfig, SiteConfig
 from collegium.data.image_statistics import LabelSize, MissingChannel
 from collegium.data.inspection import inspect_federation
+from collegium.data.sampling import SamplingConfig
+from collegium.data.settings import ImageConfig, TaskConfig
 
 
 def case(site: Path, name: str, pixels: np.ndarray, label: np.ndarray) -> None:

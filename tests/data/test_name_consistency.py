@@ -10,18 +10,12 @@ import nibabel as nib
 import numpy as np
 import pytest
 
-from collegium.data.federation import (
-    FederationConfig,
-    ImageConfig,
-    SiteConfig,
-    TaskConfig,
-    open_federation,
-    open_site,
-)
-from collegium.data.importers import DatasetDescription
+from collegium.data.federation import FederationConfig, SiteConfig, open_federation, open_site
+from collegium.data.importers.common import DatasetDescription
 from collegium.data.inspection import inspect_federation
 from collegium.data.name_consistency import SiteNames, channel_names, name_problems
 from collegium.data.repartition import PartitionRule, repartition
+from collegium.data.settings import ImageConfig, TaskConfig
 from collegium.errors import ConfigError, DataError
 
 LIVER = ("background", "liver", "tumour")

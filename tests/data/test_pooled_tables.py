@@ -7,14 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from collegium.data.federation import (
-    FederationConfig,
-    SiteConfig,
-    TableConfig,
-    TaskConfig,
-    open_federation,
-)
+from collegium.data.federation import FederationConfig, SiteConfig, open_federation
 from collegium.data.repartition import PartitionRule, repartition
+from collegium.data.settings import TaskConfig
+from collegium.data.tables import TableConfig
 from collegium.errors import ConfigError, DataError
 
 NAMES = ("pat", "age", "note, free, as, it, is", "scanner", "ill")

@@ -10,16 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from collegium.data.federation import (
-    FederationConfig,
-    ImageConfig,
-    SiteConfig,
-    TableConfig,
-    TaskConfig,
-    find_cases,
-)
+from collegium.data.federation import FederationConfig, SiteConfig, find_cases
 from collegium.data.preprocessing import preprocess
 from collegium.data.repartition import PartitionRule, repartition
+from collegium.data.settings import ImageConfig, TaskConfig
+from collegium.data.tables import TableConfig
 from collegium.errors import ConfigError, DataError
 
 SIZES = (1, 9, 2, 8, 3, 7, 4, 6)

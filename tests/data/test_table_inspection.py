@@ -6,8 +6,10 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from collegium import cli
-from collegium.data.federation import FederationConfig, SiteConfig, TableConfig, TaskConfig
+from collegium.data.federation import FederationConfig, SiteConfig
+from collegium.data.settings import TaskConfig
 from collegium.data.table_inspection import inspect_tables
+from collegium.data.tables import TableConfig
 
 NORTH = "pat,age,crea,stage,fold,ill\na,50,?,I,train,0\na,60,1.5,V,train,1\nb,70,2.5,I,test,1\n"
 SOUTH = "pat,age,crea,stage,fold,ill\nb,0,1.0,II,train,1\nc,0,,?,val,2\nd,0,1.5,V,test,2\n"

@@ -8,17 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from collegium.data.federation import (
-    FederationConfig,
-    SiteConfig,
-    TableConfig,
-    TaskConfig,
-    find_cases,
-    open_federation,
-)
+from collegium.data.federation import FederationConfig, SiteConfig, find_cases, open_federation
+from collegium.data.settings import TaskConfig
 from collegium.data.table_inspection import inspect_tables
 from collegium.data.table_site import rows_to_predict
-from collegium.data.tables import read_table
+from collegium.data.tables import TableConfig, read_table
 from collegium.errors import ConfigError, DataError
 
 ROWS = [("p1", 1.0), ("p1", 3.0), ("p2", 8.0), ("p3", None), ("p4", 100.0), ("p5", -7.0)]

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from collegium.core.dataset import Example
-from collegium.data.federation import TaskConfig
+from collegium.data.settings import TaskConfig
 from collegium.errors import ConfigError, DataError
 from collegium.experiment.config.building import task_of
 from collegium.experiment.config.experiment import parse_config

@@ -11,12 +11,8 @@ from pathlib import Path
 from collegium.core.settings import NonNegativeInt, settings
 from collegium.data.cache import prepare
 from collegium.data.discovery import from_manifest
-from collegium.data.importers import (
-    DatasetDescription,
-    describe_dataset,
-    find_in_folder,
-    find_with_manifest,
-)
+from collegium.data.importers import describe_dataset, find_in_folder, find_with_manifest
+from collegium.data.importers.common import DatasetDescription
 from collegium.data.name_consistency import SiteNames, name_problems
 from collegium.data.sampling import ImageDataset, SamplingConfig
 from collegium.data.settings import ImageConfig, TaskConfig
@@ -25,25 +21,6 @@ from collegium.data.splits import SPLITS, SplitConfig, load_or_draw_splits
 from collegium.data.table_site import open_table_site, table_cases
 from collegium.data.tables import Table, TableConfig, read_table
 from collegium.errors import ConfigError, DataError
-
-__all__ = [
-    "FederationConfig",
-    "ImageConfig",
-    "SamplingConfig",
-    "SiteConfig",
-    "SplitConfig",
-    "TableConfig",
-    "TaskConfig",
-    "check_names",
-    "find_cases",
-    "label_and_channel_names",
-    "list_cases",
-    "open_federation",
-    "open_site",
-    "read_site_table",
-    "sites_of",
-    "task_of_site",
-]
 
 logger = logging.getLogger(__name__)
 

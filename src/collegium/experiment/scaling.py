@@ -24,8 +24,7 @@ from collegium.core.algorithm import Algorithm, Client, Server, handler
 from collegium.core.files import lock, write_atomically
 from collegium.core.message import Message
 from collegium.core.payloads import PartSchema, Statistics
-from collegium.data.federation import TableConfig
-from collegium.data.tables import Moments, Scaling
+from collegium.data.tables import Moments, Scaling, TableConfig
 from collegium.models.standardised import Standardised
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.federation import Federation, Network

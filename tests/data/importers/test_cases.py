@@ -7,17 +7,11 @@ import nibabel as nib
 import numpy as np
 import pytest
 
-from collegium.data.federation import (
-    FederationConfig,
-    ImageConfig,
-    SiteConfig,
-    TaskConfig,
-    check_names,
-    list_cases,
-)
+from collegium.data.federation import FederationConfig, SiteConfig, check_names, list_cases
 from collegium.data.importers import describe_dataset
 from collegium.data.importers.cases import describe, from_cases, matches
 from collegium.data.preprocessing import decode_case
+from collegium.data.settings import ImageConfig, TaskConfig
 from collegium.errors import DataError
 
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from collegium.data.federation import FederationConfig, SiteConfig, TaskConfig, list_cases
+from collegium.data.federation import FederationConfig, SiteConfig, list_cases
 from collegium.data.importers import detect_layout, find_in_folder
+from collegium.data.settings import TaskConfig
 from collegium.errors import ConfigError
 
 LAYOUTS = {

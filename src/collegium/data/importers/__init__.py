@@ -17,16 +17,6 @@ from collegium.data.settings import TaskConfig
 from collegium.data.site import Case
 from collegium.errors import ConfigError
 
-__all__ = [
-    "LAYOUTS",
-    "OPTIONS",
-    "DatasetDescription",
-    "describe_dataset",
-    "detect_layout",
-    "find_in_folder",
-    "find_with_manifest",
-]
-
 
 class _Layout(NamedTuple):
     """A layout: the features by which it is recognised, and its functions."""
