@@ -47,13 +47,27 @@ def from_manifest(site: str, root: Path, manifest: Path) -> tuple[list[Case], li
     Raises:
         DataError: The manifest as a whole is unusable.
     """
-    rows = {
+    bases = (root, manifest.parent)
+    rows = rows_of_site(site, manifest)
+    return collect_cases(rows, lambda row, where: _case_of_row(site, row, bases, where))
+
+
+def rows_of_site(site: str, manifest: Path, *, ids_only: bool = False) -> dict[str, Row]:
+    """Return the rows of a site in a manifest, by their location.
+
+    Args:
+        site: The site's name; if the manifest has a column site, only its rows count.
+        manifest: The CSV file.
+        ids_only: See `read_manifest`.
+
+    Raises:
+        DataError: See `read_manifest`.
+    """
+    return {
         f"site {site}, line {line} of {manifest}": row
-        for line, row in read_manifest(site, manifest)
+        for line, row in read_manifest(site, manifest, ids_only=ids_only)
         if row.get("site", site) == site
     }
-    bases = (root, manifest.parent)
-    return collect_cases(rows, lambda row, where: _case_of_row(site, row, bases, where))
 
 
 def collect_cases(
@@ -96,8 +110,7 @@ def read_manifest(
         DataError: The file cannot be read, is empty or lacks a column.
     """
     text = _read_text(site, manifest)
-    header = text.partition("\n")[0]
-    delimiter = max(",;\t", key=header.count)
+    delimiter = max(",;\t", key=text.partition("\n")[0].count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     names = [name.strip().lower() for name in next(reader, [])]
     columns = [name if _ALIASES.get(name) in names else _ALIASES.get(name, name) for name in names]

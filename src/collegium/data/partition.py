@@ -214,20 +214,11 @@ def write_manifest(path: Path, cases: Sequence[Case], sites: SiteAssignment, roo
                 f"case {case.case}: {barred} has a {FILE_SEPARATOR!r} in its name, which separates "
                 f"files in a manifest; rename it"
             )
-        masks = ["" if file is None else _relative(file, root) for file in (case.label, case.fov)]
-        described = (case.target or "", case.series or "", case.split or "")
+        files = [file and _relative(file, root) for file in (case.label, case.fov)]
         channels = " ".join(map(str, case.channels or ()))
-        writer.writerow(
-            (
-                sites[case.case],
-                case.case,
-                case.patient,
-                FILE_SEPARATOR.join(images),
-                *masks,
-                *described,
-                channels,
-            )
-        )
+        described = (*files, case.target, case.series, case.split, channels)
+        joined = FILE_SEPARATOR.join(images)
+        writer.writerow((sites[case.case], case.case, case.patient, joined, *described))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text.getvalue(), "utf-8")

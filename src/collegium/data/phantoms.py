@@ -146,10 +146,8 @@ def draw_case(
 
 def _measure(signal: Image, scanner: ScannerModel, rng: np.random.Generator) -> NDArray[Any]:
     """Return the signal as the scanner samples, disturbs and stores it."""
-    size = signal.shape[0]
-    coarse = signal
-    if scanner.coarseness > 1:
-        coarse = _resample(signal, max(size // scanner.coarseness, 1))
+    size = len(signal)
+    coarse = _resample(signal, max(size // scanner.coarseness, 1))
     real, imaginary = rng.normal(scale=scanner.noise, size=(2, *coarse.shape))
     noisy = _resample(np.hypot(coarse + real, imaginary), size)
     stored = np.clip(noisy / 1.2, 0, 1) * scanner.top
@@ -189,10 +187,10 @@ class _PhantomSlice:
             at = (x + patient.normal(scale=0.03), y + patient.normal(scale=0.03))
             shape = self.outline(patient, at, radii, 0.08)
             self.paint(shape, level + patient.normal(scale=0.02), visit, texture=0.04)
-        self.paint(
-            self.outline(patient, (0.0, 0.40), (0.13, 0.11), 0.03), 0.95, visit, texture=0.05
-        )
-        self.paint(self.outline(patient, (0.0, 0.40), (0.05, 0.045), 0.0), 0.25, visit, texture=0.0)
+        bone = self.outline(patient, (0.0, 0.40), (0.13, 0.11), 0.03)
+        self.paint(bone, 0.95, visit, texture=0.05)
+        marrow = self.outline(patient, (0.0, 0.40), (0.05, 0.045), 0.0)
+        self.paint(marrow, 0.25, visit, texture=0.0)
         radius = patient.uniform(0.19, 0.26) * slice_scale
         stretch = patient.uniform(0.8, 1.25)
         centre = (patient.normal(scale=0.05), 0.04 + patient.normal(scale=0.04))
@@ -228,8 +226,7 @@ class _PhantomSlice:
 
 def _fill(distance: Image) -> Image:
     """Return how much of each pixel lies inside an edge, from the distance to it."""
-    covered: Image = np.clip(distance + 0.5, 0, 1)
-    return covered
+    return np.clip(distance + 0.5, 0, 1)
 
 
 def _smooth_field(rng: np.random.Generator, size: int, scale: float) -> Image:
@@ -244,8 +241,7 @@ def _blur(image: Image, sigma: float) -> Image:
     rows = np.fft.fftfreq(image.shape[0])[:, None]
     columns = np.fft.rfftfreq(image.shape[1])[None, :]
     gain = np.exp(-2 * (np.pi * sigma) ** 2 * (rows**2 + columns**2))
-    blurred: Image = np.fft.irfft2(np.fft.rfft2(image) * gain, s=image.shape)
-    return blurred
+    return np.fft.irfft2(np.fft.rfft2(image) * gain, s=image.shape)
 
 
 def _resample(image: Image, size: int) -> Image:

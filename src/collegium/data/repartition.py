@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from collegium.core.settings import settings
-from collegium.data.discovery import case_of_row, read_manifest
+from collegium.data.discovery import case_of_row, rows_of_site
 from collegium.data.federation import FederationConfig, check_names, expand_root, find_cases
 from collegium.data.partition import (
     PartitionCase,
@@ -179,14 +179,13 @@ def _words(config: FederationConfig, column: str) -> Iterator[tuple[str, str]]:
     for name, site in sorted(config.sites.items()):
         if site.manifest is None:
             raise ConfigError(f"site {name} has no manifest, whose columns could divide its cases")
-        for _, row in read_manifest(name, root / site.manifest):
+        for row in rows_of_site(name, root / site.manifest).values():
             if column.lower() not in row:
                 raise ConfigError(
                     f"the manifest of site {name} has no column {column!r}; choose one of "
                     f"{', '.join(row)}"
                 )
-            if row.get("site", name) == name:
-                yield case_of_row(row), row[column.lower()]
+            yield case_of_row(row), row[column.lower()]
 
 
 def _cells(pool: PooledTables, column: str) -> dict[str, str]:

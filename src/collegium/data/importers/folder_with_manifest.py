@@ -5,11 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from collegium.data.discovery import (
+    Row,
     files_in,
     from_folder,
     group_channels,
     image_id,
-    read_manifest,
+    rows_of_site,
     split_of_row,
     subfolders,
 )
@@ -18,7 +19,7 @@ from collegium.data.pairing import case_id, pair_cases
 from collegium.data.site import Case
 from collegium.errors import DataError
 
-Lines = dict[str, tuple[str, dict[str, str]]]
+Lines = dict[str, tuple[str, Row]]
 """The location and the cells of each line, by id."""
 
 
@@ -66,10 +67,7 @@ def from_folder_and_manifest(
 
 def _lines(site: str, manifest: Path) -> Lines:
     lines: Lines = {}
-    for line, row in read_manifest(site, manifest, ids_only=True):
-        if row.get("site", site) != site:
-            continue
-        where = f"site {site}, line {line} of {manifest}"
+    for where, row in rows_of_site(site, manifest, ids_only=True).items():
         name = row.get("case") or row.get("patient", "")
         if not name or name in lines:
             state = f"id {name} occurs twice" if name else "id is missing"
