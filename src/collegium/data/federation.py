@@ -172,15 +172,15 @@ def _open(
             name, read_site_table(config, name), splits, (config.table, config.task), policy
         )
     task = task_of_site(config, name)
-    prepared = {case.case: prepare(case, config.image, task, cache) for case in cases}
-    channels = {case.shape[0] for case in prepared.values()}
+    prepared = [prepare(case, config.image, task, cache) for case in cases]
+    channels = {case.shape[0] for case in prepared}
     if len(channels) > 1:
         raise DataError(
             f"site {name}: its images have {sorted(channels)} channels: "
             "set image.channels to grey, rgb or green"
         )
     train, val, test = (
-        ImageDataset([p for c, p in prepared.items() if splits[c] == split], config.sampling)
+        ImageDataset([case for case in prepared if splits[case.case] == split], config.sampling)
         for split in SPLITS
     )
     logger.info(

@@ -175,18 +175,12 @@ def _channel_problems(sites: Sequence[SiteNames], inputs: int | None) -> list[st
         own = {_key(name): place for place, name in places.items()}
         if len(own) < len(places):  # several channels are called alike
             continue
-        other = next(
-            (
-                o
-                for o, theirs in settled
-                if own.keys() <= theirs.keys() and own.items() - theirs.items()
-            ),
-            None,
-        )
-        if other is None:
-            settled.append((site, own))
+        for other, theirs in settled:
+            if own.keys() <= theirs.keys() and own != {name: theirs[name] for name in own}:
+                problems.append(_channel_problem(site, other, inputs))
+                break
         else:
-            problems.append(_channel_problem(site, other, inputs))
+            settled.append((site, own))
     return problems
 
 

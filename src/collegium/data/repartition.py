@@ -1,6 +1,6 @@
 """Redistributes the cases of a federation to new sites by a partition."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import prod
@@ -140,10 +140,8 @@ def _by_value(cases: Sequence[PartitionCase], rule: PartitionRule) -> SiteAssign
 def _by_column(words: Mapping[str, str], patients: Mapping[str, str]) -> SiteAssignment:
     """Make each word a site, unless a patient would be at two."""
     sites = by_column(words)
-    there: dict[str, set[str]] = defaultdict(set)
-    for case, patient in patients.items():
-        there[patient].add(sites[case])
-    cut = sum(len(names) > 1 for names in there.values())
+    places = {(patient, sites[case]) for case, patient in patients.items()}
+    cut = sum(count > 1 for count in Counter(patient for patient, _ in places).values())
     if cut:
         raise DataError(
             f"{cut} of the patients have cases with different words in this column; write one word "

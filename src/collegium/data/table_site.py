@@ -1,7 +1,7 @@
 """From the rows of a site's table to a `Site`."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -28,14 +28,11 @@ def table_cases(site: str, table: Table) -> list[Case]:
     Raises:
         DataError: A row has an unknown split.
     """
-    splits: Sequence[str | None] = [None] * len(table.cases)
-    if table.splits is not None:
-        splits = [SPLIT_NAMES.get(word.lower()) for word in table.splits]
-        if any(split is None for split in splits) and any(table.splits):
-            row = splits.index(None) + 1
-            raise DataError(
-                f"site {site}, row {row}: the split is unknown: write train, val or test"
-            )
+    words = table.splits or [""] * len(table.cases)
+    splits = [SPLIT_NAMES.get(word.lower()) for word in words]
+    if None in splits and any(words):
+        row = splits.index(None) + 1
+        raise DataError(f"site {site}, row {row}: the split is unknown: write train, val or test")
     return [
         Case(site, case, patient, (), None, split=split, target=target, stated=table.stated)
         for case, patient, split, target in zip(
@@ -78,10 +75,8 @@ def open_table_site(
     datasets = []
     for split in SPLITS:
         chosen = np.flatnonzero(of_split == split)
-        inputs = {
-            "image": torch.from_numpy(rows[chosen]),
-            "label": torch.from_numpy(targets[chosen]),
-        }
+        arrays = {"image": rows[chosen], "label": targets[chosen]}
+        inputs = {key: torch.from_numpy(values) for key, values in arrays.items()}
         ids = [[names[index] for index in chosen] for names in (table.patients, table.cases)]
         datasets.append(TensorDataset(inputs, *ids))
     train_set, val_set, test_set = datasets

@@ -211,13 +211,13 @@ class _CellParser:
         values = np.array([self._number(cell, column, row) for row, cell in enumerate(cells, 1)])
         zeros = column in self._config.zero_is_missing
         known = values[~np.isnan(values)]
-        if not zeros and column not in self._config.zero_is_real and len(known) > 1:
-            zeros = bool((known == 0).all())
-            if zeros:
-                self.notes.append(
-                    f"{self._name}: {column} is 0 in every row and is taken as missing; name it in "
-                    f"table.zero_is_real if the zeros are true"
-                )
+        real = column in self._config.zero_is_real
+        if not zeros and not real and len(known) > 1 and not known.any():
+            zeros = True
+            self.notes.append(
+                f"{self._name}: {column} is 0 in every row and is taken as missing; name it in "
+                f"table.zero_is_real if the zeros are true"
+            )
         if zeros:
             values[values == 0] = np.nan
         known = values[~np.isnan(values)]

@@ -90,8 +90,8 @@ def write_mask(labels: Array, image: Path, path: Path) -> None:
         path: The file to write.
     """
     plain = image.suffix.lower() == ".npy"
-    parts = {"image": _whole(image)} if plain else _named(image)
-    stored = next(parts[name] for name in IMAGES if name in parts)
+    stored = _whole(image) if plain else _first(_named(image), IMAGES)
+    assert stored is not None
     shape = _channels_first(stored, image, labels.ndim).shape[1:]
     whole = resize_nearest(labels, shape)
     np.save(path, np.moveaxis(whole, -1, 0) if whole.ndim == 3 else whole)

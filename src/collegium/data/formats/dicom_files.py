@@ -45,10 +45,8 @@ def sop_class(path: Path) -> str:
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """Yield all files below a folder, in the order of their paths."""
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            yield path
+    """Return all files below a folder, in the order of their paths."""
+    return (path for path in sorted(folder.rglob("*")) if path.is_file())
 
 
 def read(path: Path, only: Sequence[str] | None = None, *, pixels: bool = False) -> "Dataset":

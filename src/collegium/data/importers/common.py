@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,13 +95,10 @@ def visible_entries(folder: Path) -> list[Path]:
 
 def unique_ids(images: Sequence[Path]) -> list[str]:
     """Return an id for each image: its file's name, with its folders if that is not unique."""
-    rules: tuple[Callable[[Path], str], ...] = (
-        case_id,
-        lambda path: f"{path.parent.name}_{case_id(path)}",
-    )
-    for rule in rules:
-        ids = [rule(path) for path in images]
-        if len(set(ids)) == len(ids):
-            return ids
-    base = os.path.commonpath([path.parent for path in images])
-    return ["_".join((*path.parent.relative_to(base).parts, case_id(path))) for path in images]
+    ids = [case_id(path) for path in images]
+    if len(set(ids)) < len(ids):
+        ids = [f"{path.parent.name}_{case_id(path)}" for path in images]
+    if len(set(ids)) < len(ids):
+        base = os.path.commonpath([path.parent for path in images])
+        ids = ["_".join((*path.parent.relative_to(base).parts, case_id(path))) for path in images]
+    return ids

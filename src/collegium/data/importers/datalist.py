@@ -173,9 +173,8 @@ def _file(file: Path, name: Any, what: str, place: str) -> Path:
 
 def _named(cases: list[Case]) -> list[Case]:
     """Name cases without an id by their files; a case without a patient is a patient of its own."""
-    bare = [case for case in cases if not case.case]
-    names = dict(zip(map(id, bare), unique_ids([_common(case) for case in bare]), strict=True))
-    named = [replace(case, case=names.get(id(case), case.case)) for case in cases]
+    names = iter(unique_ids([_common(case) for case in cases if not case.case]))
+    named = [replace(case, case=case.case or next(names)) for case in cases]
     return [replace(case, patient=case.patient or case.case) for case in named]
 
 

@@ -69,7 +69,7 @@ def from_nnunet(site: str, folder: Path) -> FoundCases:
     cases, problems = _part(site, folder, dataset, part="Tr", split=split)
     if split is not None:
         tests, more = _part(site, folder, dataset, part="Ts", split="test")
-        cases, problems = [*cases, *tests], [*problems, *more]
+        cases, problems = cases + tests, problems + more
     elif visible_entries(_sub(folder, "imagesTs")):
         logger.info("site %s: imagesTs has no labelsTs and is left out", site)
     return cases, problems
@@ -109,15 +109,13 @@ def read_dataset_json(site: str, folder: Path) -> DatasetJson:
     if isinstance(channels, list):
         channels = dict(enumerate(channels))
     try:
-        count = content.get("numTraining")
-        listed = content.get("training")
+        count, training = content.get("numTraining"), content.get("training")
         ending = str(content.get("file_ending", ".nii.gz"))
-        training = None if listed is None else tuple(_listed(entry, ending) for entry in listed)
         return DatasetJson(
             parse_channels(channels),
             parse_labels(content.get("labels", {})),
             ending,
-            training,
+            None if training is None else tuple(_listed(entry, ending) for entry in training),
             None if count is None else int(count),
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -195,7 +193,7 @@ def _unpaired(
     """Report images and labels without a partner, and cases of `dataset.json` that are missing."""
     ending = dataset.ending
     place, beside = _sub(folder, f"images{part}"), _sub(folder, f"labels{part}")
-    alone = sorted(images - labels)
+    alone, known = sorted(images - labels), images | labels
     if part == "Ts" and alone:
         logger.info("site %s: %d images of imagesTs have no label and are left out",
                     site, len(alone))  # fmt: skip
@@ -209,7 +207,6 @@ def _unpaired(
         f"{place / f'{case}_0000{ending}'}: add the image or take the label out"
         for case in sorted(labels - images)
     ]
-    known = images | labels
     if part == "Tr" and dataset.training is not None:
         problems += [
             f"site {site}, case {case}: dataset.json lists it, and {folder} holds neither its "
