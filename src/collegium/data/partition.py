@@ -1,8 +1,7 @@
 """Non-IID federations from pooled data: which case belongs to which site.
 
-Every function takes what is known about the cases and returns the site of each; the cases of a
-patient always stay together. The functions are pure: equal arguments give equal sites.
-`write_manifest` stores the result as a manifest, which is then a federation like any other.
+The cases of a patient always stay together, and equal arguments give equal sites. `write_manifest`
+stores the result as a manifest, which is then a federation like any other.
 """
 
 import csv

@@ -57,9 +57,9 @@ class RawCase:
         arrays: The content of the files.
         spacing: Millimetres per spatial axis; None if unknown.
         notes: What was noticed and corrected while reading.
-        full_scale: See `collegium.data.decoded_image.DecodedImage`.
+        full_scale: See `DecodedImage`.
         measured: Where the image holds measurements, in its shape.
-        orientation: The directions of the image's axes on disk, such as "LPS"; None for pictures.
+        orientation: See `DecodedImage`.
     """
 
     arrays: CaseArrays
@@ -251,11 +251,7 @@ def _placed(image: Array, case: Case, config: ImageConfig) -> Array:
 
 
 def _listed(case: Case, config: ImageConfig) -> list[int]:
-    """Return the channels that a case has.
-
-    Raises:
-        ConfigError: The network has no such channel.
-    """
+    """Return the channels that a case has; refuse those that the network does not have."""
     channels = list(case.channels or ())
     if config.inputs is None or max(channels) >= config.inputs:
         raise ConfigError(

@@ -221,14 +221,7 @@ def _check_even(heights: Vector, where: str) -> None:
 
 
 def _check_straight(places: Vector, normal: Vector, tolerance: float, where: str) -> None:
-    """Refuse slices that are shifted within their planes against a straight stack.
-
-    Args:
-        places: Positions (volume, slice, 3).
-        normal: The direction of the stack.
-        tolerance: The largest shift allowed, in millimetres.
-        where: Begins the error.
-    """
+    """Refuse slices (positions (volume, slice, 3), in mm) that do not form a straight stack."""
     off = places - np.linspace(places[0, 0], places[0, -1], places.shape[1])
     aside = float(np.linalg.norm(off - (off @ normal)[..., None] * normal, axis=-1).max())
     if aside > tolerance:

@@ -247,8 +247,7 @@ class _Segments:
 def _place(plane: ImagePlane, like: DecodedImage, path: Path) -> NDArray[np.float64] | None:
     """Return the map from (column, row) to the image's voxels; None if it is another slice.
 
-    Returns:
-        An array (voxel axis, 3): the steps from column to column and row to row, the first voxel.
+    It is (voxel axis, 3): the steps from column to column and row to row, the first voxel.
     """
     shape = like.array.shape[1:]
     size = np.array([plane.shape[1], plane.shape[0]])

@@ -1,7 +1,6 @@
 """Finds the cases of a site in the common layouts of published data sets.
 
-There is one module per layout; each has a pure function from a site's name and folder to its usable
-cases and one sentence for each problem, like `discovery.from_folder`.
+There is one module per layout; each has a function like `discovery.from_folder`.
 """
 
 from collections import Counter

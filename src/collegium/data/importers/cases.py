@@ -92,9 +92,7 @@ def _content(folder: Path) -> CaseFolder:
         words = _words(case_id(path), folder.name)
         if any(word in _MASK_WORDS for word in words):
             masks += [path] if path.is_file() else []
-        elif path.is_dir() or path.name.lower().endswith(
-            FILE_SUFFIXES
-        ):  # no single slices of a series
+        elif path.is_dir() or path.name.lower().endswith(FILE_SUFFIXES):  # no slice of a series
             images.append(("_".join(words) or "image", path))
     images.sort()
     return CaseFolder(
@@ -115,11 +113,7 @@ def _channels(contents: Mapping[str, CaseFolder]) -> tuple[str, ...]:
 
 
 def _check(content: CaseFolder, wanted: tuple[str, ...], where: str) -> None:
-    """Refuse a case without exactly one mask, or without the channels of the other cases.
-
-    Raises:
-        DataError: The reason.
-    """
+    """Refuse a case without exactly one mask, or without the channels of the other cases."""
     if not content.masks:
         raise DataError(
             f"{where} holds no mask, a file with one of the words {listed(_MASK_WORDS)} in its "
