@@ -5,9 +5,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from collegium import cli
-from collegium.cli.drift import read_rounds
 from collegium.data.phantoms import make_federation
-from collegium.errors import ConfigError
 
 EXPERIMENT = """\
 name: tiny
@@ -56,10 +54,3 @@ def test_wrong_words_end_with_2(experiment: Path) -> None:
         result = call(str(experiment), *arguments)
         assert result.exit_code == 2
         assert words in result.stderr
-
-
-def test_rounds_are_numbers_with_commas_between_them() -> None:
-    assert read_rounds("1, 5,20") == [1, 5, 20]
-    assert read_rounds(" ") is None
-    with pytest.raises(ConfigError, match="the rounds are 'a'"):
-        read_rounds("a")

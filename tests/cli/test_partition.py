@@ -10,9 +10,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from collegium import cli
-from collegium.cli.partition import read_ratios, read_sizes
 from collegium.data.phantoms import make_federation
-from collegium.errors import ConfigError
 
 
 @pytest.fixture
@@ -73,16 +71,6 @@ def test_equal_words_give_equal_files_and_a_seed_other_ones(pooled: Path) -> Non
         assert call("partition", str(pooled), *rule, "--output", str(output)).exit_code == 0
         texts.append(output.read_text())
     assert texts[0] == texts[1] != texts[2]
-
-
-def test_ratios_are_numbers_with_commas_between_them() -> None:
-    assert read_ratios("1, 2.5,4,") == (1.0, 2.5, 4.0)
-    assert read_ratios("") == ()
-    with pytest.raises(ConfigError, match="the ratios are '1;2'; write numbers with commas"):
-        read_ratios("1;2")
-    assert read_sizes("3, 4,") == (3, 4)
-    with pytest.raises(ConfigError, match=r"the sizes are '3,4\.5'; write whole numbers"):
-        read_sizes("3,4.5")
 
 
 def test_sizes_are_the_patients_of_each_site(pooled: Path) -> None:

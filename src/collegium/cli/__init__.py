@@ -4,32 +4,11 @@ from collegium.cli.base import app, guarded, logger
 
 # `collegium --help` lists the commands in the order of these imports.
 # isort: off
-from collegium.cli import run, report, assess, adapt, predict, export, demo, phantoms
-from collegium.cli import list as list_
-from collegium.cli import check, inspect, certificate, drift, partition, config
+from collegium.cli import run, assess, deploy, phantoms, list, check, inspect  # noqa: A004, F401
+from collegium.cli import certificate, drift, partition  # noqa: F401
 # isort: on
 
-__all__ = [
-    "adapt",
-    "app",
-    "assess",
-    "certificate",
-    "check",
-    "config",
-    "demo",
-    "drift",
-    "export",
-    "guarded",
-    "inspect",
-    "list_",
-    "logger",
-    "main",
-    "partition",
-    "phantoms",
-    "predict",
-    "report",
-    "run",
-]
+__all__ = ["app", "guarded", "logger", "main"]
 
 
 def main() -> None:

@@ -6,17 +6,15 @@ import logging
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn, ParamSpec
+from typing import Annotated, NoReturn, ParamSpec, TypeVar
 
 import typer
 
 from collegium import __version__
-from collegium.errors import CollegiumError, StorageError
-
-if TYPE_CHECKING:
-    from collegium.experiment.config.experiment import ExperimentConfig
+from collegium.errors import CollegiumError, ConfigError, StorageError
 
 P = ParamSpec("P")
+Number = TypeVar("Number", int, float)
 logger = logging.getLogger("collegium")
 
 INTERRUPTED = 130
@@ -51,26 +49,6 @@ Overrides = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
-
-ModelPath = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="A finished run, or a .safetensors file.")
-]
-CasesPath = Annotated[
-    Path, typer.Argument(metavar="CASES", help="A folder of images, a manifest (CSV), or a table.")
-]
-Site = Annotated[
-    str | None,
-    typer.Option(help="The site of a run whose personal model is used; by default the global one."),
-]
-TrainedWith = Annotated[
-    Path | None,
-    typer.Option(help="For models without a run: the experiment that they were trained with."),
-]
-Algorithm = Annotated[str | None, typer.Option(help="The algorithm of a run.")]
-Seed = Annotated[int | None, typer.Option(help="The seed of a run.")]
-Fold = Annotated[str | None, typer.Option(help="The fold of a run: the site that was left out.")]
-Variation = Annotated[str | None, typer.Option(help="The variation of a run.")]
-Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 
 
 def guarded(command: Callable[P, None]) -> Callable[P, None]:
@@ -150,11 +128,25 @@ def start(
     logger.setLevel(logging.DEBUG if debug else logging.WARNING)
 
 
-def trained_with(config: Path | None) -> "ExperimentConfig | None":
-    """Read the experiment that model files were trained with; its data need not exist here."""
-    from collegium.experiment.config.experiment import load_config
+def read_numbers(text: str, kind: type[Number], name: str, example: str) -> tuple[Number, ...]:
+    """Parse numbers separated by commas.
 
-    return load_config(config, ["federation.root=."]) if config else None
+    Args:
+        text: the numbers.
+        kind: int or float.
+        name: what the numbers are, for the message.
+        example: the same in a right form.
+
+    Raises:
+        ConfigError: one of them is no number of this kind.
+    """
+    try:
+        return tuple(kind(word) for word in text.split(",") if word.strip())
+    except ValueError as error:
+        expected = "whole numbers" if kind is int else "numbers"
+        raise ConfigError(
+            f"the {name} are {text!r}; write {expected} with commas between them, as in {example}"
+        ) from error
 
 
 def print_table(rows: Iterable[Iterable[str]], columns: Iterable[str]) -> None:

@@ -4,8 +4,7 @@ from typing import Annotated
 
 import typer
 
-from collegium.cli.base import ConfigPath, Overrides, app, guarded
-from collegium.errors import ConfigError
+from collegium.cli.base import ConfigPath, Overrides, app, guarded, read_numbers
 
 
 @app.command()
@@ -25,22 +24,12 @@ def drift(
     """Train again and measure how features drift at each site and differ between sites."""
     from rich.console import Console
 
-    from collegium.diagnostics.drift import write_drift
+    from collegium.diagnostics.drift.writing import write_drift
     from collegium.experiment.config.experiment import load_config
     from collegium.experiment.progress import show_progress
 
     settings = load_config(config, overrides or ())
-    chosen = read_rounds(rounds)
+    chosen = read_numbers(rounds, int, "rounds", "1,5,20") or None
     with show_progress(Console(stderr=True), len(settings.algorithms)) as observe:
         page = write_drift(settings, chosen, limit=windows, split=images, observe=observe)  # type: ignore[arg-type]
     typer.echo(page)
-
-
-def read_rounds(text: str) -> list[int] | None:
-    """Parse whole numbers separated by commas; None if there are none."""
-    try:
-        return [int(word) for word in text.split(",")] if text.strip() else None
-    except ValueError as error:
-        raise ConfigError(
-            f"the rounds are {text!r}; write whole numbers with commas between them, e.g. 1,5,20"
-        ) from error

@@ -34,11 +34,8 @@ def inspect(
     from collegium.experiment.config.experiment import load_federation
 
     federation = load_federation(config, overrides or ())
-    inspection: Inspection | TableInspection
-    if federation.table is None:
-        inspection = inspect_federation(federation)
-    else:
-        inspection = inspect_tables(federation)
+    look = inspect_federation if federation.table is None else inspect_tables
+    inspection: Inspection | TableInspection = look(federation)
     if as_json:
         typer.echo(json.dumps(inspection.to_dict(), indent=2))
     elif isinstance(inspection, Inspection):

@@ -21,21 +21,16 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List the adapters, algorithms, codecs or models."""
-    if kind == "algorithms":
-        from collegium.experiment.config.registry import ALGORITHMS
+    from collegium.experiment.config.registry import ADAPTERS, ALGORITHMS, CODECS
 
+    if kind == "algorithms":
         rows = [
             {**_description(entry), "sends": sorted(entry.kind.all_sends()) if entry.kind else []}
             for entry in ALGORITHMS.list()
         ]
-    elif kind == "adapters":
-        from collegium.experiment.config.registry import ADAPTERS
-
-        rows = [_description(entry) for entry in ADAPTERS.list()]
-    elif kind == "codecs":
-        from collegium.experiment.config.registry import CODECS
-
-        rows = [_description(entry) for entry in CODECS.list()]
+    elif kind in ("adapters", "codecs"):
+        entries = ADAPTERS.list() if kind == "adapters" else CODECS.list()
+        rows = [_description(entry) for entry in entries]
     elif kind == "models":
         from collegium.models import MODELS
 

@@ -1,16 +1,12 @@
 """The command `partition`."""
 
-from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
-from collegium.cli.base import Overrides, app, guarded, print_table
-from collegium.errors import ConfigError
-
-T = TypeVar("T")
+from collegium.cli.base import Overrides, app, guarded, print_table, read_numbers
 
 
 class Rule(StrEnum):
@@ -20,35 +16,6 @@ class Rule(StrEnum):
     ratio = "ratio"
     dirichlet = "dirichlet"
     column = "column"
-
-
-def read_ratios(text: str) -> tuple[float, ...]:
-    """Parse numbers separated by commas.
-
-    Raises:
-        ConfigError: One of them is no number.
-    """
-    return _parse_list(text, float, "ratios", "numbers", "1,2,4,7")
-
-
-def read_sizes(text: str) -> tuple[int, ...]:
-    """Parse whole numbers separated by commas.
-
-    Raises:
-        ConfigError: One of them is no whole number.
-    """
-    return _parse_list(text, int, "sizes", "whole numbers", "34,35")
-
-
-def _parse_list(
-    text: str, kind: Callable[[str], T], name: str, expected: str, example: str
-) -> tuple[T, ...]:
-    try:
-        return tuple(kind(number) for number in text.split(",") if number.strip())
-    except ValueError as error:
-        raise ConfigError(
-            f"the {name} are {text!r}; write {expected} with commas between them, as in {example}"
-        ) from error
 
 
 @app.command()
@@ -97,9 +64,9 @@ def partition(
     from collegium.experiment.config.experiment import load_federation
 
     config = load_federation(federation, overrides or ())
-    rule = PartitionRule(
-        by.value, sites, read_ratios(ratios), alpha, column, seed, lack, read_sizes(sizes)
-    )
+    proportions = read_numbers(ratios, float, "ratios", "1,2,4,7")
+    patients = read_numbers(sizes, int, "sizes", "34,35")
+    rule = PartitionRule(by.value, sites, proportions, alpha, column, seed, lack, patients)
     output = output or Path("manifest.csv" if config.table is None else "sites")
     counts = repartition(config, rule, output)
     print_table(([site, str(count)] for site, count in counts.items()), ["site", "cases"])

@@ -1,7 +1,6 @@
-"""The commands that run an experiment: `run` and `resume`."""
+"""The commands about an experiment and its run: `run`, `resume`, `report`, `tables`, `config`."""
 
 import shlex
-from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,16 +14,16 @@ if TYPE_CHECKING:
     from collegium.experiment.config.experiment import ExperimentConfig
     from collegium.experiment.jobs import Event, Observer
 
+config_app = typer.Typer(help="Show configurations.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
 
-def follow(
-    output: Path, jobs: int | None, run: "Callable[[Callable[[Event], None]], Path]"
-) -> Path:
-    """Show progress during a run, and print how to continue it if it is interrupted.
+
+def run_and_report(config: "ExperimentConfig", jobs: int | None) -> None:
+    """Run an experiment, show its progress, and print the path of its report.
 
     Args:
-        output: the run's folder.
+        config: the experiment.
         jobs: the number of jobs; None if it is unknown.
-        run: the run, which is given the observer of events and returns the folder.
     """
     from rich.console import Console
 
@@ -32,25 +31,10 @@ def follow(
 
     try:
         with show_progress(Console(stderr=True), jobs) as observe:
-            return run(observe)
+            output = run_tracked(config, observe)
     except KeyboardInterrupt:
-        command = f"collegium resume {shlex.quote(str(output))}"
+        command = f"collegium resume {shlex.quote(config.output)}"
         fail(f"stopped; finished rounds are kept, continue with: {command}", INTERRUPTED)
-
-
-def run_and_report(config_path: Path, overrides: Iterable[str]) -> None:
-    """Run an experiment and print the path of its report.
-
-    Args:
-        config_path: the experiment's file.
-        overrides: values to override, as ``key=value``.
-    """
-    from collegium.experiment.config.experiment import load_config
-    from collegium.experiment.grid import jobs_of
-
-    config = load_config(config_path, list(overrides))
-    jobs = len(jobs_of(config))
-    output = follow(Path(config.output), jobs, lambda observe: run_tracked(config, observe))
     typer.echo(output / "report.html")
 
 
@@ -90,7 +74,11 @@ def run_tracked(config: "ExperimentConfig", observe: "Observer") -> Path:
 @guarded
 def run(config: ConfigPath, overrides: Overrides = None) -> None:
     """Run an experiment, or continue an unfinished run of the same configuration."""
-    run_and_report(config, overrides or ())
+    from collegium.experiment.config.experiment import load_config
+    from collegium.experiment.grid import jobs_of
+
+    experiment = load_config(config, overrides or ())
+    run_and_report(experiment, len(jobs_of(experiment)))
 
 
 @app.command()
@@ -99,6 +87,35 @@ def resume(output: RunFolder) -> None:
     """Continue the run in a folder with its own configuration."""
     from collegium.experiment.runner import read_run_config
 
-    config = read_run_config(output)
-    folder = follow(output, None, lambda observe: run_tracked(config, observe))
-    typer.echo(folder / "report.html")
+    run_and_report(read_run_config(output), None)
+
+
+@app.command()
+@guarded
+def report(output: RunFolder) -> None:
+    """Write the report of a run again, finished or not."""
+    from collegium.evaluation.report.html import write_report
+
+    typer.echo(write_report(output))
+
+
+@app.command()
+@guarded
+def tables(output: RunFolder) -> None:
+    """Write the tables of a run as text, Markdown, LaTeX and CSV, and print the text."""
+    from collegium.evaluation.writing import write_tables
+
+    files = write_tables(output)
+    for file in files:
+        if file.suffix == ".txt":
+            typer.echo(file.read_text(encoding="utf-8"))
+    typer.echo(files[0].parent)
+
+
+@config_app.command("show")
+@guarded
+def config_show(config: ConfigPath, overrides: Overrides = None) -> None:
+    """Print a configuration with every default filled in."""
+    from collegium.experiment.config.experiment import load_config, to_yaml
+
+    typer.echo(to_yaml(load_config(config, overrides or ())), nl=False)
