@@ -1,11 +1,10 @@
 import re
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from collegium.evaluation.report.drift import lines, map_svg, render, row, write_page
+from collegium.evaluation.report.drift import lines, map_svg, render, row
 
 SITES = ["Basel", "Kyoto", "<b>Quito"]
 ALGORITHMS = ["fedavg", "grace & <i>co"]
@@ -182,7 +181,3 @@ def test_images_that_were_learnt_from_are_said_to_be() -> None:
 def test_zero_has_no_sign() -> None:
     assert ">0.0<" in render(content())
     assert ">\u22120.0<" not in render(content())
-
-
-def test_the_page_is_written_beside_the_numbers(tmp_path: Path) -> None:
-    assert write_page(tmp_path, content()).read_text(encoding="utf-8") == render(content())

@@ -16,7 +16,8 @@ from collegium.diagnostics.assessment.findings import find
 from collegium.diagnostics.assessment.survey import FOLDER, Assessment, description_of, survey_sites
 from collegium.diagnostics.assessment.verdict import GEOMETRIES, judge
 from collegium.errors import DataError
-from collegium.evaluation.report.assessment import short, write_page
+from collegium.evaluation.report.assessment import short
+from collegium.evaluation.report.rendering import render_page
 from collegium.experiment.config.experiment import ExperimentConfig
 
 FILE = "assessment.json"
@@ -95,5 +96,6 @@ def assess(config: ExperimentConfig, survey: Assessment | None = None) -> Path:
     }
     folder = Path(config.output) / FOLDER
     write_atomically(folder / FILE, json.dumps(data, indent=1).encode())
-    write_page(folder, data)
+    page = render_page("assessment.html.j2", data)
+    write_atomically(folder / "assessment.html", page.encode())
     return folder

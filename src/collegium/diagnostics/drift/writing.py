@@ -14,7 +14,7 @@ from typing import Any
 from collegium import __version__
 from collegium.core.files import write_atomically
 from collegium.diagnostics.drift.measurement import Drift, RoundDrift, Split, measure_drift
-from collegium.evaluation.report.drift import write_page
+from collegium.evaluation.report.drift import render
 from collegium.experiment.config.experiment import ExperimentConfig
 from collegium.experiment.jobs import Observer
 
@@ -53,7 +53,9 @@ def write_drift(
     data = {"collegium": __version__, **asdict(drift)}
     write_atomically(folder / "drift.csv", to_csv(drift).encode())
     write_atomically(folder / "drift.json", json.dumps(data, indent=1).encode())
-    return write_page(folder, data)
+    page = folder / "drift.html"
+    write_atomically(page, render(data).encode())
+    return page
 
 
 def to_csv(drift: Drift) -> str:

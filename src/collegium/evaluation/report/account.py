@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from collegium.core.files import write_atomically
-from collegium.evaluation.report import assessment, plots
-from collegium.evaluation.report.rendering import make_environment
-from collegium.evaluation.report.routing import loss_lines, mean_routes, shades
+from collegium.evaluation.report.plots import limits
+from collegium.evaluation.report.rendering import render_page
+from collegium.evaluation.report.routing import loss_lines, mean_routes
 from collegium.tasks import NON_SCORE_KEYS
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-FILTERS: dict[str, Callable[..., Any]] = {**assessment.FILTERS, "shades": shades}
-DRAWINGS: dict[str, Callable[..., str]] = {
-    **assessment.DRAWINGS,
-    "chart": plots.line_chart,
-    "sample": plots.legend_svg,
-    "markup": str,
-}
-"""The functions of its templates, see `collegium.evaluation.report.rendering.make_environment`."""
 
 
 @dataclass(frozen=True)
@@ -59,20 +50,18 @@ def write_account(
         scores: By case, if there were labels.
     """
     losses = loss_lines(account["losses"])
-    template = make_environment(FILTERS, DRAWINGS).get_template("account.html.j2")
-    page = template.render(
-        account=account,
-        adapter=account["adapter"],
-        settings={
-            k: _words(v) for k, v in account["adapter"].items() if k not in ("name", "label")
-        },
-        losses=losses,
-        frame=plots.limits(losses, warm_up=0.0),
-        routes=mean_routes([account["coefficients"]]),
-        pictures=pictures,
-        means=mean_scores(scores),
-    )
-    write_atomically(path, page.encode())
+    adapter = account["adapter"]
+    content = {
+        "account": account,
+        "adapter": adapter,
+        "settings": {k: _words(v) for k, v in adapter.items() if k not in ("name", "label")},
+        "losses": losses,
+        "frame": limits(losses, warm_up=0.0),
+        "routes": mean_routes([account["coefficients"]]),
+        "pictures": pictures,
+        "means": mean_scores(scores),
+    }
+    write_atomically(path, render_page("account.html.j2", content).encode())
 
 
 def _words(value: Any) -> str:

@@ -1,22 +1,17 @@
-"""The page of an assessment: how different the sites are, in one file that opens offline.
+"""The drawings of an assessment: how different the sites are.
 
-It takes the content of ``assessment.json``. Drawings are SVG without scripts, in the colours of the
-page, so that they are legible on light and dark; each has a text alternative.
+Drawings are SVG without scripts, in the colours of the page, so that they are legible on light and
+dark; each has a text alternative.
 """
 
 import html
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from collegium.core.files import write_atomically
 from collegium.evaluation.report.plots import ticks
-from collegium.evaluation.report.rendering import make_environment
-
-PAGE = "assessment.html"
 
 WIDTH, HEIGHT, MARGIN = 440.0, 300.0, 54.0
 """Size of a network in pixels, and the space that is kept for labels."""
@@ -28,33 +23,6 @@ LEFT, RIGHT, ROW = 132.0, 700.0, 30.0
 """Where a strip begins and ends, and how high a site's row is, in pixels."""
 
 Array = NDArray[np.float64]
-
-
-def write_page(folder: Path, data: Mapping[str, Any]) -> Path:
-    """Write ``assessment.html`` into a folder and return its path.
-
-    Args:
-        folder: where to write.
-        data: the content of ``assessment.json``.
-
-    Raises:
-        StorageError: it cannot be written.
-    """
-    path = folder / PAGE
-    write_atomically(path, render(data).encode())
-    return path
-
-
-def render(data: Mapping[str, Any]) -> str:
-    """Return the page.
-
-    Args:
-        data: the content of ``assessment.json``.
-
-    Returns:
-        HTML that refers to nothing outside itself.
-    """
-    return make_environment(FILTERS, DRAWINGS).get_template("assessment.html.j2").render(**data)
 
 
 def short(value: float) -> str:
@@ -210,8 +178,3 @@ def _levels(values: Any) -> list[float]:
     counts = np.asarray(values["counts"], np.float64)
     reached = np.concatenate([[0.0], np.cumsum(counts)]) / counts.sum()
     return [float(level) for level in np.interp(shares, reached, values["edges"])]
-
-
-FILTERS: dict[str, Callable[..., Any]] = {"heat": heat, "short": short}
-DRAWINGS: dict[str, Callable[..., str]] = {"network": network_svg, "strips": strips_svg}
-"""What its templates draw with, for `collegium.evaluation.report.rendering.make_environment`."""

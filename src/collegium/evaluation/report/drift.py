@@ -6,26 +6,21 @@ page; each has a text alternative.
 
 import html
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import combinations
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from collegium.core.files import write_atomically
 from collegium.evaluation.report import assessment
 from collegium.evaluation.report.plots import (
     COLOURS,
     MARKERS,
     ChartLine,
     Limits,
-    legend_svg,
     line_chart,
 )
-from collegium.evaluation.report.rendering import make_environment
-
-PAGE = "drift.html"
+from collegium.evaluation.report.rendering import render_page
 
 LARGEST = 2.0
 """The largest proxy A-distance there is: the deepest shade of every matrix."""
@@ -40,21 +35,6 @@ Content = Mapping[str, Any]
 """Of ``drift.json``, or of one of its moments."""
 
 
-def write_page(folder: Path, data: Content) -> Path:
-    """Write ``drift.html`` into a folder and return its path.
-
-    Args:
-        folder: where to write.
-        data: the content of ``drift.json``.
-
-    Raises:
-        StorageError: it cannot be written.
-    """
-    path = folder / PAGE
-    write_atomically(path, render(data).encode())
-    return path
-
-
 def render(data: Content) -> str:
     """Return the page.
 
@@ -64,18 +44,22 @@ def render(data: Content) -> str:
     Returns:
         HTML that refers to nothing outside itself.
     """
-    template = make_environment(FILTERS, DRAWINGS).get_template("drift.html.j2")
-    places = {site: ChartLine(site, place, False, {}) for place, site in enumerate(data["sites"])}
     by_algorithm = {
         label: [moment for moment in data["moments"] if moment["algorithm"] == label]
         for label in data["algorithms"]
     }
-    return template.render(
+    content = {
         **data,
-        legend=list(places.values()),
-        panels={label: lines(found, data["sites"]) for label, found in by_algorithm.items()},
-        by_algorithm=by_algorithm,
-        overview=[row(moment) for moment in data["moments"]],
+        "legend": [ChartLine(site, place, False, {}) for place, site in enumerate(data["sites"])],
+        "panels": {label: lines(found, data["sites"]) for label, found in by_algorithm.items()},
+        "by_algorithm": by_algorithm,
+        "overview": [row(moment) for moment in data["moments"]],
+    }
+    return render_page(
+        "drift.html.j2",
+        content,
+        filters={"heat": partial(assessment.heat, top=LARGEST)},
+        drawings={"drift": drift_svg, "features": map_svg},
     )
 
 
@@ -185,16 +169,3 @@ def _places(points: Sequence[Content]) -> list[tuple[float, float]]:
         (WIDTH / 2 + scale * (x - middle[0]), HEIGHT / 2 - scale * (y - middle[1]))
         for x, y in zip(xs, ys, strict=True)
     ]
-
-
-FILTERS: dict[str, Callable[..., Any]] = {
-    **assessment.FILTERS,
-    "heat": partial(assessment.heat, top=LARGEST),
-}
-DRAWINGS: dict[str, Callable[..., str]] = {
-    **assessment.DRAWINGS,
-    "drift": drift_svg,
-    "sample": legend_svg,
-    "features": map_svg,
-}
-"""What its template draws with, for `collegium.evaluation.report.rendering.make_environment`."""

@@ -9,25 +9,21 @@ from __future__ import annotations
 import base64
 import json
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from collegium.core.files import write_atomically
 from collegium.evaluation.formats import interval_text, p_value
-from collegium.evaluation.report import assessment, plots
+from collegium.evaluation.report import plots
 from collegium.evaluation.report.answers import MOST_ANSWERS
 from collegium.evaluation.report.ledgers import LedgerSummary, ledger_summaries
 from collegium.evaluation.report.pages import ReportContent, gather_content
 from collegium.evaluation.report.pictures import Overlay, read_overlays
 from collegium.evaluation.report.reading import RunOutput, read_run_output
-from collegium.evaluation.report.rendering import cell_html, make_environment
-from collegium.evaluation.report.routing import shades
+from collegium.evaluation.report.rendering import Drawings, Filters, render_page
 from collegium.evaluation.report.timing import time_chart
 from collegium.evaluation.significance import MINIMUM_PATIENTS
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
 
 PAGE = "report.html"
 
@@ -72,43 +68,29 @@ def render(
     Returns:
         HTML that refers to nothing outside itself.
     """
-    content = gather_content(run, overlays, ledgers)
+    report = gather_content(run, overlays, ledgers)
     text = _configuration(run.config)
-    return (
-        _environment()
-        .get_template("report.html.j2")
-        .render(
-            report=content,
-            run=run,
-            pages=list_pages(content),
-            minimum_patients=MINIMUM_PATIENTS,
-            most_answers=MOST_ANSWERS,
-            configuration=text,
-            saved=f"data:application/yaml;base64,{base64.b64encode(text.encode()).decode()}",
-            versions=_versions(run.info),
-            commands=_commands(run, output),
-        )
-    )
-
-
-def _environment() -> Environment:
-    filters: dict[str, Callable[..., Any]] = {
-        **assessment.FILTERS,
-        "shades": shades,
+    content = {
+        "report": report,
+        "run": run,
+        "pages": list_pages(report),
+        "minimum_patients": MINIMUM_PATIENTS,
+        "most_answers": MOST_ANSWERS,
+        "configuration": text,
+        "saved": f"data:application/yaml;base64,{base64.b64encode(text.encode()).decode()}",
+        "versions": _versions(run.info),
+        "commands": _commands(run, output),
+    }
+    filters: Filters = {
         "interval": lambda c, unit: interval_text(c.low, c.high, unit),
         "pvalue": p_value,
         "reach": _reach,
     }
-    drawings: dict[str, Callable[..., str]] = {
-        **assessment.DRAWINGS,
-        "cell": cell_html,
+    drawings: Drawings = {
         "svg": lambda c, reach: plots.interval_svg(c.difference, c.low, c.high, reach),
-        "chart": plots.line_chart,
-        "sample": plots.legend_svg,
         "times": time_chart,
-        "markup": str,
     }
-    return make_environment(filters, drawings)
+    return render_page("report.html.j2", content, filters=filters, drawings=drawings)
 
 
 def list_pages(content: ReportContent) -> list[dict[str, str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import html
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
 from typing import TYPE_CHECKING, TypeGuard
@@ -32,7 +32,9 @@ MARKERS = (
 """The markers as paths from their middle."""
 
 WIDTH, HEIGHT = 520, 250
-_LEFT, _RIGHT, _TOP, _BOTTOM = 66, 508, 10, 212  # the frame, in units of the drawing
+LEFT, RIGHT, TOP, BOTTOM = 66, 508, 10, 212
+"""The frame of a chart, in units of the drawing."""
+
 _AIR = 6  # beside the frame, for markers on its edge
 _MOST_POINTS, _MARKED = 150, 5
 WARM_UP = 0.15
@@ -41,7 +43,6 @@ WARM_UP = 0.15
 _ABBREVIATIONS = {"assd": "ASSD", "auc": "AUC", "hd95": "HD95", "iou": "IoU"}
 
 Limits = tuple[float, float]
-Place = Callable[[float, float], tuple[float, float]]
 
 
 def title(metric: str) -> str:
@@ -149,27 +150,29 @@ def line_chart(
     first = min((x for line in lines for x in line.points), default=0)
 
     def place(x: float, y: float) -> tuple[float, float]:
-        across = _LEFT + (_RIGHT - _LEFT) * (x - first) / ((last - first) or 1)
-        return across, _BOTTOM - (_BOTTOM - _TOP) * (y - low) / ((high - low) or 1.0)
+        across = LEFT + (RIGHT - LEFT) * (x - first) / ((last - first) or 1)
+        return across, BOTTOM - (BOTTOM - TOP) * (y - low) / ((high - low) or 1.0)
 
+    across = [(place(x, low)[0], f"{x:.0f}") for x in ticks(first, last) if x == int(x)]
+    up = [(place(first, y)[1], y) for y in ticks(low, high)]
     drawn = [_line(line, [place(x, y) for x, y in _thinned(line.points)]) for line in lines]
     ends = "; ".join(f"{line.name} {list(line.points.values())[-1]:.3g}" for line in lines)
     several = f"{over}es" if over.endswith(("s", "ch")) else f"{over}s"
     label = html.escape(f"{what} over {several} {first} to {last}. Last values: {ends}.")
     return (
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}" '
-        f'data-x="{_LEFT} {_RIGHT} {first} {last}" data-y="{_BOTTOM} {_TOP} {low:.6g} {high:.6g}" '
+        f'data-x="{LEFT} {RIGHT} {first} {last}" data-y="{BOTTOM} {TOP} {low:.6g} {high:.6g}" '
         f'data-over="{html.escape(over)}">'
-        f"{_axes((first, last), (low, high), place, (over, axis))}{_cut(drawn)}</svg>"
+        f"{axes(across, up, (over, axis))}{_cut(drawn)}</svg>"
     )
 
 
 def _cut(drawn: Iterable[str]) -> str:
     """Return drawings, cut off above and below the frame."""
-    left, across, down = _LEFT - _AIR, _RIGHT - _LEFT + 2 * _AIR, _BOTTOM - _TOP
+    left, across, down = LEFT - _AIR, RIGHT - LEFT + 2 * _AIR, BOTTOM - TOP
     return (
-        f'<svg x="{left}" y="{_TOP}" width="{across}" height="{down}" '
-        f'viewBox="{left} {_TOP} {across} {down}" overflow="hidden">{"".join(drawn)}</svg>'
+        f'<svg x="{left}" y="{TOP}" width="{across}" height="{down}" '
+        f'viewBox="{left} {TOP} {across} {down}" overflow="hidden">{"".join(drawn)}</svg>'
     )
 
 
@@ -203,21 +206,35 @@ def legend_svg(line: ChartLine) -> str:
     )
 
 
-def _axes(xs: Limits, ys: Limits, place: Place, titles: tuple[str, str]) -> str:
-    """Return grid, numbers and titles of the axes."""
+def axes(
+    across: Iterable[tuple[float, str]],
+    up: Sequence[tuple[float, float]],
+    titles: tuple[str, str],
+    *,
+    bottom: float = BOTTOM,
+    grid: bool = False,
+) -> str:
+    """Return grid, numbers and titles of the axes of a chart.
+
+    Args:
+        across: Place (in units of the drawing) and text of the numbers on the horizontal axis.
+        up: Place and value of the numbers on the vertical axis.
+        titles: Of the horizontal and of the vertical axis.
+        bottom: Where the frame ends.
+        grid: Whether the numbers on the horizontal axis have lines too.
+    """
     parts = []
-    up = ticks(*ys)
-    for tick, text in zip(up, tick_texts(up), strict=True):
-        y = place(xs[0], tick)[1]
-        parts.append(f'<line class="grid" x1="{_LEFT}" y1="{y:.1f}" x2="{_RIGHT}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="end" x="{_LEFT - 6}" y="{y + 4:.1f}">{text}</text>')
-    for tick in ticks(*xs):
-        if tick == int(tick):
-            x = place(tick, ys[0])[0]
-            parts.append(f'<text class="mid" x="{x:.1f}" y="{_BOTTOM + 17}">{tick:.0f}</text>')
-    across, beside = map(html.escape, titles)
-    middle = (_TOP + _BOTTOM) / 2
-    parts.append(f'<text class="mid" x="{(_LEFT + _RIGHT) / 2}" y="{_BOTTOM + 34}">{across}</text>')
+    for (y, _), text in zip(up, tick_texts([value for _, value in up]), strict=True):
+        parts.append(f'<line class="grid" x1="{LEFT}" y1="{y:.1f}" x2="{RIGHT}" y2="{y:.1f}"/>')
+        parts.append(f'<text class="end" x="{LEFT - 6}" y="{y + 4:.1f}">{text}</text>')
+    for x, text in across:
+        if grid:
+            line = f'x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{bottom}"'
+            parts.append(f'<line class="grid" {line}/>')
+        parts.append(f'<text class="mid" x="{x:.1f}" y="{bottom + 17}">{text}</text>')
+    beneath, beside = map(html.escape, titles)
+    middle = (TOP + bottom) / 2
+    parts.append(f'<text class="mid" x="{(LEFT + RIGHT) / 2}" y="{bottom + 34}">{beneath}</text>')
     parts.append(
         f'<text class="mid" transform="translate(12 {middle}) rotate(-90)">{beside}</text>'
     )

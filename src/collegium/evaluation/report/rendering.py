@@ -9,20 +9,43 @@ from typing import TYPE_CHECKING, Any
 
 from collegium.core.text import format_bytes, format_duration
 from collegium.evaluation.formats import PLUS_MINUS, number
-from collegium.evaluation.report import plots
+from collegium.evaluation.report import assessment, plots, routing
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+Filters = Mapping[str, Callable[..., Any]]
+"""Name in the templates -> a function that returns text, which is escaped."""
 
-def make_environment(
-    filters: Mapping[str, Callable[..., Any]], drawings: Mapping[str, Callable[..., str]]
-) -> Environment:
+Drawings = Mapping[str, Callable[..., str]]
+"""Name in the templates -> a function that returns markup, in which it has escaped everything."""
+
+
+def render_page(
+    template: str,
+    content: Mapping[str, Any],
+    *,
+    filters: Filters | None = None,
+    drawings: Drawings | None = None,
+) -> str:
+    """Return a page: HTML that refers to nothing outside itself.
+
+    Args:
+        template: File name of the template.
+        content: The variables of the template.
+        filters: Functions of this page alone.
+        drawings: Drawings of this page alone.
+    """
+    environment = make_environment(filters or {}, drawings or {})
+    return environment.get_template(template).render(**content)
+
+
+def make_environment(filters: Filters, drawings: Drawings) -> Environment:
     """Return the environment that renders the templates of this package.
 
     Args:
-        filters: Functions that return text, which is escaped.
-        drawings: Functions that return markup, in which they have escaped everything themselves.
+        filters: Functions beside those that every page has, or in their place.
+        drawings: Drawings beside those that every page has.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
@@ -38,15 +61,8 @@ def make_environment(
     def marked(draw: Callable[..., str]) -> Callable[..., Markup]:
         return lambda *given, **named: Markup(draw(*given, **named))
 
-    environment.filters.update(
-        number=number,
-        size=format_bytes,
-        duration=format_duration,
-        title=plots.title,
-        percent=lambda share: f"{share:.0%}",
-        **filters,
-        **{name: marked(draw) for name, draw in drawings.items()},
-    )
+    environment.filters |= {**_FILTERS, **filters}
+    environment.filters |= {name: marked(draw) for name, draw in {**_DRAWINGS, **drawings}.items()}
     return environment
 
 
@@ -69,3 +85,24 @@ def cell_html(
     if note:
         text += f'<br><span class="note">{html.escape(note)}</span>'
     return f"<td>{text}</td>"
+
+
+_FILTERS: Filters = {
+    "number": number,
+    "short": assessment.short,
+    "size": format_bytes,
+    "duration": format_duration,
+    "title": plots.title,
+    "percent": lambda share: f"{share:.0%}",
+    "heat": assessment.heat,
+    "shades": routing.shades,
+}
+_DRAWINGS: Drawings = {
+    "cell": cell_html,
+    "chart": plots.line_chart,
+    "sample": plots.legend_svg,
+    "network": assessment.network_svg,
+    "strips": assessment.strips_svg,
+    "variation": routing.variation_svg,
+    "markup": str,
+}

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import html
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from collegium.evaluation.formats import number
 from collegium.evaluation.report.plots import (
+    BOTTOM,
     HEIGHT,
+    LEFT,
     MARKERS,
+    RIGHT,
+    TOP,
     WIDTH,
     ChartLine,
     Limits,
+    axes,
     limits,
-    tick_texts,
     ticks,
 )
 from collegium.evaluation.scores import method_name, position
 
 Content = Mapping[str, Any]
 """The content of an ``account.json``."""
-
-LEFT, RIGHT, TOP, BOTTOM = 66, 508, 10, 212
-"""The frame of the chart of the weight variation, in units of the drawing."""
 
 MOST_NUMBERS = 16
 """Of layers below the chart; if there are more layers, some go without."""
@@ -111,10 +112,6 @@ class RoutingCoefficients:
         """Of each layer, the mean of the weight variation and its deviation, in percent."""
         pairs = zip(self.variation, self.variation_deviation, strict=True)
         return [(100 * mean, 100 * deviation) for mean, deviation in pairs]
-
-    def drawing(self, what: str) -> str:
-        """Return the drawing of the weight variation, see `variation_svg`."""
-        return variation_svg(self, what)
 
 
 def gather_adaptations(
@@ -253,40 +250,29 @@ def variation_svg(routes: RoutingCoefficients, what: str) -> str:
         return ""
     high = 1.05 * max(map(sum, routes.varied)) or 1.0
 
-    def place(layer: float, value: float) -> str:
-        x = LEFT + (RIGHT - LEFT) * (layer - 1) / (layers - 1)
-        return f"{x:.1f},{BOTTOM - (BOTTOM - TOP) * value / high:.1f}"
+    def place(layer: float, value: float) -> tuple[float, float]:
+        across = (layer - 1) / (layers - 1)
+        return LEFT + (RIGHT - LEFT) * across, BOTTOM - (BOTTOM - TOP) * value / high
 
-    numbered = list(enumerate(routes.varied, 1))
-    middle = [place(k, mean) for k, (mean, _) in numbered]
-    upper = [place(k, mean + sd) for k, (mean, sd) in numbered]
-    lower = [place(k, max(0.0, mean - sd)) for k, (mean, sd) in numbered]
+    def path(values: Iterable[float]) -> list[str]:
+        places = (place(layer, value) for layer, value in enumerate(values, 1))
+        return [f"{x:.1f},{y:.1f}" for x, y in places]
+
+    middle = path(mean for mean, _ in routes.varied)
+    upper = path(mean + sd for mean, sd in routes.varied)
+    lower = path(max(0.0, mean - sd) for mean, sd in routes.varied)
     marks = "".join(f"M{point.replace(',', ' ')}{MARKERS[0]}" for point in middle)
+    numbered = range(1, layers + 1, -(-layers // MOST_NUMBERS))
+    across = [(place(layer, 0.0)[0], str(layer)) for layer in numbered]
+    up = [(place(1, value)[1], value) for value in ticks(0.0, high)]
+    frame = axes(across, up, ("layer", "weight variation (%)"))
     most, layer = max(
         (mean, layer) for layer, (mean, _) in zip(routes.layers, routes.varied, strict=True)
     )
     label = f"Weight variation of {what} over {layers} layers; largest at {layer}, {most:.3g} %."
     return (
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{html.escape(label)}">{_axes(layers, high, place)}<g class="line c0">'
+        f'aria-label="{html.escape(label)}">{frame}<g class="line c0">'
         f'<path fill-opacity=".2" d="M{" ".join(upper + lower[::-1])}z"/>'
         f'<polyline points="{" ".join(middle)}"/><path d="{marks}"/></g></svg>'
     )
-
-
-def _axes(layers: int, high: float, place: Callable[[float, float], str]) -> str:
-    """The grid, the numbers and the titles of a chart over layers."""
-    parts = []
-    up = ticks(0.0, high)
-    for tick, text in zip(up, tick_texts(up), strict=True):
-        y = float(place(1, tick).partition(",")[2])
-        parts.append(f'<line class="grid" x1="{LEFT}" y1="{y}" x2="{RIGHT}" y2="{y}"/>')
-        parts.append(f'<text class="end" x="{LEFT - 6}" y="{y + 4:.1f}">{text}</text>')
-    for layer in range(1, layers + 1, -(-layers // MOST_NUMBERS)):
-        x = place(layer, 0.0).partition(",")[0]
-        parts.append(f'<text class="mid" x="{x}" y="{BOTTOM + 17}">{layer}</text>')
-    across, middle = (LEFT + RIGHT) / 2, (TOP + BOTTOM) / 2
-    parts.append(f'<text class="mid" x="{across}" y="{BOTTOM + 34}">layer</text>')
-    turned = f"translate(12 {middle}) rotate(-90)"
-    parts.append(f'<text class="mid" transform="{turned}">weight variation (%)</text>')
-    return f'<g aria-hidden="true">{"".join(parts)}</g>'

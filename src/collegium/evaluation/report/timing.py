@@ -12,12 +12,22 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from collegium.evaluation.report.plots import COLOURS, MARKERS, WIDTH, tick_texts, ticks, title
+from collegium.evaluation.report.plots import (
+    COLOURS,
+    LEFT,
+    MARKERS,
+    RIGHT,
+    TOP,
+    WIDTH,
+    axes,
+    ticks,
+    title,
+)
 from collegium.evaluation.scores import ADAPTERS, rows_of
 from collegium.evaluation.timing import TimeTable
 
 HEIGHT = 340
-_LEFT, _RIGHT, _TOP, _BOTTOM = 66, 508, 12, 296  # the frame, in units of the drawing
+BOTTOM = 296  # of the frame, in units of the drawing
 _GLYPH, _LINE = 6.3, 13.0  # width of a letter and height of a line of a label, on average
 _GAP = 8.0  # between a point and its label
 _MOST_TICKS = 9
@@ -49,20 +59,21 @@ def time_chart(table: TimeTable, order: Sequence[str]) -> str:
     def place(seconds: float, score: float) -> Point:
         across = math.log(seconds / steps[0]) / math.log(steps[-1] / steps[0])
         up = (score - low) / (high - low)
-        return _LEFT + (_RIGHT - _LEFT) * across, _BOTTOM - (_BOTTOM - _TOP) * up
+        return LEFT + (RIGHT - LEFT) * across, BOTTOM - (BOTTOM - TOP) * up
 
-    unit = f" ({table.unit})" if table.unit else ""
-    axes = _axes(steps, ticks(low, high), [place(x, low)[0] for x in steps], low, high)
+    metric = title(table.metric) + (f" ({table.unit})" if table.unit else "")
+    across = [(place(x, low)[0], f"{x:g}") for x in steps]
+    up = [(place(steps[0], y)[1], y) for y in ticks(low, high)]
+    frame = axes(across, up, ("seconds per image", metric), bottom=BOTTOM, grid=True)
     methods = rows_of(known)
     points = [place(one.seconds, one.quality) for one in methods]
     labels = place_labels([one.method for one in methods], points)
     marks = [_mark(*each, order) for each in zip(methods, points, labels, strict=True)]
     values = "; ".join(f"{one.method} {one.seconds:.3g} s, {one.quality:.3g}" for one in methods)
-    what = f"{title(table.metric)}{unit} against seconds per image at sites outside: {values}."
+    what = f"{metric} against seconds per image at sites outside: {values}."
     return (
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{html.escape(what)}">{axes}{_titles(title(table.metric) + unit)}'
-        f"{''.join(marks)}</svg>"
+        f'aria-label="{html.escape(what)}">{frame}{"".join(marks)}</svg>'
     )
 
 
@@ -96,7 +107,7 @@ def place_labels(names: Sequence[str], points: Sequence[Point]) -> list[Box | No
     boxes: list[Box | None] = []
     for name, point in zip(names, points, strict=True):
         wanted = list(_places(point, _GLYPH * len(name)))
-        inside = [box for box in wanted if box[0] >= _LEFT and box[2] <= _RIGHT + 10]
+        inside = [box for box in wanted if box[0] >= LEFT and box[2] <= RIGHT + 10]
         clear = (box for box in inside if not any(_meet(box, other) for other in taken))
         box = next(clear, None)
         boxes.append(box)
@@ -110,7 +121,7 @@ def _places(point: Point, width: float) -> Iterator[Box]:
     for step in range(12):
         for way in (-1, 1) if step else (1,):
             top = y - _LINE / 2 + way * step * _LINE * 0.75
-            if top >= _TOP and top + _LINE <= _BOTTOM:
+            if top >= TOP and top + _LINE <= BOTTOM:
                 yield x + _GAP, top, x + _GAP + width, top + _LINE
                 yield x - _GAP - width, top, x - _GAP, top + _LINE
 
@@ -147,28 +158,3 @@ def _label(name: str, point: Point, box: Box) -> tuple[str, str]:
     )
     anchor = "" if right else ' class="end"'
     return lead, f'<text{anchor} x="{end:.1f}" y="{box[3] - 3:.1f}">{name}</text>'
-
-
-def _axes(
-    across: Sequence[float], up: Sequence[float], places: Sequence[float], low: float, high: float
-) -> str:
-    """Return grid and numbers of both axes."""
-    parts = []
-    for tick, text in zip(up, tick_texts(up), strict=True):
-        y = _BOTTOM - (_BOTTOM - _TOP) * (tick - low) / (high - low)
-        parts.append(f'<line class="grid" x1="{_LEFT}" y1="{y:.1f}" x2="{_RIGHT}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="end" x="{_LEFT - 6}" y="{y + 4:.1f}">{text}</text>')
-    for tick, x in zip(across, places, strict=True):
-        parts.append(f'<line class="grid" x1="{x:.1f}" y1="{_TOP}" x2="{x:.1f}" y2="{_BOTTOM}"/>')
-        parts.append(f'<text class="mid" x="{x:.1f}" y="{_BOTTOM + 17}">{tick:g}</text>')
-    return f'<g aria-hidden="true">{"".join(parts)}</g>'
-
-
-def _titles(up: str) -> str:
-    """Return the titles of both axes."""
-    middle = (_TOP + _BOTTOM) / 2
-    return (
-        f'<g aria-hidden="true"><text class="mid" x="{(_LEFT + _RIGHT) / 2}" y="{_BOTTOM + 36}">'
-        f'seconds per image</text><text class="mid" transform="translate(12 {middle}) '
-        f'rotate(-90)">{html.escape(up)}</text></g>'
-    )
