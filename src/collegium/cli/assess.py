@@ -1,5 +1,6 @@
 """The command `assess`."""
 
+import json
 from typing import Annotated
 
 import typer
@@ -26,12 +27,13 @@ def assess(
     """Measure how different the sites' data are, before any training, and report it."""
     from collegium.diagnostics.assessment.survey import Assessment
     from collegium.diagnostics.assessment.writing import assess as assess_federation
-    from collegium.diagnostics.assessment.writing import overview, read
+    from collegium.diagnostics.assessment.writing import overview
     from collegium.experiment.config.experiment import load_config
 
     settings = load_config(config, overrides or ())
     folder = assess_federation(settings, Assessment(summary=summary, encoder=encoder))  # type: ignore[arg-type]
-    rows, sentences = overview(read(folder))
+    data = json.loads((folder / "assessment.json").read_text(encoding="utf-8"))
+    rows, sentences = overview(data)
     print_table((row.values() for row in rows), rows[0])
     for sentence in sentences:
         typer.echo(sentence)

@@ -19,16 +19,16 @@ PARTS = ["intensity_maxima", "label_volumes", "label_histogram", "embeddings"]
 def test_each_site_tells_all_parts_once_and_writes_them_down(
     configure: Configure, tmp_path: Path
 ) -> None:
-    told = survey_sites(configure(), Assessment(grid=16))
-    assert list(told.replies) == ["alder", "birch", "cedar", "elm"]
-    for site, message in told.replies.items():
+    replies, exchanged = survey_sites(configure(), Assessment(grid=16))
+    assert list(replies) == ["alder", "birch", "cedar", "elm"]
+    for site, message in replies.items():
         assert list(message) == PARTS
         lines = read_ledger(tmp_path / "run" / "assessment" / "clients" / site / "ledger.jsonl")
         assert first_break(lines) is None
         assert [line["method"] for line in lines] == ["survey"]
         assert list(lines[0]["parts"]) == PARTS
-        assert told.exchanged[site]["bytes_up"] == lines[0]["bytes"]
-        assert told.exchanged[site]["parts"] == {
+        assert exchanged[site]["bytes_up"] == lines[0]["bytes"]
+        assert exchanged[site]["parts"] == {
             part: entry["bytes"] for part, entry in lines[0]["parts"].items()
         }
     assert not list((tmp_path / "run").rglob("*.state"))
@@ -36,16 +36,16 @@ def test_each_site_tells_all_parts_once_and_writes_them_down(
 
 
 def test_a_second_process_tells_the_same(configure: Configure) -> None:
-    one = survey_sites(configure(), Assessment(grid=16))
-    two = survey_sites(configure("engine.workers=2"), Assessment(grid=16))
-    for site, message in one.replies.items():
-        same = two.replies[site]
+    one, _ = survey_sites(configure(), Assessment(grid=16))
+    two, _ = survey_sites(configure("engine.workers=2"), Assessment(grid=16))
+    for site, message in one.items():
+        same = two[site]
         assert same["embeddings"]["cases"].equal(message["embeddings"]["cases"])
         assert same["label_volumes"] == message["label_volumes"]
 
 
 def test_policies_decide_what_leaves(configure: Configure) -> None:
-    told = survey_sites(
+    replies, exchanged = survey_sites(
         configure(
             "federation.sites.alder.forbid=[embeddings, label_volumes]",
             "federation.sites.birch.allow=[model, label_histogram]",
@@ -53,16 +53,16 @@ def test_policies_decide_what_leaves(configure: Configure) -> None:
         ),
         Assessment(grid=16),
     )
-    assert list(told.replies["alder"]) == ["intensity_maxima", "label_histogram"]
-    assert list(told.replies["birch"]) == ["label_histogram"]
-    assert list(told.replies["cedar"]) == []
-    assert told.exchanged["cedar"]["withheld"] == PARTS
-    assert told.exchanged["alder"]["withheld"] == ["label_volumes", "embeddings"]
+    assert list(replies["alder"]) == ["intensity_maxima", "label_histogram"]
+    assert list(replies["birch"]) == ["label_histogram"]
+    assert list(replies["cedar"]) == []
+    assert exchanged["cedar"]["withheld"] == PARTS
+    assert exchanged["alder"]["withheld"] == ["label_volumes", "embeddings"]
 
 
 def test_no_identifier_and_no_image_leaves(configure: Configure, drawn: Path) -> None:
-    told = survey_sites(configure(), Assessment(summary="quantiles", grid=16))
-    for message in told.replies.values():
+    replies, _ = survey_sites(configure(), Assessment(summary="quantiles", grid=16))
+    for message in replies.values():
         plain = json.dumps({k: v for k, v in message.items() if k != "embeddings"})
         assert "case" not in plain.replace('"cases"', "")
         assert list(message["embeddings"]) == ["mean"]
@@ -78,11 +78,11 @@ def test_a_site_that_fails_is_left_out_and_says_so(
         return site_statistics(client, questions)
 
     monkeypatch.setattr(module, "site_statistics", failing)
-    told = survey_sites(configure(), Assessment(grid=16))
-    assert "birch" not in told.replies
-    assert "the details are in the log of this site" in told.exchanged["birch"]["failed"]
-    assert "patient" not in told.exchanged["birch"]["failed"]
-    assert told.exchanged["birch"]["withheld"] == []
+    replies, exchanged = survey_sites(configure(), Assessment(grid=16))
+    assert "birch" not in replies
+    assert "the details are in the log of this site" in exchanged["birch"]["failed"]
+    assert "patient" not in exchanged["birch"]["failed"]
+    assert exchanged["birch"]["withheld"] == []
 
 
 def test_a_wrong_summary_is_told_before_anybody_is_asked() -> None:

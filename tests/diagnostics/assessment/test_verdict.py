@@ -86,9 +86,8 @@ def test_what_cannot_be_compared_is_told(replies: Callable[..., Any]) -> None:
 def test_separation_is_the_distance_between_clusters_over_that_within() -> None:
     matrix = [[0, 1, 6, 8], [1, 0, 7, 9], [6, 7, 0, 2], [8, 9, 2, 0]]
     rows = [[float(value) for value in row] for row in matrix]
-    geometry = Geometry(
-        "metadata", "", SITES, rows, clusters={"recommended": [["A", "B"], ["C", "D"]]}
-    )
+    clusters = {"recommended": [["A", "B"], ["C", "D"]]}
+    geometry = Geometry("metadata", "", SITES, rows, "D", {}, [], 2, clusters)
     assert separation(geometry) == pytest.approx(7.5 / 1.5)
 
 

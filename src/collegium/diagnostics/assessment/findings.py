@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,9 @@ from collegium.heterogeneity.survey_distances import (
 )
 
 Array = NDArray[np.float64]
+Drawn = Mapping[str, NDArray[np.int64]]
+"""By site the numbers of the cases that were drawn."""
+
 Kind = Literal["intensity", "label", "embedding"]
 NEIGHBOURS = 3
 """Neighbours of a site in the network, as in pFedNet; fewer where there are few sites."""
@@ -87,11 +91,11 @@ class Geometry:
     made_of: str
     sites: list[str]
     matrix: list[list[float]]
-    most_distant: str = ""
-    stability: dict[str, float] = field(default_factory=dict)
-    edges: list[tuple[str, str]] = field(default_factory=list)
-    neighbours: int = 0
-    clusters: dict[str, list[list[str]]] = field(default_factory=dict)
+    most_distant: str
+    stability: dict[str, float]
+    edges: list[tuple[str, str]]
+    neighbours: int
+    clusters: dict[str, list[list[str]]]
 
 
 @dataclass(frozen=True)
@@ -244,146 +248,93 @@ def _geometries(
 ) -> list[Geometry]:
     """Return the distances by metadata, in their units and without, and by embeddings."""
     found = []
-    metadata = Metadata.of(intensity, labels)
-    if metadata is not None:
-        found.append(_geometry("metadata", metadata, seed))
-        found.append(_geometry("normalised", replace(metadata, normalise="pooled_std"), seed))
-    if len(rows) > 1:
-        found.append(_geometry("embeddings", Embedded(rows, questions.summary == "cases"), seed))
-    return found
-
-
-class Distances(Protocol):
-    """A way of looking at sites."""
-
-    @property
-    def cases(self) -> Mapping[str, int]:
-        """Number of cases by site, in sorted order; empty where cases are not known."""
-
-    @property
-    def sites(self) -> list[str]:
-        """The sites, sorted."""
-
-    def matrix(self, drawn: Mapping[str, NDArray[np.int64]] | None = None) -> tuple[Array, str]:
-        """Return distances, of all cases or of those drawn, and what they are made of."""
-
-
-@dataclass(frozen=True)
-class Metadata:
-    """The channel and the label that tell sites apart most.
-
-    Attributes:
-        intensity: by channel and site the values or their summary.
-        labels: by label and site the values or their summary.
-        sites: that told all of them, sorted.
-        normalise: see `collegium.heterogeneity.distances.emd_matrix`.
-    """
-
-    intensity: Mapping[str, Mapping[str, Any]]
-    labels: Mapping[str, Mapping[str, Any]]
-    sites: list[str]
-    normalise: distances.Normalise = "none"
-
-    @classmethod
-    def of(cls, intensity: Sequence[Column], labels: Sequence[Column]) -> Metadata | None:
-        """Return what there is to compare; None with fewer than two sites.
-
-        Args:
-            intensity: the columns of intensities.
-            labels: the columns of label volumes.
-        """
-        told = [set(column.told) for column in (*intensity, *labels)]
-        sites = sorted(set.intersection(*told)) if told else []
-        if len(sites) < 2:
-            return None
+    of_cases = questions.summary == "cases"
+    told = [set(column.told) for column in (*intensity, *labels)]
+    sites = sorted(set.intersection(*told)) if told else []
+    if len(sites) > 1:
+        first = (*intensity, *labels)[0].told
+        counts = {site: len(first[site]) for site in sites} if of_cases else {}
         tables = [
             {c.name: {site: c.told[site] for site in sites} for c in columns}
             for columns in (intensity, labels)
         ]
-        return cls(tables[0], tables[1], sites)
-
-    @property
-    def cases(self) -> Mapping[str, int]:
-        """Number of values by site."""
-        first = next(iter((*self.intensity.values(), *self.labels.values())))
-        lists = all(isinstance(values, list) for values in first.values())
-        return {site: len(first[site]) for site in self.sites} if lists else {}
-
-    def matrix(self, drawn: Mapping[str, NDArray[np.int64]] | None = None) -> tuple[Array, str]:
-        """Return the mean of the two matrices, or the one there is."""
-        kinds = []
-        for columns in (self.intensity, self.labels):
-            values = {n: _drawn(column, drawn) for n, column in columns.items()}
-            kinds.append(column_distances(StatisticsTable("", {}, values), self.normalise))
-        combined = distances.combine(*kinds)
-        return combined.matrix, " and ".join(combined.names)
+        units: tuple[tuple[str, distances.Normalise], ...]
+        units = ("metadata", "none"), ("normalised", "pooled_std")
+        for key, normalise in units:
+            measure = partial(_metadata_distances, tables, normalise)
+            found.append(_geometry(key, sites, counts, measure, seed))
+    if len(rows) > 1:
+        counts = {site: len(rows[site]) for site in rows} if of_cases else {}
+        measure = partial(_embedding_distances, rows)
+        found.append(_geometry("embeddings", list(rows), counts, measure, seed))
+    return found
 
 
-def _drawn(
-    values: Mapping[str, Any], drawn: Mapping[str, NDArray[np.int64]] | None
-) -> Mapping[str, Any]:
-    if drawn is None:
-        return values
-    return {site: np.asarray(column)[drawn[site]].tolist() for site, column in values.items()}
+def _metadata_distances(
+    tables: Sequence[Mapping[str, Mapping[str, Any]]],
+    normalise: distances.Normalise,
+    drawn: Drawn | None = None,
+) -> tuple[Array, str]:
+    """Return distances by the channel and the label that tell sites apart most, and their names.
+
+    ``tables`` holds, of channels and of labels, by column and site the values or their summary.
+    """
+    if drawn is not None:
+        tables = [
+            {
+                name: {site: np.asarray(column[site])[drawn[site]].tolist() for site in column}
+                for name, column in table.items()
+            }
+            for table in tables
+        ]
+    kinds = (column_distances(StatisticsTable("", {}, table), normalise) for table in tables)
+    combined = distances.combine(*kinds)
+    return combined.matrix, " and ".join(combined.names)
 
 
-@dataclass(frozen=True)
-class Embedded:
-    """The mean embeddings of the sites.
+def _embedding_distances(
+    rows: Mapping[str, Array], drawn: Drawn | None = None
+) -> tuple[Array, str]:
+    """Return the distances of the sites' mean embeddings, and what they are made of."""
+    if drawn is not None:
+        rows = {site: table[drawn[site]] for site, table in rows.items()}
+    return distances.centroid_distances(rows), "mean embeddings"
 
-    Attributes:
-        rows: by site one embedding per case, or their mean.
-        of_cases: whether there is one per case.
+
+def _geometry(
+    key: str,
+    sites: list[str],
+    cases: Mapping[str, int],
+    measure: Callable[..., tuple[Array, str]],
+    seed: int,
+) -> Geometry:
+    """Return distances with what they say of neighbours, clusters and the most distant site.
+
+    ``measure`` returns the distances of all cases, or of those drawn, and what they are made of;
+    ``cases`` is the number of cases by site, empty if it is not known.
     """
 
-    rows: Mapping[str, Array]
-    of_cases: bool
+    def farthest(drawn: Drawn | None = None) -> str:
+        return sites[clusters.most_distant(measure(drawn)[0])]
 
-    @property
-    def sites(self) -> list[str]:
-        """The sites, sorted."""
-        return sorted(self.rows)
-
-    @property
-    def cases(self) -> Mapping[str, int]:
-        """Number of embeddings by site."""
-        return {site: len(self.rows[site]) for site in self.sites} if self.of_cases else {}
-
-    def matrix(self, drawn: Mapping[str, NDArray[np.int64]] | None = None) -> tuple[Array, str]:
-        """Return the distances of the means."""
-        tables = {s: self.rows[s] if drawn is None else self.rows[s][drawn[s]] for s in self.sites}
-        return distances.centroid_distances(tables), "mean embeddings"
-
-
-def _geometry(key: str, looked: Distances, seed: int) -> Geometry:
-    """Return distances with what they say of neighbours, clusters and the most distant site."""
-    matrix, made_of = looked.matrix()
-    sites = looked.sites
+    matrix, made_of = measure()
     count = len(sites)
     k = min(NEIGHBOURS, max(1, count - 2))
     near = graphs.edges(graphs.neighbours(matrix, k))
-    found = Geometry(
-        key,
-        made_of,
-        sites,
-        matrix.tolist(),
-        edges=[(sites[i], sites[j]) for i, j in near],
-        neighbours=k,
-    )
-    if count < 3:
-        return found
-    farthest = sites[clusters.most_distant(matrix)]
-    often = {}
-    if looked.cases:
-        often = stability(
-            looked.cases,
-            lambda drawn: sites[clusters.most_distant(looked.matrix(drawn)[0])],
-            seed=seed,
-        )
     rules = {"recommended": clusters.clusters, "printed": clusters.printed_clusters}
     groups = {
         name: [[sites[i] for i in members] for members in rule(matrix)]
         for name, rule in rules.items()
         if count >= clusters.SMALLEST
     }
-    return replace(found, most_distant=farthest, stability=often, clusters=groups)
+    return Geometry(
+        key,
+        made_of,
+        sites,
+        matrix.tolist(),
+        farthest() if count > 2 else "",
+        stability(cases, farthest, seed=seed) if cases and count > 2 else {},
+        [(sites[i], sites[j]) for i, j in near],
+        k,
+        groups,
+    )

@@ -16,7 +16,6 @@ from collegium.experiment.federation import open_configured, stored_splits
 from collegium.experiment.preflight import check_engine
 from collegium.heterogeneity.embeddings import make_encoder
 from collegium.heterogeneity.survey import (
-    PARTS,
     Summary,
     SurveyMixin,
     SurveyQuestions,
@@ -72,21 +71,9 @@ class Assessment(SurveyMixin, Algorithm):
         return Message(site_statistics(client, replace(questions, parts=allowed)))
 
 
-@dataclass(frozen=True)
-class SurveyReplies:
-    """The sites' answers to a survey.
-
-    Attributes:
-        replies: by site its answer; a site that failed is not among them.
-        exchanged: by site the parts that left it with their bytes, the parts withheld, the bytes of
-            the whole message, and why it failed if it did.
-    """
-
-    replies: Mapping[str, Message]
-    exchanged: Mapping[str, Mapping[str, Any]]
-
-
-def survey_sites(config: ExperimentConfig, survey: Assessment) -> SurveyReplies:
+def survey_sites(
+    config: ExperimentConfig, survey: Assessment
+) -> tuple[Mapping[str, Message], dict[str, dict[str, Any]]]:
     """Ask all inside sites at once; one that fails is left out.
 
     The sites' ledgers are in the folder of the assessment, below ``clients``.
@@ -94,6 +81,11 @@ def survey_sites(config: ExperimentConfig, survey: Assessment) -> SurveyReplies:
     Args:
         config: the experiment, whose sites are asked.
         survey: what they are asked for.
+
+    Returns:
+        By site its answer, without the sites that failed; and by site the parts that left it with
+        their bytes, the parts withheld, the bytes of the whole message, and why it failed if it
+        did.
 
     Raises:
         ConfigError: the engine or the network cannot be used.
@@ -126,12 +118,7 @@ def survey_sites(config: ExperimentConfig, survey: Assessment) -> SurveyReplies:
             "bytes_up": server.client_stats[site].bytes_up,
             "failed": failed.get(site, ""),
         }
-    return SurveyReplies(replies, exchanged)
-
-
-def description_of(part: str) -> str:
-    """Return what a part is, in a few words."""
-    return PARTS[part].description
+    return replies, exchanged
 
 
 def survey_clients(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, ClientRuntime]:

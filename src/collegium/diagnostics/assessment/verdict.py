@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import combinations, product
 from statistics import fmean
 from typing import Literal
 
@@ -217,8 +217,7 @@ def separation(geometry: Geometry) -> float:
     within = [
         geometry.matrix[place[a]][place[b]]
         for members in (first, second)
-        for a, b in product(members, members)
-        if a < b
+        for a, b in combinations(members, 2)
     ]
     return fmean(between) / fmean(within) if fmean(within) > 0 else float("inf")
 

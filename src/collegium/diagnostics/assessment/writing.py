@@ -13,26 +13,12 @@ from collegium.core.files import write_atomically
 from collegium.core.text import format_bytes
 from collegium.data.federation import sites_of
 from collegium.diagnostics.assessment.findings import find
-from collegium.diagnostics.assessment.survey import FOLDER, Assessment, description_of, survey_sites
+from collegium.diagnostics.assessment.survey import FOLDER, Assessment, survey_sites
 from collegium.diagnostics.assessment.verdict import GEOMETRIES, judge
-from collegium.errors import DataError
 from collegium.evaluation.report.assessment import short
 from collegium.evaluation.report.rendering import render_page
 from collegium.experiment.config.experiment import ExperimentConfig
-
-FILE = "assessment.json"
-
-
-def read(folder: Path) -> dict[str, Any]:
-    """Return the content of ``assessment.json``.
-
-    Raises:
-        DataError: it is not there or damaged.
-    """
-    try:
-        return {**json.loads((folder / FILE).read_text(encoding="utf-8"))}
-    except (OSError, ValueError, TypeError) as error:
-        raise DataError(f"{folder / FILE} cannot be read ({error}); assess again") from error
+from collegium.heterogeneity.survey import PARTS
 
 
 def overview(data: Mapping[str, Any]) -> tuple[list[dict[str, str]], list[str]]:
@@ -78,24 +64,24 @@ def assess(config: ExperimentConfig, survey: Assessment | None = None) -> Path:
         CollegiumError: the configuration or a site's files are unusable, or the disk is full.
     """
     survey = survey or Assessment()
-    surveyed = survey_sites(config, survey)
+    replies, exchanged = survey_sites(config, survey)
     questions, sites = survey.questions(), sites_of(config.federation)
-    findings = find(surveyed.replies, questions, config.federation.task.classes, config.seeds[0])
+    findings = find(replies, questions, config.federation.task.classes, config.seeds[0])
     data: dict[str, Any] = {
         "collegium": __version__,
         "federation": config.federation.name,
         "seed": config.seeds[0],
         "asked": {
             **survey.hyperparameters(),
-            "parts": {p: description_of(p) for p in questions.parts},
+            "parts": {p: PARTS[p].description for p in questions.parts},
         },
         "sites": sites,
-        "exchanged": surveyed.exchanged,
+        "exchanged": exchanged,
         "findings": asdict(findings),
         "verdict": asdict(judge(findings, sites)),
     }
     folder = Path(config.output) / FOLDER
-    write_atomically(folder / FILE, json.dumps(data, indent=1).encode())
+    write_atomically(folder / "assessment.json", json.dumps(data, indent=1).encode())
     page = render_page("assessment.html.j2", data)
     write_atomically(folder / "assessment.html", page.encode())
     return folder

@@ -4,17 +4,3 @@ After Figure 2 of GRACE (Zhang et al., MICCAI 2023, https://doi.org/10.1007/978-
 analysis for simulations: it sees the models that a server sees and, which no server does, the
 images of the sites and whatever a method keeps of the model at a site.
 """
-
-from collegium.diagnostics.drift.measurement import Drift, Point, RoundDrift, measure_drift
-from collegium.diagnostics.drift.recording import FeatureExtractor, RecordingTransport
-from collegium.diagnostics.drift.writing import write_drift
-
-__all__ = [
-    "Drift",
-    "FeatureExtractor",
-    "Point",
-    "RecordingTransport",
-    "RoundDrift",
-    "measure_drift",
-    "write_drift",
-]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from io import StringIO
 from itertools import combinations
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from collegium import __version__
 from collegium.core.files import write_atomically
@@ -21,10 +21,10 @@ from collegium.experiment.jobs import Observer
 FOLDER = "drift"
 """The folder in the output folder of an experiment."""
 
-COLUMNS = (
+COLUMNS = [
     "experiment", "algorithm", "seed", "round", "what", "site", "other", "distance", "windows",
     "other_windows", "patients", "other_patients",
-)  # fmt: skip
+]  # fmt: skip
 """Of ``drift.csv``. ``what`` is "training", the drift at a site, or "sites", for two of them."""
 
 
@@ -60,13 +60,12 @@ def write_drift(
 
 def to_csv(drift: Drift) -> str:
     """Return a line per distance, with every digit."""
-    text = StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for moment in drift.moments:
-        about = drift.experiment, moment.algorithm, drift.seed, moment.round
-        writer.writerows([*about, *line] for line in _lines(moment))
-    return text.getvalue()
+    lines = [
+        [drift.experiment, moment.algorithm, drift.seed, moment.round, *line]
+        for moment in drift.moments
+        for line in _lines(moment)
+    ]
+    return pd.DataFrame(lines, columns=COLUMNS).to_csv(index=False, lineterminator="\n")
 
 
 def _lines(moment: RoundDrift) -> Iterator[list[Any]]:
