@@ -117,11 +117,11 @@ def test_numbers_have_sensible_digits_and_a_typographic_minus():
     assert number(0.0, signed=True) == "0.000"
     assert number(None) == number(float("nan")) == "\u2013"
     assert interval_text(-0.012, 0.034) == "[\u22120.012, +0.034]"
-    assert interval_text(None, None) == interval_text(float("nan"), float("nan")) == "\u2013"
+    assert interval_text(float("nan"), float("nan")) == "\u2013"
 
 
 def test_p_values_have_three_decimals_or_a_bound():
-    assert [p_value(p) for p in (0.0414, 0.00099, None)] == ["0.041", "< 0.001", "\u2013"]
+    assert [p_value(p) for p in (0.0414, 0.00099, float("nan"))] == ["0.041", "< 0.001", "\u2013"]
 
 
 def test_text_says_where_and_of_which_setting(outside):

@@ -8,7 +8,7 @@ slices of this frame. What a run was made with (``run.json``) is read here too.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -82,13 +82,9 @@ def results_frame(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     Raises:
         ValueError: A row has other columns, or a value of another kind.
     """
-    return _framed([_whole(row) for row in rows])
-
-
-def _framed(rows: Sequence[ResultRow]) -> pd.DataFrame:
     import pandas as pd
 
-    return _typed(pd.DataFrame(rows, columns=list(COLUMNS)))
+    return _typed(pd.DataFrame([_whole(row) for row in rows], columns=list(COLUMNS)))
 
 
 def _whole(row: Mapping[str, Any]) -> ResultRow:
@@ -153,7 +149,7 @@ def read_rows(paths: Iterable[Path]) -> pd.DataFrame:
                     "remove the file and resume the run."
                 ) from error
             rows[tuple(row[name] for name in KEY)] = row
-    return _framed(list(rows.values()))
+    return results_frame(rows.values())
 
 
 def write_results(results: pd.DataFrame, folder: Path) -> tuple[Path, Path]:
@@ -206,6 +202,21 @@ def read_results(output: Path) -> pd.DataFrame:
                 "remove the file and resume the run, which writes it again."
             ) from error
     return read_rows(sorted(output.rglob(ROWS_FILE)))
+
+
+def job_folders(output: Path, setting: str = "") -> list[Path]:
+    """Return the folders of jobs, sorted: ``[<setting>/][without-<site>/]<label>/seed-<s>``.
+
+    Args:
+        output: The output folder of an experiment.
+        setting: The variation that is wanted; empty outside a sweep.
+    """
+    base = output / setting
+    return [
+        job
+        for job in sorted(base.rglob("seed-*/"))
+        if all(part.startswith("without-") for part in job.relative_to(base).parts[:-2])
+    ]
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import fsum
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pandas as pd
 
 from collegium.errors import DataError
+from collegium.evaluation.results import job_folders
 from collegium.evaluation.scores import METHOD, NO_ADAPTER, MethodKey, final_scores, rows_of
 from collegium.evaluation.tables import (
     AVERAGE,
@@ -178,16 +180,15 @@ def read_accounts(output: Path, setting: str = "") -> list[dict[str, Any]]:
     Raises:
         DataError: One cannot be read.
     """
+    jobs = job_folders(output, setting)
     found = []
-    for path in sorted(output.rglob("seed-*/outside/*/*/account.json")):
-        place = path.relative_to(output).parts[:-6]
-        if place[:1] == (setting,) if setting else len(place) < 2:
-            try:
-                content = {**json.loads(path.read_text(encoding="utf-8"))}
-            except (OSError, ValueError, TypeError) as error:
-                raise DataError(
-                    f"{path}: the account of an adaptation cannot be read ({error}); "
-                    "remove its folder and resume the run, which adapts again."
-                ) from error
-            found.append({"sources": [], "losses": [], "notes": [], **content})
+    for path in chain(*(sorted(job.glob("outside/*/*/account.json")) for job in jobs)):
+        try:
+            content = {**json.loads(path.read_text(encoding="utf-8"))}
+        except (OSError, ValueError, TypeError) as error:
+            raise DataError(
+                f"{path}: the account of an adaptation cannot be read ({error}); "
+                "remove its folder and resume the run, which adapts again."
+            ) from error
+        found.append({"sources": [], "losses": [], "notes": [], **content})
     return found

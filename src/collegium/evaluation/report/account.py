@@ -78,9 +78,9 @@ def mean_scores(scores: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float | 
 
     A patient counts by the mean of the cases where it is.
     """
-    metrics = [key for key in (scores[0] if scores else {}) if key not in _NON_SCORE_KEYS]
     means: dict[str, tuple[float | None, int]] = {}
-    for name in metrics:
+    columns = scores[0].keys() if scores else ()
+    for name in (key for key in columns if key not in ("model", *NON_SCORE_KEYS)):
         found: dict[str, list[float]] = {}
         for row in scores:
             if row[name] is not None:
@@ -88,6 +88,3 @@ def mean_scores(scores: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float | 
         whole = fmean(map(fmean, found.values())) if found else None
         means[name] = whole, len(found)
     return means
-
-
-_NON_SCORE_KEYS = ("model", *NON_SCORE_KEYS)

@@ -6,10 +6,11 @@ there and nowhere else.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from math import isnan
+from operator import attrgetter
 from statistics import fmean
 from typing import Any
 
@@ -17,7 +18,7 @@ from collegium.evaluation.comparisons import ComparisonTable
 from collegium.evaluation.formats import interval_text, number
 from collegium.evaluation.report.plots import title
 from collegium.evaluation.report.reading import RunOutput
-from collegium.evaluation.scores import METHOD, MethodKey, rows_of
+from collegium.evaluation.scores import METHOD, MethodKey
 from collegium.evaluation.significance import Outcome, higher_is_better
 
 MOST_ANSWERS = 6
@@ -107,10 +108,8 @@ def answer_outside(adapting: ComparisonTable) -> list[AdaptingAnswer]:
 
 
 def _by_site(table: ComparisonTable) -> list[tuple[str, list[Any]]]:
-    found: dict[str, list[Any]] = defaultdict(list)
-    for comparison in table.by_site:
-        found[comparison.site].append(comparison)
-    return sorted(found.items())
+    """Return the comparisons of each site, by site."""
+    return [(site, list(rows)) for site, rows in groupby(table.by_site, attrgetter("site"))]
 
 
 def _count(comparisons: Iterable[Any]) -> dict[Outcome, int]:
@@ -124,11 +123,11 @@ def _numbers(comparison: Any, table: ComparisonTable) -> str:
     metric = title(table.metric) + (f" in {unit}" if unit else "")
     means = number(comparison.reference_mean, unit), number(comparison.method_mean, unit)
     difference = number(comparison.difference, unit, signed=True)
-    ends = comparison.low, comparison.high
-    between = "" if isnan(comparison.low) else f" {interval_text(*ends, unit)}"
+    if not isnan(comparison.low):
+        difference += f" {interval_text(comparison.low, comparison.high, unit)}"
     return (
         f"{comparison.method}, {metric} {means[0]} {without}, {means[1]} {with_}, "
-        f"difference {difference}{between}"
+        f"difference {difference}"
     )
 
 
@@ -162,12 +161,6 @@ def select_on_validation(run: RunOutput) -> dict[str, MethodKey]:
     higher = all(higher_is_better(run.metric, unit) for unit in scores["unit"].unique())
     trainings = scores.groupby(["site", *METHOD, "seed", "fold"], sort=False)["value"]
     best = trainings.max() if higher else -trainings.min()
-    bests: dict[tuple[str, MethodKey], list[float]] = defaultdict(list)
-    for row in rows_of(best.reset_index()):
-        bests[row.site, (row.algorithm, row.model)].append(row.value)
-    means = {key: fmean(values) for key, values in bests.items()}
-    chosen: dict[str, MethodKey] = {}
-    for site, method in means:
-        if site not in chosen or means[site, method] > means[site, chosen[site]]:
-            chosen[site] = method
-    return chosen
+    means = best.groupby(["site", *METHOD], sort=False).agg(fmean)
+    chosen = means.groupby("site", sort=False).idxmax()
+    return {site: (algorithm, model) for site, algorithm, model in chosen}

@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from collegium.errors import DataError
+from collegium.evaluation.results import job_folders
 from collegium.evaluation.scores import method_name, position
 from collegium.heterogeneity.distances import checked
 from collegium.runtime.state import Store
-
-_SERVERS = ("*/seed-*/server", "without-*/*/seed-*/server")
-"""The servers' folders in the folder of a setting, without folds and with."""
 
 _KINDS = (
     ("distance", "sites", "matrix", "descriptions of their data"),
@@ -103,8 +101,8 @@ def read_method_distances(
         StorageError: The state of a server cannot be read.
     """
     found: dict[str, list[MethodDistances]] = defaultdict(list)
-    for label, left_out, seed, folder in _server_folders(output / setting, order):
-        distances = list(_distances_of(Store(folder)))
+    for label, left_out, seed, job in _jobs(output, setting, order):
+        distances = list(_distances_of(Store(job / "server")))
         same = (d for d in found[label] if (d.left_out, d.distances) == (left_out, distances))
         known = next(same, None)
         if known is not None:
@@ -114,15 +112,14 @@ def read_method_distances(
     return {method_name(label): distances for label, distances in found.items() if distances}
 
 
-def _server_folders(base: Path, order: Sequence[str]) -> list[tuple[str, str, int, Path]]:
-    """Return label, site left out, seed and folder of every server, in the order wanted."""
+def _jobs(output: Path, setting: str, order: Sequence[str]) -> list[tuple[str, str, int, Path]]:
+    """Return label, site left out, seed and folder of every job, in the order wanted."""
     found = []
-    for pattern in _SERVERS:
-        for folder in base.glob(pattern):
-            job = folder.parent
-            fold = job.parents[1].relative_to(base).name.removeprefix("without-")
-            found.append((job.parent.name, fold, int(job.name.removeprefix("seed-")), folder))
-    return sorted(found, key=lambda one: (position((one[0], ""), order), one[1:3]))
+    for job in job_folders(output, setting):
+        fold = job.parents[1].name
+        left_out = fold.removeprefix("without-") if fold.startswith("without-") else ""
+        found.append((job.parent.name, left_out, int(job.name.removeprefix("seed-")), job))
+    return sorted(found, key=lambda job: (position((job[0], ""), order), job[1:3]))
 
 
 def _distances_of(store: Store) -> Iterator[SiteDistances]:

@@ -140,20 +140,17 @@ def map_svg(moment: Content, sites: Sequence[str], name: str) -> str:
         for (number, kind), marks in groups.items()
         if kind == "global"
     )
+    drifts = (f"{site} {assessment.short(value)}" for site, value in moment["drift"].items())
     title = html.escape(f"Map of the features of {moment['algorithm']}, round {moment['round']}")
     description = html.escape(
         f"Windows by site: {counts}; each is there twice, filled under the model received and "
-        f"hollow under the model trained. Drift: {_drifts(moment)}."
+        f"hollow under the model trained. Drift: {', '.join(drifts)}."
     )
     return (
         f'<svg class="map" viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" role="img" '
         f'aria-labelledby="{name}-title {name}-desc"><title id="{name}-title">{title}</title>'
         f'<desc id="{name}-desc">{description}</desc>{drawn}</svg>'
     )
-
-
-def _drifts(moment: Content) -> str:
-    return ", ".join(f"{site} {assessment.short(value)}" for site, value in moment["drift"].items())
 
 
 def _places(points: Sequence[Content]) -> list[tuple[float, float]]:

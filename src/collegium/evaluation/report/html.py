@@ -7,7 +7,6 @@ the script, and in print, all of them stand one after the other.
 from __future__ import annotations
 
 import base64
-import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -68,8 +67,10 @@ def render(
     Returns:
         HTML that refers to nothing outside itself.
     """
+    import yaml
+
     report = gather_content(run, overlays, ledgers)
-    text = _configuration(run.config)
+    text = yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True, width=100)
     content = {
         "report": report,
         "run": run,
@@ -126,33 +127,18 @@ def _reach(comparisons: Iterable[Any]) -> float:
     return plots.reach(end for c in comparisons for end in (c.difference, c.low, c.high))
 
 
-def _configuration(config: Mapping[str, Any]) -> str:
-    """Return the configuration as YAML."""
-    import yaml
-
-    plain = json.loads(json.dumps(config, default=str))
-    text: str = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=100)
-    return text
-
-
 def _versions(info: Mapping[str, Any]) -> dict[str, str]:
     """Return versions and machine, the other content of ``run.json``."""
-    found: dict[str, Any] = {}
-    for key in ("versions", "machine"):
-        entries = info.get(key)
-        found.update(entries if isinstance(entries, dict) else {})
-    digest = info.get("digest")
-    return {
-        **{key: str(value) for key, value in found.items()},
-        **({"digest of the configuration": str(digest)} if digest else {}),
-    }
+    found = {**info.get("versions", {}), **info.get("machine", {})}
+    if digest := info.get("digest"):
+        found["digest of the configuration"] = digest
+    return {key: str(value) for key, value in found.items()}
 
 
 def _commands(run: RunOutput, output: str) -> list[tuple[str, str]]:
     """Return the commands that make the run and this page again, and what each does."""
-    versions = run.info.get("versions")
-    packages = versions if isinstance(versions, dict) else {}
-    pins = [f"{name}=={version}" for name, version in packages.items() if name not in _OWN]
+    versions = run.info.get("versions", {}).items()
+    pins = [f"{name}=={version}" for name, version in versions if name not in _OWN]
     folder = shlex.quote(str(run.config.get("output") or output or "OUTPUT"))
     found = [("collegium run experiment.yaml", "trains, tests and writes this page")]
     if pins:

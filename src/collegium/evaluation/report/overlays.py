@@ -206,22 +206,20 @@ def _resize(
 
 
 def _contours(planes: Sequence[NDArray[np.uint8]]) -> list[NDArray[np.bool_]]:
-    """One contour per plane, all of the same width."""
+    """Return one contour per plane, all of the same width."""
+    from scipy import ndimage
+
     lines = [_contour(labels) for labels in planes]
     if sum(line.sum() for line in lines) > _THIN * sum((labels > 0).sum() for labels in planes):
         return lines
-    return [_widen(line) & (labels > 0) for line, labels in zip(lines, planes, strict=True)]
-
-
-def _widen(line: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    padded = np.pad(line, 1)
-    near = (padded[:-2, 1:-1], padded[2:, 1:-1], padded[1:-1, :-2], padded[1:-1, 2:])
-    return np.asarray(np.logical_or.reduce([line, *near]))
+    wide = [ndimage.binary_dilation(line) for line in lines]
+    return [line & (labels > 0) for line, labels in zip(wide, planes, strict=True)]
 
 
 def _contour(labels: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Pixels of a class of which one of the four neighbours is of another; the border is none."""
-    padded = np.pad(labels, 1, mode="edge")
-    neighbours = (padded[:-2, 1:-1], padded[2:, 1:-1], padded[1:-1, :-2], padded[1:-1, 2:])
-    differs = np.logical_or.reduce([labels != neighbour for neighbour in neighbours])
+    """Return the pixels of a class beside a pixel of another; the edge of the image is none."""
+    from scipy import ndimage
+
+    cross = ndimage.generate_binary_structure(2, 1)
+    differs = ndimage.morphological_gradient(labels, footprint=cross, mode="nearest") > 0
     return np.asarray(differs & (labels > 0))

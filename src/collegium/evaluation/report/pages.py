@@ -179,7 +179,7 @@ def gather_content(
         timing=time_table(results, run.accounts, metric, order, variation=setting),
         sites=(),
         curves=_curves(run),
-        traffic=_traffic(results, order),
+        traffic=rows_of(count_traffic(results, order)),
         ledgers=ledger_rows(ledgers, order),
         adaptations=gather_adaptations(run.accounts, order),
         unfinished=_unfinished(run),
@@ -207,7 +207,7 @@ def _site_page(content: ReportContent, site: str, page: str, pictures: SitePictu
         adapting=[found for found in content.adapting.by_site if found.site == site],
         curves=[curves for drawn in content.curves if (curves := drawn.of(site)).panels],
         pictures={where: pictures.get((site, where), {}) for where in WHERES},
-        traffic=_traffic(own, content.run.order),
+        traffic=rows_of(count_traffic(own, content.run.order)),
         ledger=content.ledgers.get(site, ()),
         adaptations=[found for found in content.adaptations if found.site == site],
     )
@@ -239,13 +239,13 @@ def make_panels(name: str, panels: Mapping[str, Sequence[plots.ChartLine]]) -> C
 
 
 def _curves(run: RunOutput) -> list[CurvePanels]:
-    metric = f"{plots.title(run.metric)} on validation"
-    wanted = ((metric, run.metric, "val"), ("Training loss", "loss", "train"))
-    found = [
-        make_panels(name, plots.learning_curves(run.results, metric, split, run.order))
+    validation = f"{plots.title(run.metric)} on validation"
+    wanted = ((validation, run.metric, "val"), ("Training loss", "loss", "train"))
+    return [
+        make_panels(name, panels)
         for name, metric, split in wanted
+        if (panels := plots.learning_curves(run.results, metric, split, run.order))
     ]
-    return [curves for curves in found if curves.panels]
 
 
 def _method_tables(run: RunOutput, where: Where) -> list[MethodTable]:
@@ -305,10 +305,6 @@ def count_traffic(results: pd.DataFrame, order: Sequence[str]) -> pd.DataFrame:
     means = counted.groupby("algorithm").mean()
     found = means.reindex([label for label in order if label in means.index]).reset_index()
     return found.assign(name=found["algorithm"].map(method_name))
-
-
-def _traffic(results: pd.DataFrame, order: Sequence[str]) -> list[Any]:
-    return rows_of(count_traffic(results, order))
 
 
 def embed_pictures(
@@ -388,9 +384,9 @@ def undefined_scores(results: pd.DataFrame) -> list[dict[str, Any]]:
     for where in WHERES:
         groups = final_scores(results, where=where).groupby(["metric", *METHOD, "site"])["value"]
         for row in rows_of(groups.agg(scores="size", defined="count").reset_index()):
-            name = method_name(row.algorithm, row.model, where)
-            entry = {"metric": row.metric, "name": name, "site": row.site}
             if row.defined < row.scores:
-                counts = {"undefined": row.scores - row.defined, "scores": row.scores}
-                entries.append(entry | counts)
+                name = method_name(row.algorithm, row.model, where)
+                undefined = row.scores - row.defined
+                about = {"metric": row.metric, "name": name, "site": row.site}
+                entries.append({**about, "undefined": undefined, "scores": row.scores})
     return sorted(entries, key=lambda entry: (entry["metric"], entry["name"], entry["site"]))

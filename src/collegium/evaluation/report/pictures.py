@@ -9,14 +9,16 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from io import BytesIO
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from collegium.errors import DataError
 from collegium.evaluation.report.overlays import LARGEST, RANKS
+from collegium.evaluation.results import job_folders
 from collegium.evaluation.scores import Where, method_name, position
 
 BUDGET = 15_000_000
@@ -88,13 +90,14 @@ def read_overlays(output: Path, setting: str = "") -> list[Overlay]:
         DataError: An index cannot be read.
     """
     found: list[Overlay] = []
-    for where, folder in _FOLDERS.items():
-        for index in sorted(output.rglob(f"seed-*/{folder}/index.json")):
-            job = index.parents[len(Path(folder).parts)]
-            place = job.relative_to(output).parts[:-2]
-            if place[:1] == (setting,) if setting else len(place) < 2:
-                found += _read_index(index, job, place, where)
-    return _first_jobs(found)
+    for job, (where, folder) in product(job_folders(output, setting), _FOLDERS.items()):
+        place = job.relative_to(output).parts[:-2]
+        for index in job.glob(f"{folder}/index.json"):
+            found += _read_index(index, job, place, where)
+    jobs = sorted(((o.seed, o.place), (o.site, o.where, o.algorithm)) for o in found)
+    first = {key: job for job, key in reversed(jobs)}
+    kept = [o for o in found if (o.seed, o.place) == first[o.site, o.where, o.algorithm]]
+    return sorted(kept, key=_order)
 
 
 def _read_index(index: Path, job: Path, place: tuple[str, ...], where: Where) -> list[Overlay]:
@@ -115,17 +118,6 @@ def _read_index(index: Path, job: Path, place: tuple[str, ...], where: Where) ->
             f"{index}: this is not an index of overlays ({error!r}); remove the folder "
             "to make a report without its pictures."
         ) from error
-
-
-def _first_jobs(overlays: Iterable[Overlay]) -> list[Overlay]:
-    """Return the pictures of each algorithm's first job at a site, in the order wanted."""
-    overlays = list(overlays)
-    first: dict[tuple[str, str, str], tuple[int, tuple[str, ...]]] = {}
-    for o in overlays:
-        key, job = (o.site, o.where, o.algorithm), (o.seed, o.place)
-        first[key] = min(job, first.get(key, job))
-    kept = [o for o in overlays if (o.seed, o.place) == first[o.site, o.where, o.algorithm]]
-    return sorted(kept, key=_order)
 
 
 def _order(o: Overlay) -> tuple[Any, ...]:
@@ -149,14 +141,8 @@ class EmbeddedPicture:
 
 
 @dataclass(frozen=True)
-class EncodedImage:
-    """A picture in a format of the web.
-
-    Attributes:
-        data: The bytes.
-        kind: "webp", or "png" for a picture with few colours or a transparent background.
-        size: Width and height in pixels; the longer side at most 512.
-    """
+class _EncodedImage:
+    """A picture as bytes of a web format ("webp" or "png"), with its width and height in pixels."""
 
     data: bytes
     kind: str
@@ -168,7 +154,7 @@ class PictureSheet:
 
     def __init__(self, budget: int = BUDGET) -> None:
         self._left = budget
-        self._found: dict[bytes, tuple[str, EncodedImage]] = {}
+        self._found: dict[bytes, tuple[str, _EncodedImage]] = {}
 
     @property
     def css(self) -> str:
@@ -192,13 +178,19 @@ class PictureSheet:
             DataError: A file is absent or not a picture.
         """
         files = overlay.layers if "image" in overlay.layers else {"image": overlay.file}
-        contents = {name: _read(path) for name, path in files.items()}
-        digests = {name: hashlib.sha256(data).digest() for name, data in contents.items()}
-        new = {
-            digest: encode(contents[name], files[name])
-            for name, digest in digests.items()
-            if digest not in self._found
-        }
+        digests: dict[str, bytes] = {}
+        new: dict[bytes, _EncodedImage] = {}
+        for name, path in files.items():
+            try:
+                content = path.read_bytes()
+                digest = digests[name] = hashlib.sha256(content).digest()
+                if digest not in self._found and digest not in new:
+                    new[digest] = _encode(content)
+            except OSError as error:
+                raise DataError(
+                    f"{path}: the overlay cannot be read ({error}); "
+                    "remove its line from index.json."
+                ) from error
         cost = MARKUP + sum(len(found.data) for found in new.values())
         if cost > self._left:
             return None
@@ -209,40 +201,19 @@ class PictureSheet:
         return EmbeddedPicture(overlay, self._found[digests["image"]][1].size, names)
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise _unreadable(path, error) from error
+def _encode(content: bytes) -> _EncodedImage:
+    """Return a picture in a format of the web; its longer side has at most 512 pixels.
 
-
-def _unreadable(path: Path, error: Exception) -> DataError:
-    return DataError(
-        f"{path}: the overlay cannot be read ({error}); remove its line from index.json."
-    )
-
-
-def encode(content: bytes, path: Path) -> EncodedImage:
-    """Return a picture in a format of the web.
-
-    Args:
-        content: The content of its file.
-        path: The file, for messages.
-
-    Raises:
-        DataError: It is no picture.
+    A PNG with a palette, for few colours or a transparent background, stays one unless it is large.
     """
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     buffer = BytesIO()
-    try:
-        with Image.open(BytesIO(content)) as picture:
-            large = max(picture.size) > LARGEST
-            if picture.mode == "P" and picture.format == "PNG" and not large:
-                return EncodedImage(content, "png", picture.size)
-            converted = picture.convert("RGBA" if picture.mode in ("P", "RGBA") else "RGB")
-            converted.thumbnail((LARGEST, LARGEST))
-            converted.save(buffer, "WEBP", quality=_QUALITY, method=4)
-            return EncodedImage(buffer.getvalue(), "webp", converted.size)
-    except (OSError, UnidentifiedImageError) as error:
-        raise _unreadable(path, error) from error
+    with Image.open(BytesIO(content)) as picture:
+        large = max(picture.size) > LARGEST
+        if picture.mode == "P" and picture.format == "PNG" and not large:
+            return _EncodedImage(content, "png", picture.size)
+        converted = picture.convert("RGBA" if picture.mode in ("P", "RGBA") else "RGB")
+        converted.thumbnail((LARGEST, LARGEST))
+        converted.save(buffer, "WEBP", quality=_QUALITY, method=4)
+        return _EncodedImage(buffer.getvalue(), "webp", converted.size)

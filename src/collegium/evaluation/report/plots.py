@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -266,25 +266,23 @@ def ticks(low: float, high: float) -> list[float]:
     return [float(step * k + 0.0) for k in np.arange(first, np.floor(high / step) + 1)]  # no -0.0
 
 
-def reach(ends: Iterable[float | None]) -> float:
+def reach(ends: Iterable[float]) -> float:
     """Return how far from zero numbers reach: the half width of the common scale of intervals.
 
     Args:
-        ends: Means and ends of the intervals; None and NaN are left out.
+        ends: Means and ends of the intervals; NaN is left out.
     """
-    return max((abs(end) for end in ends if _defined(end)), default=0.0) or 1.0
+    return max((abs(end) for end in ends if not isnan(end)), default=0.0) or 1.0
 
 
-def interval_svg(
-    mean: float | None, low: float | None, high: float | None, half_width: float
-) -> str:
+def interval_svg(mean: float, low: float, high: float, half_width: float) -> str:
     """Draw an interval on a line whose middle is zero.
 
     It is hidden from screen readers, for the numbers stand beside it.
 
     Args:
-        mean: The middle of the interval; None and NaN are undefined.
-        low: Its lower end.
+        mean: The middle of the interval; NaN if it is undefined.
+        low: Its lower end; NaN if it has no ends.
         high: Its upper end.
         half_width: Value at the right end of the line.
 
@@ -296,15 +294,11 @@ def interval_svg(
         return round(80 + 72 * max(-1.0, min(1.0, value / half_width)), 1)
 
     parts = ['<line class="zero" x1="80" y1="1" x2="80" y2="19"/>']
-    if _defined(low) and _defined(high):
+    if not isnan(low):
         parts.append(f'<line class="bar" x1="{place(low)}" y1="10" x2="{place(high)}" y2="10"/>')
-    if _defined(mean):
+    if not isnan(mean):
         parts.append(f'<circle class="dot" cx="{place(mean)}" cy="10" r="4"/>')
     return (
         '<svg class="interval" viewBox="0 0 160 20" width="160" height="20" aria-hidden="true" '
         f'focusable="false">{"".join(parts)}</svg>'
     )
-
-
-def _defined(value: float | None) -> TypeGuard[float]:
-    return value is not None and not isnan(value)
