@@ -193,8 +193,7 @@ def variations(results: pd.DataFrame) -> tuple[str, ...]:
     return tuple(sorted(results["variation"].unique(), key=_natural))
 
 
-def _natural(name: str) -> tuple[list[tuple[int, float, str]], str]:
-    parts = [part for part in _NUMBER.split(name) if part]
-    return [
-        (0, float(part), "") if _NUMBER.fullmatch(part) else (1, 0.0, part) for part in parts
-    ], name
+def _natural(name: str) -> tuple[list[str | float], str]:
+    """Return the key to sort names by: the numbers are at the odd places of the split name."""
+    parts = _NUMBER.split(name)
+    return [float(part) if place % 2 else part for place, part in enumerate(parts)], name

@@ -95,14 +95,10 @@ def time_table(
             rows.append((*key, cell.method, *seconds, cell.mean, cell.sd, cell.rank))
         else:
             lacking.append(cell.method)
-    return TimeTable(
-        metric,
-        quality.unit,
-        quality.higher_is_better,
-        pd.DataFrame(rows, columns=TIMED).sort_values("seconds", kind="stable"),
-        _missing_times(lacking, any_scores=not scores.empty, any_times=bool(rows)),
-        variation,
-    )
+    methods = pd.DataFrame(rows, columns=TIMED).sort_values("seconds", kind="stable")
+    missing = _missing_times(lacking, any_scores=not scores.empty, any_times=bool(rows))
+    about = metric, quality.unit, quality.higher_is_better
+    return TimeTable(*about, methods, missing, variation)
 
 
 def _seconds_per_image(
@@ -155,16 +151,9 @@ def time_against_quality(table: TimeTable) -> MethodTable:
         for column, name in columns.items()
     ]
     higher = {SECONDS: False, UNADAPTED: False, metric: table.higher_is_better}
-    return MethodTable(
-        "time against quality",
-        "",
-        table.higher_is_better,
-        (),
-        tuple(columns),
-        make_cells(cells, "", "outside", higher=higher),
-        "outside",
-        table.variation,
-    )
+    frame = make_cells(cells, "", "outside", higher=higher)
+    about = "time against quality", "", table.higher_is_better
+    return MethodTable(*about, (), tuple(columns), frame, "outside", table.variation)
 
 
 def read_accounts(output: Path, setting: str = "") -> list[dict[str, Any]]:

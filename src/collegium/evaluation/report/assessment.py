@@ -40,12 +40,8 @@ def heat(matrix: Sequence[Sequence[float]], top: float = 0.0) -> list[list[dict[
     highest = top or max((value for row in matrix for value in row), default=0.0) or 1.0
     return [
         [
-            {
-                "text": short(value),
-                "shade": round(88 * value / highest),
-                "deep": value > 0.55 * highest,
-            }
-            for value in row
+            {"text": short(v), "shade": round(88 * v / highest), "deep": v > 0.55 * highest}
+            for v in row
         ]
         for row in matrix
     ]

@@ -101,7 +101,7 @@ def list_pages(content: ReportContent) -> list[dict[str, str]]:
         content: The content of the report.
     """
     run = content.run
-    sites = [(page.id, page.name) for page in content.sites]
+    sites = [(page["id"], page["name"]) for page in content.sites]
     wanted: list[tuple[str, str, Any]] = [
         ("overview", "Overview", True),
         ("results", "Results", True),
@@ -110,7 +110,7 @@ def list_pages(content: ReportContent) -> list[dict[str, str]]:
         ("distances", "How sites differ", run.assessment or run.distances),
         ("curves", "Learning curves", content.curves),
         ("routing", "Routing", [found for found in content.adaptations if found.routes]),
-        ("cases", "Cases", [page for page in content.sites if any(page.pictures.values())]),
+        ("cases", "Cases", [page for page in content.sites if any(page["pictures"].values())]),
         ("traffic", "Bytes and time", content.traffic),
         ("ledger", "What left each site", content.ledgers),
         ("reproduce", "How to reproduce", True),

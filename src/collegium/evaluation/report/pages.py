@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any
 
 from collegium.evaluation.comparisons import ComparisonTable, adapting_table, joining_table
@@ -62,51 +62,6 @@ class CurvePanels:
 
 
 @dataclass(frozen=True)
-class SiteScores:
-    """The scores of one site: a row for each method, a column for each metric.
-
-    Attributes:
-        columns: Metric, its unit, and whether higher is better.
-        rows: Name of the method, and a cell for each column, None if it has no score.
-    """
-
-    columns: Sequence[tuple[str, str, bool]]
-    rows: Sequence[tuple[str, Sequence[Any]]]
-
-
-@dataclass(frozen=True)
-class SitePage:
-    """The content of the page of one site.
-
-    Attributes:
-        name: The site.
-        id: The id of its page.
-        tested: By "inside" and "outside", how many patients and cases were scored.
-        answer: Whether joining helps it; None if nobody trained alone.
-        scores: By "inside" and "outside", all its scores.
-        adapting: Of a site outside, adapters against none.
-        curves: Its charts.
-        pictures: By "inside" and "outside", its pictures by method; inside, the method of its
-            answer first, or, if none of it were drawn, another model of the same algorithm.
-        traffic: What it sent and received, see `count_traffic`.
-        ledger: The summaries of its ledgers.
-        adaptations: The adaptations to it.
-    """
-
-    name: str
-    id: str
-    tested: Mapping[Where, tuple[int, int]]
-    answer: JoiningAnswer | None
-    scores: Mapping[Where, SiteScores]
-    adapting: Sequence[Any]
-    curves: Sequence[CurvePanels]
-    pictures: Mapping[Where, PicturesByMethod]
-    traffic: Sequence[Any]
-    ledger: Sequence[Mapping[str, Any]]
-    adaptations: Sequence[AdaptationSummary]
-
-
-@dataclass(frozen=True)
 class ReportContent:
     """Everything that the templates show; pages without content are left out.
 
@@ -119,7 +74,7 @@ class ReportContent:
         adapting: Adapters against none, at all sites outside.
         adapting_answers: The answer to each site outside: does adapting help?
         timing: Time against quality, at all sites outside.
-        sites: A page for each site.
+        sites: The content of each site's page, see `_site_page`.
         curves: The charts of all sites.
         traffic: What all sites sent and received, see `count_traffic`.
         ledgers: By site the summaries of its ledgers.
@@ -139,7 +94,7 @@ class ReportContent:
     adapting: ComparisonTable
     adapting_answers: Sequence[AdaptingAnswer]
     timing: TimeTable
-    sites: Sequence[SitePage]
+    sites: Sequence[Mapping[str, Any]]
     curves: Sequence[CurvePanels]
     traffic: Sequence[Any]
     ledgers: Mapping[str, Sequence[Mapping[str, Any]]]
@@ -193,24 +148,33 @@ def gather_content(
     return replace(content, sites=pages)
 
 
-def _site_page(content: ReportContent, site: str, page: str, pictures: SitePictures) -> SitePage:
+def _site_page(
+    content: ReportContent, site: str, page: str, pictures: SitePictures
+) -> dict[str, Any]:
+    """Return the content of the page of one site.
+
+    Where it is by "inside" and "outside": ``tested``, how many patients and cases were scored;
+    ``scores``; and ``pictures`` by method, inside the method of its answer first, or, if none of it
+    were drawn, another model of the same algorithm. ``answer`` says whether joining helps it, None
+    if nobody trained alone.
+    """
     results = content.run.results
     own = results[results["site"] == site]
     tested = {where: final_scores(own, where=where) for where in WHERES}
-    return SitePage(
-        name=site,
-        id=page,
+    return {
+        "name": site,
+        "id": page,
         # a case that several folds test counts once
-        tested={w: (s["patient"].nunique(), s["case"].nunique()) for w, s in tested.items()},
-        answer=content.answers.get(site),
-        scores={where: _site_scores(content.tables[where], site) for where in WHERES},
-        adapting=[found for found in content.adapting.by_site if found.site == site],
-        curves=[curves for drawn in content.curves if (curves := drawn.of(site)).panels],
-        pictures={where: pictures.get((site, where), {}) for where in WHERES},
-        traffic=rows_of(count_traffic(own, content.run.order)),
-        ledger=content.ledgers.get(site, ()),
-        adaptations=[found for found in content.adaptations if found.site == site],
-    )
+        "tested": {w: (s["patient"].nunique(), s["case"].nunique()) for w, s in tested.items()},
+        "answer": content.answers.get(site),
+        "scores": {where: _site_scores(content.tables[where], site) for where in WHERES},
+        "adapting": [found for found in content.adapting.by_site if found.site == site],
+        "curves": [curves for drawn in content.curves if (curves := drawn.of(site)).panels],
+        "pictures": {where: pictures.get((site, where), {}) for where in WHERES},
+        "traffic": rows_of(count_traffic(own, content.run.order)),
+        "ledger": content.ledgers.get(site, ()),
+        "adaptations": [found for found in content.adaptations if found.site == site],
+    }
 
 
 def site_ids(sites: Sequence[str]) -> dict[str, str]:
@@ -268,14 +232,19 @@ def _sweeps(run: RunOutput) -> list[MethodTable]:
     return [table for table in found if table.methods]
 
 
-def _site_scores(tables: Sequence[MethodTable], site: str) -> SiteScores:
-    """Return the scores of one site, of all metrics that have some there."""
+def _site_scores(tables: Sequence[MethodTable], site: str) -> dict[str, Any]:
+    """Return the scores of one site, of all metrics that have some there.
+
+    ``columns`` holds metric, unit and whether higher is better; ``rows`` the name of each method
+    and a cell for each column, None if it has no score.
+    """
     tables = [table for table in tables if site in table.sites]
     columns = [(table.metric, table.unit, table.higher_is_better) for table in tables]
     own = [table.cells[table.cells["column"] == site] for table in tables]
     found = [{cell.method: cell for cell in rows_of(cells)} for cells in own]
-    names = dict.fromkeys(name for cells in found for name in cells)
-    return SiteScores(columns, [(name, [cells.get(name) for cells in found]) for name in names])
+    names = dict.fromkeys(chain(*found))
+    rows = [(name, [cells.get(name) for cells in found]) for name in names]
+    return {"columns": columns, "rows": rows}
 
 
 def count_traffic(results: pd.DataFrame, order: Sequence[str]) -> pd.DataFrame:
@@ -333,14 +302,11 @@ def embed_pictures(
         ordered[site, where] = [methods[name] for name in sorted(methods, key=first.__ne__)]
     shown: dict[tuple[str, Where], PicturesByMethod] = {place: {} for place in ordered}
     left_out = 0
-    for turn in zip_longest(*ordered.values(), fillvalue=()):
-        for overlay in (overlay for method in turn for overlay in method):
-            picture = sheet.add(overlay)
-            if picture is None:
-                left_out += 1
-            else:
-                methods_shown = shown[overlay.site, overlay.where]
-                methods_shown.setdefault(overlay.name, []).append(picture)
+    for overlay in chain(*chain(*zip_longest(*ordered.values(), fillvalue=()))):
+        if picture := sheet.add(overlay):
+            shown[overlay.site, overlay.where].setdefault(overlay.name, []).append(picture)
+        else:
+            left_out += 1
     return shown, left_out
 
 

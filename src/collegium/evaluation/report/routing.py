@@ -219,20 +219,15 @@ def shades(routes: RoutingCoefficients) -> list[tuple[str, list[dict[str, Any]]]
     low, high = routes.range
     span = (high - low) or 1.0
     deviations = routes.deviations or [[None] * len(routes.sources)] * len(routes.layers)
-    return [
-        (
-            layer,
-            [
-                {
-                    "text": number(v),
-                    "shade": round(88 * (v - low) / span),
-                    "deviation": "" if sd is None else number(sd),
-                }
-                for v, sd in zip(row, spread, strict=True)
-            ],
-        )
-        for layer, row, spread in zip(routes.layers, routes.values, deviations, strict=True)
-    ]
+    found = []
+    for layer, row, spread in zip(routes.layers, routes.values, deviations, strict=True):
+        texts = ["" if sd is None else number(sd) for sd in spread]
+        cells = [
+            {"text": number(v), "shade": round(88 * (v - low) / span), "deviation": text}
+            for v, text in zip(row, texts, strict=True)
+        ]
+        found.append((layer, cells))
+    return found
 
 
 def variation_svg(routes: RoutingCoefficients, what: str) -> str:
