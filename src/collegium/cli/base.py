@@ -62,9 +62,7 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
             fail(str(error), error.exit_code)
         except KeyboardInterrupt:
             fail("stopped", INTERRUPTED)
-        except typer.Exit:
-            raise
-        except BrokenPipeError:  # the reader of our output has closed it
+        except (typer.Exit, BrokenPipeError):  # the latter: the reader of our output has closed it
             raise
         except Exception as error:
             fail_unexpectedly(error)

@@ -1,21 +1,11 @@
 """The command `partition`."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from collegium.cli.base import Overrides, app, guarded, print_table, read_numbers
-
-
-class Rule(StrEnum):
-    """The rules by which a pool is partitioned."""
-
-    volume = "volume"
-    ratio = "ratio"
-    dirichlet = "dirichlet"
-    column = "column"
 
 
 @app.command()
@@ -27,12 +17,12 @@ def partition(
     overrides: Overrides = None,
     *,
     by: Annotated[
-        Rule,
+        Literal["volume", "ratio", "dirichlet", "column"],
         typer.Option(
             help="By label volume from small to large; by a ratio of negatives to positives; by a "
             "Dirichlet distribution; or by a column of the manifest or the tables."
         ),
-    ] = Rule.volume,
+    ] = "volume",
     sites: Annotated[int, typer.Option(help="The number of sites.")] = 4,
     sizes: Annotated[
         str, typer.Option(help="For volume: patients of each site, as 34,35, instead of --sites.")
@@ -66,7 +56,7 @@ def partition(
     config = load_federation(federation, overrides or ())
     proportions = read_numbers(ratios, float, "ratios", "1,2,4,7")
     patients = read_numbers(sizes, int, "sizes", "34,35")
-    rule = PartitionRule(by.value, sites, proportions, alpha, column, seed, lack, patients)
+    rule = PartitionRule(by, sites, proportions, alpha, column, seed, lack, patients)
     output = output or Path("manifest.csv" if config.table is None else "sites")
     counts = repartition(config, rule, output)
     print_table(([site, str(count)] for site, count in counts.items()), ["site", "cases"])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
-from itertools import chain
+from collections.abc import Container, Iterator
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,14 +64,17 @@ def write_tables(output: Path) -> tuple[Path, ...]:
             "run the experiment until a job is finished."
         )
     made = [_tables_of(results, metric, where, labels) for metric, where in metrics]
-    texts: dict[str, str] = {}
+    tables: dict[str, MethodTable | ComparisonTable] = {}
     for stem, table in chain(*made, _time_tables(output, results, labels)):
-        for extension, write in _WRITERS.items():
-            texts[_free(f"{_UNSAFE.sub('_', stem)}.{extension}", texts)] = write(table)
-    paths = tuple(output / FOLDER / name for name in texts)
-    for path, text in zip(paths, texts.values(), strict=True):
+        tables[_free(_UNSAFE.sub("_", stem), tables)] = table
+    texts = {
+        output / FOLDER / f"{stem}.{extension}": write(table)
+        for stem, table in tables.items()
+        for extension, write in _WRITERS.items()
+    }
+    for path, text in texts.items():
         write_atomically(path, text.encode())
-    return paths
+    return tuple(texts)
 
 
 def _tables_of(
@@ -109,11 +112,7 @@ def _time_tables(
             yield f"time-{name}" if name else "time", time_against_quality(table)
 
 
-def _free(name: str, taken: Mapping[str, str]) -> str:
-    """Return the name, with a number if it is taken."""
-    stem, _, extension = name.rpartition(".")
-    number = 2
-    while name in taken:
-        name = f"{stem}_{number}.{extension}"
-        number += 1
-    return name
+def _free(stem: str, taken: Container[str]) -> str:
+    """Return the stem, with a number if it is taken."""
+    names = chain([stem], (f"{stem}_{number}" for number in count(2)))
+    return next(name for name in names if name not in taken)

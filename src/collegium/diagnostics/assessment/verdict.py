@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 from statistics import fmean
-from typing import Literal
+from typing import Literal, get_args
 
 from collegium.diagnostics.assessment.findings import Comparison, Findings, Geometry, Kind
 
@@ -78,7 +78,6 @@ def judge(findings: Findings, sites: Sequence[str]) -> Verdict:
             "That takes one number per case; only summaries left the sites.",
         )
     surest = min(findings.tests, key=lambda test: test.p_adjusted)
-    fewest = min(test.fewest for test in findings.tests)
     numbers = f"Smallest adjusted p-value {p_text(surest.p_adjusted)} ({surest.what})"
     if surest.p_adjusted < CLEAR:
         which = _listed([test.what for test in findings.tests if test.p_adjusted < CLEAR])
@@ -95,10 +94,11 @@ def judge(findings: Findings, sites: Sequence[str]) -> Verdict:
             f"{numbers}: below {HINT}, not below {CLEAR}.",
             _advice_if_different(findings, HINT, "a guess"),
         )
-    return _no_difference(findings.tests, fewest, numbers)
+    return _no_difference(findings.tests, numbers)
 
 
-def _no_difference(tests: Sequence[Comparison], fewest: int, numbers: str) -> Verdict:
+def _no_difference(tests: Sequence[Comparison], numbers: str) -> Verdict:
+    fewest = min(test.fewest for test in tests)
     lowest = min(test.evidence.smallest_p for test in tests) * len(tests)
     if fewest < ENOUGH or lowest > HINT:
         return _unknown(
@@ -129,7 +129,7 @@ def _unknown(headline: str, why: str) -> Verdict:
 
 def _advice_if_different(findings: Findings, level: float, sure: Sure) -> list[Advice]:
     kinds = {test.kind for test in findings.tests if test.p_adjusted < level}
-    advice = [
+    advice = (
         Advice(
             "Compare personal methods (Ditto, IOP-FL, GRACE, pFedNet) with FedAvg and with "
             "single-site training: one model for all may fit none of the sites well.",
@@ -137,13 +137,11 @@ def _advice_if_different(findings: Findings, level: float, sure: Sure) -> list[A
             "The sites' data differ; by how much a model suffers from it, only a run can show.",
         ),
         _by_kind(kinds),
-    ]
-    if farthest := _most_distant(findings.geometries):
-        advice.append(farthest)
-    if groups := _clusters(findings.geometries):
-        advice.append(groups)
-    order: list[Sure] = ["sure", "likely", "a guess"]
-    return sorted(advice, key=lambda entry: order.index(entry.sure))
+        _most_distant(findings.geometries),
+        _clusters(findings.geometries),
+    )
+    order = get_args(Sure)
+    return sorted(filter(None, advice), key=lambda entry: order.index(entry.sure))
 
 
 def _by_kind(kinds: set[Kind]) -> Advice:

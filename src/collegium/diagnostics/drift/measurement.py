@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -163,9 +164,7 @@ def measure_drift(
         measured = [
             found
             for chosen in config.algorithms
-            for found in _Measurement(config, chosen, trained, (split, limit), observe).rounds(
-                wanted
-            )
+            for found in _Measurement(config, chosen, trained, (split, limit), observe).of(wanted)
         ]
     labels = [chosen.label for chosen in config.algorithms]
     notes = _notes(federation.names, measured, SPLITS[split])
@@ -233,7 +232,7 @@ class _Measurement:
         self._rounds: Sequence[int] = ()
         self._found: dict[str, dict[Kind, SiteFeatures]] = {}
 
-    def rounds(self, wanted: Sequence[int]) -> Iterator[RoundDrift]:
+    def of(self, wanted: Sequence[int]) -> Iterator[RoundDrift]:
         """Train up to the last of the wanted rounds, and yield the measurements of each."""
         self._rounds = wanted
         about: dict[str, Any] = {
@@ -271,10 +270,9 @@ class _Measurement:
         """Extract a site's features; of several trainings in a round, the first start and end."""
         if number in self._rounds:
             data: Dataset = getattr(self._federation.sites[site], self._split)
-            found = self._found.setdefault(site, {})
-            if "global" not in found:
-                found["global"] = self._extractor.extract(received, data, limit=self._limit)
-            found["local"] = self._extractor.extract(trained, data, limit=self._limit)
+            extract = partial(self._extractor.extract, data=data, limit=self._limit)
+            start = self._found[site]["global"] if site in self._found else extract(received)
+            self._found[site] = {"global": start, "local": extract(trained)}
 
     def _drift(self, number: int) -> RoundDrift:
         features: Features = {
@@ -285,19 +283,16 @@ class _Measurement:
                 f"round {number} of {self._chosen.label!r} shows no site's {SPLITS[self._split]} "
                 f"images of two patients, of whom one has to be held out; look at other images"
             )
-        drift = {
-            site: apart(seen["global"], seen["local"], seed=self._seed)
-            for site, seen in features.items()
-        }
+        seed = self._seed
         received = {site: seen["global"] for site, seen in features.items()}
         return RoundDrift(
             self._chosen.label,
             number,
             {site: len(seen.rows) for site, seen in received.items()},
             {site: seen.count for site, seen in received.items()},
-            drift,
-            apart_matrix(received, seed=self._seed).tolist(),
-            map_features(features, self._seed),
+            {s: apart(seen["global"], seen["local"], seed=seed) for s, seen in features.items()},
+            apart_matrix(received, seed=seed).tolist(),
+            map_features(features, seed),
         )
 
 

@@ -32,14 +32,12 @@ class JoiningAnswer:
     """The answer to one site: does joining help?
 
     Attributes:
-        site: Name of the site.
         chosen: The comparison of the method that the site chose; None without validation scores.
         sentence: The answer in one sentence.
         counts: How many of the methods that can be joined help, hurt, or neither.
         methods: The comparisons of all methods.
     """
 
-    site: str
     chosen: Any
     sentence: str
     counts: dict[Outcome, int]
@@ -88,7 +86,7 @@ def answer_sites(run: RunOutput, joining: ComparisonTable) -> dict[str, JoiningA
     for site, methods in _by_site(joining):
         own = next((c for c in methods if (c.algorithm, c.model) == chosen.get(site)), None)
         counts = _count(c for c in methods if c.algorithm not in run.labels.pooled)
-        answers[site] = JoiningAnswer(site, own, _sentence(site, own, joining), counts, methods)
+        answers[site] = JoiningAnswer(own, _sentence(site, own, joining), counts, methods)
     return answers
 
 

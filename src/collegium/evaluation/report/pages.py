@@ -58,7 +58,7 @@ class CurvePanels:
 
     def of(self, site: str) -> CurvePanels:
         """Return the charts of one site, in a frame of its own."""
-        return make_panels(self.name, {site: self.panels[site]} if site in self.panels else {})
+        return make_panels(self.name, {site: self.panels[site]})
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def _site_page(
         "answer": content.answers.get(site),
         "scores": {where: _site_scores(content.tables[where], site) for where in WHERES},
         "adapting": [found for found in content.adapting.by_site if found.site == site],
-        "curves": [curves for drawn in content.curves if (curves := drawn.of(site)).panels],
+        "curves": [drawn.of(site) for drawn in content.curves if site in drawn.panels],
         "pictures": {where: pictures.get((site, where), {}) for where in WHERES},
         "traffic": rows_of(count_traffic(own, content.run.order)),
         "ledger": content.ledgers.get(site, ()),
@@ -302,7 +302,8 @@ def embed_pictures(
         ordered[site, where] = [methods[name] for name in sorted(methods, key=first.__ne__)]
     shown: dict[tuple[str, Where], PicturesByMethod] = {place: {} for place in ordered}
     left_out = 0
-    for overlay in chain(*chain(*zip_longest(*ordered.values(), fillvalue=()))):
+    turns = zip_longest(*ordered.values(), fillvalue=())  # each a method of every site
+    for overlay in chain(*chain(*turns)):
         if picture := sheet.add(overlay):
             shown[overlay.site, overlay.where].setdefault(overlay.name, []).append(picture)
         else:
