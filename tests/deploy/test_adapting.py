@@ -149,7 +149,7 @@ def test_exported_models_do_with_the_experiment_that_they_are_of(
     code, said = adapt(old, place / "data/cedar", "--adapter", "none", "--output",
                        tmp_path / "other")  # fmt: skip
     assert code == 2
-    assert "a folder of models needs the experiment they were trained with; name" in said
+    assert "models need the experiment that they were trained with; name" in said
 
 
 ROUTING = ("--adapter", "routing", "--algorithm", "iopfl", "epochs=1", "terms=[consistency]")
@@ -281,7 +281,7 @@ FEDAVG = ["run", "data/cedar", "--algorithm", "fedavg"]
         ([*FEDAVG, "--adapter", "tent", "lr=0"], 2, "adapter.lr: should be above 0, not 0"),
         ([*FEDAVG, "--adapter", "tent", "lr"], 2, "write key=value"),
         ([*FEDAVG, "--adapter", "ensemble"], 2, "ensemble needs personal models, but no site"),
-        (["data", "data/cedar"], 2, "is no run, and a folder of models needs"),
+        (["data", "data/cedar"], 2, "is no run, and models need"),
         (["nothere", "one"], 2, "nothere: there is no such folder"),
     ],
 )

@@ -415,7 +415,7 @@ def test_a_file_of_a_model_predicts_as_the_run_that_wrote_it(
     images = of_slices.parent / "north" / "images"
     arguments = ["predict", str(model), str(images), "--output", str(tmp_path / "file")]
     refused = CliRunner().invoke(cli.app, arguments)
-    assert (refused.exit_code, "name it with --config" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "name its file with --config" in refused.stderr) == (2, True)
     done = CliRunner().invoke(cli.app, [*arguments, "--config", str(config)])
     assert done.exit_code == 0, done.output
     run_, place = str(of_slices), str(tmp_path / "run")

@@ -26,12 +26,12 @@ from collegium.data.formats import decode, nifti, pictures
 from collegium.data.site import Case
 from collegium.deploy.bundlegraph import Plan, Sees, inference_of
 from collegium.deploy.bundletexts import metadata_of, readme_of
-from collegium.deploy.models import BUNDLE_SETTINGS, OpenedModels, network_with
-from collegium.errors import CollegiumError, ConfigError, DataError
+from collegium.deploy.cases import new_folder
+from collegium.deploy.models import BUNDLE_MODEL, BUNDLE_SETTINGS, OpenedModels, network_with
+from collegium.errors import CollegiumError, ConfigError
 from collegium.experiment.config.building import build_algorithm, network_of
 from collegium.experiment.config.experiment import AlgorithmConfig, ExperimentConfig
 from collegium.experiment.model_settings import extends, settings_of
-from collegium.models.factory import parameters_of
 from collegium.models.files import export_model
 from collegium.models.standardised import Standardised
 
@@ -61,8 +61,6 @@ def export_bundle(opened: OpenedModels, folder: Path, *, pictures: bool | None =
         DataError: The folder is not empty.
         StorageError: A file cannot be written.
     """
-    if folder.exists() and any(folder.iterdir()):
-        raise DataError(f"{folder} holds something already; choose another folder")
     config = opened.config
     if config.federation.table is not None or isinstance(opened.network(), Standardised):
         raise ConfigError("MONAI's bundles are for images; a model for tables stays safetensors")
@@ -85,29 +83,20 @@ def export_bundle(opened: OpenedModels, folder: Path, *, pictures: bool | None =
         )
     divisors = _divisors(opened, 3 if sees == "volumes" else 2)
     plan = Plan(config, name, sees, _network(config, carried), divisors)
-    unfinished = folder.with_name(f".{folder.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    try:
-        for part in ("models", "configs", "docs"):
-            (unfinished / part).mkdir(parents=True)
+    contents = {
+        "configs/inference.json": json.dumps(inference_of(plan), indent=1),
+        "configs/metadata.json": json.dumps(metadata_of(opened, plan), indent=1),
+        "docs/README.md": readme_of(opened, plan),
+    }
+    if (settings := settings_of(config, opened.algorithm, opened.seed)) is not None:
+        contents[str(BUNDLE_SETTINGS)] = json.dumps(settings, indent=1)
+    with new_folder(folder) as unfinished:
         for code, script in _own_code(config, carried).items():
             (unfinished / "scripts").mkdir(exist_ok=True)
             shutil.copy(code, unfinished / "scripts" / script)
-        export_model(own, unfinished / "models" / "model.safetensors")
-        contents = {
-            "configs/inference.json": json.dumps(inference_of(plan), indent=1),
-            "configs/metadata.json": json.dumps(metadata_of(opened, plan), indent=1),
-            "docs/README.md": readme_of(opened, plan),
-        }
-        if (settings := settings_of(config, opened.algorithm, opened.seed)) is not None:
-            contents[str(BUNDLE_SETTINGS)] = json.dumps(settings, indent=1)
+        export_model(own, unfinished / BUNDLE_MODEL)
         for path, text in contents.items():
             write_atomically(unfinished / path, text.encode())
-        if folder.exists():
-            folder.rmdir()
-        unfinished.rename(folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
     return folder
 
 
@@ -124,28 +113,22 @@ def _network(config: ExperimentConfig, carried: AlgorithmConfig | None) -> dict[
         config: The experiment.
         carried: The algorithm that extends the network, if predictions need it.
     """
-    params = {**config.model.params}
-    inputs = config.federation.image.inputs
-    if inputs is not None:
-        inputs *= 2 * config.federation.sampling.neighbours + 1
+    params = network_of(config).params
     if config.model.name == "unet" and carried is None:
         channels = list(params.get("channels", (16, 32, 64, 128)))
         return {
             "_target_": "monai.networks.nets.UNet",
             "spatial_dims": params.get("spatial_dims", 2),
-            "in_channels": params.get("in_channels", inputs or 3),
-            "out_channels": params.get("out_channels", config.federation.task.channels),
+            "in_channels": params.get("in_channels", 3),
+            "out_channels": params["out_channels"],
             "channels": channels,
             "strides": params.get("strides") or [2] * (len(channels) - 1),
             "num_res_units": params.get("num_res_units", 1),
             "norm": _NORMS[params.get("norm", "batch")],
             "dropout": params.get("dropout", 0.0),
         }
-    known = {"in_channels": inputs, "out_channels": config.federation.task.channels}
-    taken = parameters_of(config.model.name)
-    filled = {key: value for key, value in known.items() if key in taken and value is not None}
     code = _own_code(config, carried)
-    model = {"name": _in_bundle(config.model.name, code), **filled, **params}
+    model = {"name": _in_bundle(config.model.name, code), **params}
     if carried is None:
         return {"_target_": "collegium.models.factory.build_model", **model}
     return {

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
@@ -10,16 +13,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from collegium.core.dataset import Example
+from collegium.core.dataset import Dataset, Example
 from collegium.core.randomness import ambient
-from collegium.data.cache import PreparedCase
+from collegium.data.cache import PreparedCase, prepare
+from collegium.data.columns import SUFFIXES
+from collegium.data.federation import task_of_site
 from collegium.data.formats import write_mask
+from collegium.data.sampling import ImageDataset
 from collegium.data.site import Case
-from collegium.data.unlabelled import is_file_name
+from collegium.data.table_site import rows_to_predict
+from collegium.data.tables import read_table
+from collegium.data.unlabelled import is_file_name, list_images
 from collegium.deploy.models import OpenedModels
-from collegium.errors import DataError
+from collegium.errors import ConfigError, DataError
 from collegium.evaluation.report.account import CasePicture
 from collegium.evaluation.report.overlays import draw_overlay
+from collegium.experiment.federation import cache_folder
 from collegium.experiment.job_results import plane_of
 
 _SIDE = 128
@@ -29,17 +38,90 @@ _KINDS = {2: "picture", 3: "volume"}
 """What images are called by their number of spatial axes."""
 
 
-def check_images(prepared: Sequence[PreparedCase], opened: OpenedModels) -> None:
-    """Refuse images that the network cannot take, before any is predicted.
-
-    Args:
-        prepared: The images.
-        opened: The models.
+@contextmanager
+def new_folder(output: Path) -> Iterator[Path]:
+    """Yield a folder that becomes ``output`` at the end of the block; after an error it is removed.
 
     Raises:
-        DataError: An image is a volume where the models were trained on pictures, or the other way
-            round, or has other channels than those that they were trained on.
+        DataError: ``output`` holds something already.
     """
+    if output.exists() and any(output.iterdir()):
+        raise DataError(f"{output} holds something already; choose another output folder")
+    unfinished = output.with_name(f".{output.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    try:
+        yield unfinished
+        if output.exists():
+            output.rmdir()
+        unfinished.rename(output)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Cases:
+    """The cases to predict; all of them have a label, or none has.
+
+    Attributes:
+        names: Names of the cases.
+        data: The cases as the network gets them.
+        files: The cases as found; None if they get no masks.
+    """
+
+    names: Sequence[str]
+    data: Dataset
+    files: Sequence[Case] | None = None
+
+    @property
+    def labelled(self) -> bool:
+        """Whether the predictions can be scored."""
+        if self.files is None:
+            return "label" in self.data.example(0).batch
+        return self.files[0].label is not None
+
+
+def open_cases(opened: OpenedModels, place: Path, labels: Path | None, *, site: str = "") -> Cases:
+    """Find and prepare the cases that models are applied to.
+
+    Args:
+        opened: The models.
+        place: Images as `collegium.data.unlabelled.list_images` finds them, or a table if the
+            models learnt from tables.
+        labels: A folder of masks.
+        site: The site whose own model it is, which expects the site's channels and labels.
+
+    Raises:
+        ConfigError: Labels are given where none can be, or tables and images are mixed up.
+        DataError: A case cannot be used.
+    """
+    federation, task = opened.config.federation, opened.config.federation.task
+    masks = task.name == "segmentation"
+    if labels is not None and not masks:
+        raise ConfigError("a folder of labels scores segmentations only; leave it out")
+    if federation.table is not None:
+        if place.suffix.lower() not in SUFFIXES:
+            raise ConfigError(
+                f"{place}: the model learnt from tables; name a table ({', '.join(SUFFIXES)})"
+            )
+        table = read_table(place, federation.table, labelled=False)
+        rows = rows_to_predict(table, federation.table, task, opened.scaling)
+        return Cases(table.cases, rows)
+    cases, problems = list_images(place, labels, masks=masks)
+    if problems:
+        more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
+        raise DataError(f"{problems[0]}{more}")
+    if site in federation.sites:
+        task, own = task_of_site(federation, site), federation.sites[site].channels
+        cases = [replace(case, channels=case.channels or own) for case in cases]
+    prepared = [prepare(case, federation.image, task, cache_folder()) for case in cases]
+    _check_images(prepared, opened)
+    names = [case.case for case in cases]
+    return Cases(names, ImageDataset(prepared, federation.sampling), cases if masks else None)
+
+
+def _check_images(prepared: Sequence[PreparedCase], opened: OpenedModels) -> None:
+    """Refuse images with other axes or channels than those that the models were trained on."""
     sampling = opened.config.federation.sampling
     slices = 2 * sampling.neighbours + 1
     with ambient(0, "cases"):

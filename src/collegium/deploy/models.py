@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor, nn
 
 from collegium.adaptation import outside
 from collegium.adaptation.base import GLOBAL
+from collegium.adaptation.outside import SETTINGS_FILE
 from collegium.core.algorithm import NetworkBuilder
 from collegium.core.model_parts import find_parts
 from collegium.core.randomness import ambient
@@ -102,17 +101,15 @@ def open_models(
         raise ConfigError(f"{place}: there is no such folder; correct the path")
     if not (place / RUN_FILE).exists():
         return _open_folder(place, choice, config)
-    stored = read_run_config(place)
-    jobs = jobs_of(stored)
-    job = _choose(jobs, choice, place)
-    folder = holders(jobs)[job.key].folder / DEPLOYED
+    job, trained = _choose(place, choice)
+    folder = trained / DEPLOYED
     if not folder.is_dir():
         raise CheckpointError(
             f"{folder.parent} holds no models for hospitals outside; go on with: "
             f"collegium resume {place}"
         )
     models = outside.ModelFiles(folder)
-    origin = f"{stored.name}: {job.name}"
+    origin = f"{job.config.name}: {job.name}"
     network = network_with(job.config, job.algorithm)
     return OpenedModels(models, network, job.config, job.algorithm, origin, models.server, job.seed)
 
@@ -120,15 +117,8 @@ def open_models(
 def _open_folder(place: Path, choice: Choice, config: ExperimentConfig | None) -> OpenedModels:
     """Open models that were copied out of a run, or a bundle."""
     bundled = (place / BUNDLE_MODEL).is_file()
-    settings = place / (BUNDLE_SETTINGS if bundled else outside.SETTINGS_FILE)
     label = None if config is None else choice.algorithm
-    if config is None and settings.is_file():
-        config = read_settings(settings)
-    if config is None:
-        raise ConfigError(
-            f"{place} is no run, and a folder of models needs the experiment they were trained "
-            f"with; name its file with --config"
-        )
+    config = config or _settings_in(place / (BUNDLE_SETTINGS if bundled else SETTINGS_FILE), place)
     server: Collection[str] = (GLOBAL,)
     if bundled:
         models: Mapping[str, Tensors] = {GLOBAL: import_model(place / BUNDLE_MODEL)}
@@ -142,6 +132,36 @@ def _open_folder(place: Path, choice: Choice, config: ExperimentConfig | None) -
     seed = config.seeds[0] if choice.seed is None else choice.seed
     origin = f"models in {place.name}"
     return OpenedModels(models, network, config, algorithm, origin, server, seed)
+
+
+def _open_file(place: Path, choice: Choice, config: ExperimentConfig | None) -> OpenedModels:
+    """Open the model in a file, also one that an adapter wrote."""
+    label = None if config is None else choice.algorithm
+    config = config or _settings_in(place.parent / SETTINGS_FILE, place)
+    model = import_model(place)
+    algorithm = _algorithm_of(model, config, label)
+    network = network_with(config, algorithm)
+
+    def adapted() -> nn.Module:
+        return outside.adapted_network(network(), model)
+
+    _check_fit(model, adapted, f"the model {place}", config)
+    models, seed = {place.stem: model}, config.seeds[0]
+    return OpenedModels(models, adapted, config, algorithm, place.name, seed=seed)
+
+
+def _settings_in(file: Path, place: Path) -> ExperimentConfig:
+    """Return the settings that a file beside models holds.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    if not file.is_file():
+        raise ConfigError(
+            f"{place} is no run, and models need the experiment that they were trained with; name "
+            f"its file with --config"
+        )
+    return read_settings(file)
 
 
 def network_with(config: ExperimentConfig, algorithm: AlgorithmConfig) -> NetworkBuilder:
@@ -176,11 +196,6 @@ def _algorithm_of(model: Tensors, config: ExperimentConfig, label: str | None) -
     return next((a for a in candidates if a not in extending), candidates[0])
 
 
-def _adapted(network: NetworkBuilder, model: Tensors) -> nn.Module:
-    """Return the network of a model that an adapter may have written."""
-    return outside.adapted_network(network(), model)
-
-
 def _check_fit(
     model: Tensors, network: Callable[[], nn.Module], what: str, config: ExperimentConfig
 ) -> None:
@@ -209,31 +224,24 @@ def _difference(model: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> st
     return f"it holds {min(model.keys() - wanted.keys())}, which the network does not have"
 
 
-def _choose(jobs: Sequence[Job], choice: Choice, place: Path) -> Job:
-    wanted = {
-        "algorithm": choice.algorithm,
-        "seed": choice.seed,
-        "fold": choice.left_out,
-        "variation": choice.variation,
-    }
-
-    def about(job: Job) -> dict[str, Any]:
-        values = (job.algorithm.label, job.seed, job.left_out, job.variation)
-        return dict(zip(wanted, values, strict=True))
-
+def _choose(place: Path, choice: Choice) -> tuple[Job, Path]:
+    """Return a job of a run, and the folder of its training."""
+    jobs = jobs_of(read_run_config(place))
+    wanted = (choice.variation, choice.left_out, choice.algorithm, choice.seed)
     found = [
         job
         for job in jobs
-        if all(value is None or about(job)[key] == value for key, value in wanted.items())
+        if all(value in (None, own) for value, own in zip(wanted, job.key, strict=True))
     ]
     if len(found) == 1:
-        return found[0]
+        return found[0], holders(jobs)[found[0].key].folder
     names = [job.name for job in found or jobs]
     there = "; ".join(names[:4] + [f"{len(names) - 4} more"] * (len(names) > 4))
     if not found:
         raise ConfigError(f"{place} has no such job; there is {there}")
-    differing = [key for key in wanted if len({about(job)[key] for job in found}) > 1]
-    options = ", ".join(f"--{key}" for key in differing)
+    names_of_key = ("variation", "fold", "algorithm", "seed")
+    columns = zip(names_of_key, *(job.key for job in found), strict=True)
+    options = ", ".join(f"--{name}" for name, *values in columns if len(set(values)) > 1)
     raise ConfigError(f"{place} has {len(found)} jobs; choose one by {options} ({there})")
 
 
@@ -260,26 +268,11 @@ def open_model(
     """
     if not place.exists():
         raise ConfigError(f"{place}: there is no such run or file; correct the path")
+    if place.is_file():
+        return _open_file(place, choice, config)
     if not (place / RUN_FILE).exists():
-        settings = place.parent / outside.SETTINGS_FILE
-        label = None if config is None else choice.algorithm
-        if config is None and place.is_file() and settings.is_file():
-            config = read_settings(settings)
-        if config is None or not place.is_file():
-            raise ConfigError(
-                f"{place} is no run; a file of a model needs the experiment it was trained with: "
-                f"name it with --config"
-            )
-        model = import_model(place)
-        algorithm = _algorithm_of(model, config, label)
-        build = partial(_adapted, network_with(config, algorithm), model)
-        _check_fit(model, build, f"the model {place}", config)
-        seed, models = config.seeds[0], {place.stem: model}
-        return OpenedModels(models, build, config, algorithm, place.name, seed=seed)
-    stored = read_run_config(place)
-    jobs = jobs_of(stored)
-    job = _choose(jobs, choice, place)
-    root = holders(jobs)[job.key].folder
+        raise ConfigError(f"{place} is no run; name a run or the file of a model")
+    job, root = _choose(place, choice)
     inside = sites_of(job.config.federation)
     if site is not None and site not in inside:
         raise ConfigError(f"{place} has no site {site!r}; choose one of {', '.join(inside)}")
@@ -298,7 +291,7 @@ def open_model(
         network_with(job.config, job.algorithm),
         job.config,
         job.algorithm,
-        f"{stored.name}: {job.name}, {site or 'global'}",
+        f"{job.config.name}: {job.name}, {site or 'global'}",
         seed=job.seed,
         scaling=read_scaling(kept) if site is not None and kept.is_file() else None,
     )

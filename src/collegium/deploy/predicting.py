@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from torch import Tensor
 
-from collegium.core.dataset import Dataset, Example
+from collegium.core.dataset import Example
 from collegium.core.files import write_atomically
 from collegium.core.randomness import ambient
-from collegium.data.cache import prepare
-from collegium.data.columns import SUFFIXES
-from collegium.data.federation import FederationConfig, task_of_site
 from collegium.data.sampling import ImageDataset
-from collegium.data.table_site import rows_to_predict
-from collegium.data.tables import Scaling, read_table
-from collegium.data.unlabelled import list_images
-from collegium.deploy.cases import check_images, write_prediction
+from collegium.deploy.cases import Cases, draw_case, new_folder, open_cases, write_prediction
 from collegium.deploy.models import OpenedModels
-from collegium.errors import ConfigError, DataError
+from collegium.evaluation.report.account import CasePicture
 from collegium.experiment.config.building import task_of
-from collegium.experiment.federation import cache_folder
 from collegium.experiment.preflight import check_device
 from collegium.tasks import Task
 from collegium.training.loop import LocalTraining, TrainingConfig
@@ -70,111 +60,98 @@ def predict_folder(
         DataError: A case cannot be used, or the output folder is not empty.
         StorageError: Something cannot be written.
     """
-    if output.exists() and any(output.iterdir()):
-        raise DataError(f"{output} holds something already; choose another output folder")
     check_device(device)
-    config = opened.config
-    if labels is not None and config.federation.task.name != "segmentation":
-        raise ConfigError("a folder of labels scores segmentations only; leave it out")
-    unfinished = output.with_name(f".{output.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    try:
-        if config.federation.table is not None:
-            _predict_table(opened, place, unfinished, device)
-        else:
-            _predict_images(opened, place, unfinished, (labels, device))
-        if output.exists():
-            output.rmdir()
-        unfinished.rename(output)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+    (name, model), *_ = opened.models.items()
+    with new_folder(output) as folder:
+        cases = open_cases(opened, place, labels, site=name)
+        with ambient(0, "predict"):
+            network = opened.network()
+        task = task_of(opened.config)
+        writer = PredictionWriter(cases, task, opened.config.federation.task.classes, folder)
+        training = LocalTraining(network, task, TrainingConfig(), device)
+        for index, example, prediction in training.predictions(model, cases.data):
+            writer.write("", index, example, prediction)
+        writer.write_tables(folder)
     return output
 
 
-def _predict_images(
-    opened: OpenedModels, place: Path, folder: Path, how: tuple[Path | None, str]
-) -> None:
-    labels, device = how
-    config, federation = opened.config, opened.config.federation
-    masks = federation.task.name == "segmentation"
-    cases, problems = list_images(place, labels, masks=masks)
-    if problems:
-        more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
-        raise DataError(f"{problems[0]}{more}")
-    name, says = next(iter(opened.models)), federation.task
-    site = federation.sites.get(name)
-    if site is not None:  # its own model expects what it has
-        says = task_of_site(federation, name)
-        cases = [replace(case, channels=case.channels or site.channels) for case in cases]
-    prepared = [prepare(case, federation.image, says, cache_folder()) for case in cases]
-    check_images(prepared, opened)
-    data = ImageDataset(prepared, federation.sampling)
-    if not masks:
-        _write_probabilities(opened, data, [case.case for case in cases], folder, device)
-        return
-    task, rows = task_of(config), []
-    labelled = all(case.label is not None for case in cases)
-    for index, example, prediction in _training(opened, device).predictions(_model(opened), data):
-        write_prediction(cases[index], prepared[index], prediction, folder, says.classes)
-        if labelled:
-            rows.append(scored(task, example, prediction))
-    if rows:
-        write_table(rows, folder / SCORES)
-
-
-def _predict_table(opened: OpenedModels, place: Path, folder: Path, device: str) -> None:
-    names, data = open_rows(place, opened.config.federation, opened.scaling)
-    _write_probabilities(opened, data, names, folder, device)
-
-
-def open_rows(
-    place: Path, federation: FederationConfig, scaling: Scaling | None = None
-) -> tuple[Sequence[str], Dataset]:
-    """Return the cases' names and the rows of a table that is only predicted.
+class PredictionWriter:
+    """Writes predictions as masks or as a table of probabilities, and scores them by labels.
 
     Args:
-        place: The table.
-        federation: What its columns and classes are.
-        scaling: How the site scales its numbers; None: by those of the table.
-
-    Raises:
-        ConfigError: It is no table.
-        DataError: It cannot be read or understood.
+        cases: The cases.
+        task: Scores predictions.
+        classes: Names of the classes.
+        folder: Where masks go; those of one of several models into a folder in it.
+        most_pictures: How many predicted masks are drawn.
     """
-    assert federation.table is not None
-    if place.suffix.lower() not in SUFFIXES:
-        raise ConfigError(
-            f"{place}: the model learnt from tables; name a table ({', '.join(SUFFIXES)})"
-        )
-    table = read_table(place, federation.table, labelled=False)
-    return table.cases, rows_to_predict(table, federation.table, federation.task, scaling)
+
+    def __init__(
+        self,
+        cases: Cases,
+        task: Task,
+        classes: tuple[str, ...],
+        folder: Path,
+        *,
+        most_pictures: int = 0,
+    ) -> None:
+        self.cases, self._task, self._classes, self._folder = cases, task, classes, folder
+        self._labelled, self._most_pictures = cases.labelled, most_pictures
+        self._rows: dict[tuple[str, int], dict[str, str]] = {}
+        self._scores: dict[str, list[dict[str, Any]]] = {}
+        self.pictures: list[CasePicture] = []
+
+    def write(self, model: str, index: int, example: Example, prediction: Tensor) -> None:
+        """Take the prediction of one case.
+
+        Args:
+            model: Name of the model; empty if there is only one.
+            index: The case's place among the cases.
+            example: The case, with its label if it has one.
+            prediction: As `Task.predict` returns it.
+        """
+        scores = {}
+        if self._labelled:
+            about = {"case": example.case, "patient": example.patient}
+            scores = {**about, **self._task.scores(prediction, example)}
+            self._scores.setdefault(model, []).append(scores)
+        if self.cases.files is None:
+            row = probabilities(self.cases.names[index], prediction, self._classes)
+            self._rows[model, index] = _of_model(model) | row
+            return
+        folder, data = self._folder / model, self.cases.data
+        folder.mkdir(parents=True, exist_ok=True)
+        assert isinstance(data, ImageDataset)
+        case, prepared = self.cases.files[index], data.cases[index]
+        write_prediction(case, prepared, prediction, folder, self._classes)
+        if len(self.pictures) < self._most_pictures:
+            caption = f"{example.case}{f', {model}' if model else ''}"
+            picture = draw_case(caption, example, prediction, scores, self._task.metric)
+            self.pictures.append(picture)
+
+    @property
+    def scores(self) -> list[dict[str, Any]]:
+        """The scores of all cases, if they have labels."""
+        return [
+            _of_model(model) | row
+            for model, rows in self._scores.items()
+            for row in self._task.add_set_scores(rows)
+        ]
+
+    def write_tables(self, folder: Path) -> dict[str, int] | None:
+        """Write the tables; of a classification return how many predictions each class got."""
+        if self._scores:
+            _write_table(self.scores, folder / SCORES)
+        if not self._rows:
+            return None
+        rows = [row for _, row in sorted(self._rows.items())]
+        _write_table(rows, folder / PROBABILITIES)
+        found = [row["class"] for row in rows]
+        return {name: found.count(name) for name in self._classes}
 
 
-def _write_probabilities(
-    opened: OpenedModels, data: Dataset, names: Sequence[str], folder: Path, device: str
-) -> None:
-    task, classes = task_of(opened.config), opened.config.federation.task.classes
-    rows, scores = [], []
-    for index, example, found in _training(opened, device).predictions(_model(opened), data):
-        rows.append(probabilities(names[index], found, classes))
-        if "label" in example.batch:
-            scores.append(scored(task, example, found))
-    write_table(rows, folder / PROBABILITIES)
-    if scores:
-        write_table(task.add_set_scores(scores), folder / SCORES)
-
-
-def scored(task: Task, example: Example, prediction: Tensor) -> dict[str, Any]:
-    """Return the scores of a case, with its names.
-
-    Args:
-        task: The task.
-        example: The case, with its label.
-        prediction: As `Task.predict` returns it.
-    """
-    about = {"case": example.case, "patient": example.patient}
-    return {**about, **task.scores(prediction, example)}
+def _of_model(model: str) -> dict[str, str]:
+    return {"model": model} if model else {}
 
 
 def probabilities(case: str, prediction: Tensor, classes: Sequence[str]) -> dict[str, str]:
@@ -192,25 +169,7 @@ def probabilities(case: str, prediction: Tensor, classes: Sequence[str]) -> dict
     return row
 
 
-def _training(opened: OpenedModels, device: str) -> LocalTraining:
-    with ambient(0, "predict"):
-        module = opened.network()
-    return LocalTraining(module, task_of(opened.config), TrainingConfig(), device)
-
-
-def _model(opened: OpenedModels) -> Any:
-    return next(iter(opened.models.values()))
-
-
-def write_table(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Write rows with the same keys as CSV, the keys first.
-
-    Args:
-        rows: The rows; at least one.
-        path: The file.
-    """
-    text = io.StringIO()
-    table = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    table.writeheader()
-    table.writerows(rows)
-    write_atomically(path, text.getvalue().encode())
+def _write_table(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Write rows with the same keys as CSV, the keys first."""
+    text = pd.DataFrame(rows, dtype=object).to_csv(index=False, lineterminator="\n")
+    write_atomically(path, text.encode())
