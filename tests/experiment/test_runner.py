@@ -24,7 +24,6 @@ from collegium.experiment.jobs import Event
 from collegium.experiment.runner import (
     collect_rows,
     read_run_config,
-    resume_experiment,
     run_experiment,
 )
 from collegium.models.factory import build_model
@@ -99,7 +98,7 @@ def test_experiment_runs_and_is_not_run_again(settings):
     for file in (output / "tables").iterdir():
         file.unlink()
     again: list[Event] = []
-    resume_experiment(output, again.append)
+    run_experiment(read_run_config(output), again.append)
     assert again == []
     assert bits(output) == before
     assert _tables_agree_with_scores(config)
@@ -278,10 +277,10 @@ def test_forbidden_part_is_refused_before_any_cell_runs(settings, phantoms):
 
 def test_folder_without_a_run_cannot_be_resumed(tmp_path):
     with pytest.raises(CheckpointError, match=r"holds no run \(there is no run\.json\)"):
-        resume_experiment(tmp_path)
+        run_experiment(read_run_config(tmp_path))
     (tmp_path / "run.json").write_text('{"config": ')
     with pytest.raises(CheckpointError, match=r"run\.json is damaged"):
-        resume_experiment(tmp_path)
+        run_experiment(read_run_config(tmp_path))
 
 
 def test_cache_lies_where_the_environment_says(monkeypatch, tmp_path):

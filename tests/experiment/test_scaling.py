@@ -15,7 +15,7 @@ from collegium.evaluation.scores import rows_of
 from collegium.experiment.config.experiment import ExperimentConfig, parse_config
 from collegium.experiment.federation import OpenedExperiment, open_configured
 from collegium.experiment.grid import jobs_of
-from collegium.experiment.runner import collect_rows, resume_experiment, run_experiment
+from collegium.experiment.runner import collect_rows, read_run_config, run_experiment
 from collegium.experiment.scaling import EXCHANGE, FILE, FeatureSums, agree_on_scaling, read_scaling
 from collegium.models.standardised import Standardised
 from collegium.runtime.ledger import read_ledger, summarise
@@ -183,7 +183,7 @@ def test_a_resumed_run_does_not_ask_again(tmp_path: Path) -> None:
     rows = output / "fedavg/seed-0/rows.jsonl"
     kept = rows.read_bytes()
     rows.unlink()
-    resume_experiment(output)
+    run_experiment(read_run_config(output))
     assert rows.read_bytes() == kept
     assert (output / FILE).read_bytes() == before
     assert len([*read_ledger(output / EXCHANGE / "clients/north/ledger.jsonl")]) == 1

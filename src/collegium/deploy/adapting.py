@@ -100,7 +100,7 @@ def _write_rest(
             text = json.dumps(settings, indent=1)
             write_atomically(folder / outside.SETTINGS_FILE, text.encode())
     account = {
-        "adapter": {"name": adapter.name, "label": adapter.label, **adapter.params},
+        "adapter": adapter.to_dict(),
         "models": opened.origin,
         "seed": opened.seed,
         "handed_out": sorted(opened.models),

@@ -110,7 +110,7 @@ class PredictionWriter:
             example: The case, with its label if it has one.
             prediction: As `Task.predict` returns it.
         """
-        scores = {}
+        scores: dict[str, Any] = {}
         if self._labelled:
             about = {"case": example.case, "patient": example.patient}
             scores = {**about, **self._task.scores(prediction, example)}

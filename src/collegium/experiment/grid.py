@@ -7,13 +7,10 @@ one of them holds it.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from collegium.data.federation import sites_of
 from collegium.errors import ConfigError
@@ -25,6 +22,7 @@ from collegium.experiment.config.experiment import (
     to_dict,
 )
 from collegium.experiment.config.overrides import set_value
+from collegium.experiment.config.schema import digest_of
 from collegium.experiment.config.yaml_file import Place, Source
 
 JobKey = tuple[str, str, str, int]
@@ -89,17 +87,12 @@ class Job:
         data = decisive(self.config)
         for key in ("name", "algorithms", "adapters", "protocol", "variations", "seeds"):
             data.pop(key)
-        federation = {**data["federation"], "sites": self._inside(data["federation"]["sites"])}
-        federation.pop("outside")
-        own = to_dict(replace(self.config, algorithms=(self.algorithm,)))["algorithms"][0]
-        about = {"label": "", "adapters": None, "seed": self.seed, "codec": data.pop("codec")}
-        whole = {**data, "federation": federation, "algorithm": {**about, **own, "label": ""}}
-        whole["algorithm"].pop("adapters")
-        text = json.dumps(whole, sort_keys=True, separators=(",", ":"))
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-    def _inside(self, sites: dict[str, Any]) -> dict[str, Any]:
-        return {name: sites[name] for name in sites_of(self.config.federation)}
+        federation, inside = data["federation"], sites_of(self.config.federation)
+        federation["sites"] = {name: federation["sites"][name] for name in inside}
+        del federation["outside"]
+        about = {"seed": self.seed, "codec": data.pop("codec")}
+        algorithm = {**about, **self.algorithm.to_dict(), "label": "", "adapters": None}
+        return digest_of({**data, "algorithm": algorithm})
 
 
 def jobs_of(config: ExperimentConfig) -> list[Job]:

@@ -38,6 +38,9 @@ SCORES_FILE = "scores.json"
 DEPLOYED = Path("server") / "deployed"
 """Where a job keeps the models for sites outside, a file each."""
 
+_COSTS = ("bytes_up", "bytes_down", "seconds")
+"""What a round costs a site, as results and the records of rounds call it."""
+
 
 def _about(job: Job) -> dict[str, Any]:
     """Return the columns that all rows of a job share."""
@@ -63,52 +66,24 @@ def job_rows(
     task, about = task_of(job.config), _about(job)
     records = run.records()
     for record in records:
+        train = {**about, "round": record.round, "split": "train"}
         for site, loss in record.losses.items():
-            yield dict(
-                **about,
-                round=record.round,
-                site=site,
-                split="train",
-                metric="loss",
-                value=loss,
-                bytes_up=record.bytes_up[site],
-                bytes_down=record.bytes_down[site],
-                seconds=record.seconds[site],
-            )
+            costs = {name: getattr(record, name)[site] for name in _COSTS}
+            yield {**train, "site": site, "metric": "loss", "value": loss, **costs}
         for site, numbers in record.numbers.items():
             for name, number in numbers.items():
-                yield dict(
-                    **about,
-                    round=record.round,
-                    site=site,
-                    split="train",
-                    metric=name,
-                    value=number,
-                )
+                yield {**train, "site": site, "metric": name, "value": number}
+        val = {**about, "round": record.round, "split": "val", "metric": task.metric}
         for model, by_site in record.scores.items():
             for site, value in by_site.items():
-                yield dict(
-                    **about,
-                    round=record.round,
-                    site=site,
-                    split="val",
-                    model=model,
-                    metric=task.metric,
-                    value=value,
-                )
-    totals: dict[str, Any] = {
-        site: {
-            "bytes_up": sum(record.bytes_up.get(site, 0) for record in records),
-            "bytes_down": sum(record.bytes_down.get(site, 0) for record in records),
-            "seconds": sum(record.seconds.get(site, 0.0) for record in records),
-        }
-        for site in scores
-    }
+                yield {**val, "site": site, "model": model, "value": value}
     last = max(record.round for record in records)
     for site, by_model in scores.items():
+        test = {**about, "round": last, "site": site, "split": "test"}
+        for name in _COSTS:
+            test[name] = sum(getattr(record, name).get(site, 0) for record in records)
         for model, cases in by_model.items():
-            where = {"round": last, "site": site, "split": "test", "model": model}
-            yield from _score_rows(cases, task.units, {**about, **totals[site], **where})
+            yield from _score_rows(cases, task.units, {**test, "model": model})
 
 
 def outside_rows(job: Job, site: str, adapter: str, folder: Path) -> Iterator[ResultRow]:
@@ -193,7 +168,7 @@ def write_overlays(
         metric: ranks the cases.
         folder: where the pictures go.
     """
-    index = []
+    index: list[dict[str, Any]] = []
     selected = run.best()
     drawable = any(isinstance(c.training.task, SegmentationTask) for c in clients.values())
     for site, by_model in sorted(scores.items()) if drawable else ():
@@ -202,17 +177,9 @@ def write_overlays(
         chosen = choose_cases(by_model.get(kind, []), metric)
         if model is None or not chosen:
             continue
-        numbers = _numbers(chosen)
-        for number, example, prediction in clients[site].training.predictions(
-            model, clients[site].site.test, only=set(numbers)
-        ):
-            case = numbers[number]
-            rank, value = chosen[case]
-            files = _draw(example, prediction, folder, f"{site}-{kind}-{case}")
-            index.append({
-                "site": site, "model": kind, "rank": rank, "case": case, "metric": metric,
-                "value": value, **files,
-            })  # fmt: skip
+        data, about = clients[site].site.test, {"site": site, "model": kind, "metric": metric}
+        drawn = clients[site].training.predictions(model, data, only=set(_numbers(chosen)))
+        index += _draw_cases(drawn, chosen, about, folder, f"{site}-{kind}-")
     write_atomically(folder / "index.json", json.dumps(index).encode())
 
 
@@ -261,12 +228,8 @@ def write_outside_overlays(
     """
     shutil.rmtree(folder, ignore_errors=True)
     chosen = choose_cases(scores, metric) if kept else {}
-    index = []
-    for number, case in _numbers(chosen).items():
-        rank, value = chosen[case]
-        files = _draw(data.example(number), kept[number], folder, case)
-        named = {"rank": rank, "case": case, "metric": metric, "value": value}
-        index.append({**about, **named, **files})
+    drawn = ((number, data.example(number), kept[number]) for number in _numbers(chosen))
+    index = [*_draw_cases(drawn, chosen, {**about, "metric": metric}, folder)]
     write_atomically(folder / "index.json", json.dumps(index).encode())
 
 
@@ -275,16 +238,27 @@ def _numbers(cases: Iterable[str]) -> dict[int, str]:
     return {int(case.rpartition("c")[2]) - 1: case for case in cases}
 
 
-def _draw(example: Example, prediction: Tensor, folder: Path, stem: str) -> dict[str, Any]:
-    """Draw one plane of a case, and return the names of the files."""
-    case = plane_of(example, prediction)
-    layers = draw_layers(*case)
-    pictures = {f"{stem}.png": draw_overlay(*case)}
-    pictures |= {f"{stem}-{name}.png": picture for name, picture in layers.items()}
+def _draw_cases(
+    cases: Iterable[tuple[int, Example, Tensor]],
+    chosen: Mapping[str, tuple[str, float | None]],
+    about: Mapping[str, str],
+    folder: Path,
+    prefix: str = "",
+) -> Iterator[dict[str, Any]]:
+    """Draw one plane of each case, and yield its entry in the index."""
+    names = _numbers(chosen)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, picture in pictures.items():
-        picture.save(folder / name)
-    return {"file": f"{stem}.png", "layers": {name: f"{stem}-{name}.png" for name in layers}}
+    for number, example, prediction in cases:
+        case, stem = names[number], f"{prefix}{names[number]}"
+        plane = plane_of(example, prediction)
+        draw_overlay(*plane).save(folder / f"{stem}.png")
+        files = {}
+        for name, picture in draw_layers(*plane).items():
+            files[name] = f"{stem}-{name}.png"
+            picture.save(folder / files[name])
+        rank, value = chosen[case]
+        named = {"case": case, "rank": rank, "value": value}
+        yield {**about, **named, "file": f"{stem}.png", "layers": files}
 
 
 def plane_of(example: Example, prediction: Tensor) -> tuple[Array, Array, Array, Array | None]:

@@ -79,6 +79,11 @@ class Event:
     seconds: float = 0.0
     text: str = ""
 
+    @property
+    def job(self) -> JobKey:
+        """The key of its job; without an algorithm for an event of the whole run."""
+        return self.variation, self.left_out, self.algorithm, self.seed
+
 
 Observer = Callable[[Event], None]
 
@@ -109,9 +114,8 @@ def run_job(opened: OpenedExperiment, key: JobKey, observe: Observer) -> None:
     }
     observe(Event("job", **about))
     run, scores = _train(opened, holder, lambda record: observe(_round_event(record, about)))
-    table = config.federation.table
-    for name, site in opened.federation(holder).sites.items() if table else ():
-        if table is not None and table.scale == "site" and site.scaling is not None:
+    for name, site in opened.federation(holder).sites.items():
+        if site.scaling is not None:
             write_scaling(holder.folder / "clients" / name / FILE, site.scaling)
     if job.seed == config.seeds[0]:
         clients, folder = opened.clients(holder), job.folder / "overlays"
@@ -186,11 +190,7 @@ def _is_done(folder: Path, adapter: AdapterConfig) -> bool:
     if not (folder / SCORES_FILE).exists():
         return False
     stored = json.loads((folder / ACCOUNT_FILE).read_text(encoding="utf-8"))["adapter"]
-    return bool(stored == json.loads(json.dumps(_settings(adapter))))
-
-
-def _settings(adapter: AdapterConfig) -> dict[str, Any]:
-    return {"name": adapter.name, "label": adapter.label, **adapter.params}
+    return bool(stored == adapter.to_dict())
 
 
 def _adapt_once(
@@ -215,7 +215,7 @@ def _adapt_once(
     kept = PackedPredictions() if job.seed == job.config.seeds[0] else None
     found = outside.adapt_and_score(build_adapter(config), sources, data, on_prediction=kept)
     account = {
-        "adapter": _settings(config),
+        "adapter": config.to_dict(),
         "algorithm": job.algorithm.label,
         "seed": job.seed,
         "site": site,

@@ -1,5 +1,7 @@
 """Shows a run as it goes: live bars in a terminal, single plain lines anywhere else."""
 
+from __future__ import annotations
+
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -13,10 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from collegium.core.text import format_bytes, format_duration
 
 if TYPE_CHECKING:
+    from collegium.experiment.grid import JobKey
     from collegium.experiment.jobs import Event
-
-Job = tuple[str, str, str, int]
-"""Variation, site left out, label of the algorithm, and seed."""
 
 MOST_SITES = 6
 """Federations with more sites show their range in place of every site."""
@@ -25,7 +25,7 @@ MOST_SITES = 6
 @contextmanager
 def show_progress(
     console: Console, jobs: int | None, now: Callable[[], float] = time.monotonic
-) -> "Iterator[Callable[[Event], None]]":
+) -> Iterator[Callable[[Event], None]]:
     """Yield the observer of a run, and tidy the terminal up after it.
 
     Args:
@@ -51,13 +51,13 @@ class Clock:
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.now = now
-        self.first: dict[Job, tuple[float, int]] = {}
-        self.last: dict[Job, tuple[float, int]] = {}
-        self.done: set[Job] = set()
+        self.first: dict[JobKey, tuple[float, int]] = {}
+        self.last: dict[JobKey, tuple[float, int]] = {}
+        self.done: set[JobKey] = set()
 
-    def note(self, event: "Event") -> None:
+    def note(self, event: Event) -> None:
         """Take an event into account."""
-        job = job_of(event)
+        job = event.job
         if event.kind == "job":
             self.first[job] = self.now(), -1
         elif event.kind == "round":
@@ -68,9 +68,9 @@ class Clock:
         elif event.kind == "done":
             self.done.add(job)
 
-    def remaining(self, event: "Event") -> float | None:
+    def remaining(self, event: Event) -> float | None:
         """Return the seconds that the job of an event still takes; None before its first round."""
-        job = job_of(event)
+        job = event.job
         if job not in self.last:
             return None
         (began, before), (ended, after) = self.first[job], self.last[job]
@@ -85,7 +85,7 @@ class Lines:
         self.of_all = "" if jobs is None else f" of {jobs}"
         self.clock = clock
 
-    def __call__(self, event: "Event") -> None:
+    def __call__(self, event: Event) -> None:
         """Write what happened."""
         self.clock.note(event)
         if event.kind == "job":
@@ -109,17 +109,17 @@ class Bars:
     def __init__(self, bars: Progress, jobs: int | None, clock: Clock) -> None:
         self.bars = bars
         self.clock = clock
-        self.tasks: dict[Job, TaskID] = {}
-        self.latest: dict[Job, dict[str, str]] = defaultdict(dict)
+        self.tasks: dict[JobKey, TaskID] = {}
+        self.latest: dict[JobKey, dict[str, str]] = defaultdict(dict)
         self.all = bars.add_task("all", total=jobs, says="")
 
-    def __call__(self, event: "Event") -> None:
+    def __call__(self, event: Event) -> None:
         """Show what happened."""
         self.clock.note(event)
         if event.kind == "note":
             self.bars.console.print(event.text, markup=False, highlight=False, emoji=False)
             return
-        job = job_of(event)
+        job = event.job
         if job not in self.tasks:
             self.tasks[job] = self.bars.add_task(job_name(event), total=event.rounds, says="")
         latest = self.latest[job]
@@ -138,19 +138,14 @@ class Bars:
         self.bars.update(self.all, completed=len(self.clock.done))
 
 
-def job_of(event: "Event") -> Job:
-    """Return the key of an event's job."""
-    return event.variation, event.left_out, event.algorithm, event.seed
-
-
-def job_name(event: "Event") -> str:
+def job_name(event: Event) -> str:
     """Name the job of an event; nothing for an event of the whole run."""
     left_out = f"without {event.left_out}" if event.left_out else ""
     words = [event.variation, left_out, event.algorithm, f"seed {event.seed}"]
     return " ".join(filter(None, words)) if event.algorithm else ""
 
 
-def measurements(event: "Event") -> list[str]:
+def measurements(event: Event) -> list[str]:
     """Write the means over the sites, and the bytes of all of them, where there are any."""
     words = [
         f"{name} {fmean(known.values()):.3f}"

@@ -99,22 +99,6 @@ def _warn_of_idle_adapters(config: ExperimentConfig, variation: str) -> None:
         )
 
 
-def resume_experiment(output: Path, observe: Observer = lambda event: None) -> Path:
-    """Continue an experiment.
-
-    Args:
-        output: its output folder.
-        observe: called with every event.
-
-    Returns:
-        The output folder.
-
-    Raises:
-        CheckpointError: there is none.
-    """
-    return run_experiment(read_run_config(output), observe)
-
-
 def _write_results(results: pd.DataFrame, output: Path) -> None:
     """Write what a run ends with: its rows, the tables of its test cases, and the report."""
     from collegium.evaluation.report.html import write_report

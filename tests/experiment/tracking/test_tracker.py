@@ -19,7 +19,7 @@ from collegium.evaluation.scores import rows_of
 from collegium.experiment.config.experiment import ExperimentConfig, digest, parse_config, to_dict
 from collegium.experiment.grid import jobs_of
 from collegium.experiment.jobs import Event
-from collegium.experiment.runner import collect_rows, resume_experiment, run_experiment
+from collegium.experiment.runner import collect_rows, read_run_config, run_experiment
 from collegium.experiment.tracking import Tracker, content
 from collegium.experiment.tracking.store import local_uri
 
@@ -224,7 +224,7 @@ def test_finished_run_is_not_logged_again(tracked):
     output = Path(tracked.output)
     before = {label: Found(local_uri(output)).history(label) for label in ("fedavg", "fedbn")}
     tracker = Tracker(tracked)
-    resume_experiment(output, tracker)
+    run_experiment(read_run_config(output), tracker)
     tracker.finish(output)
     found = Found(local_uri(output))
     assert len(found.parents) == 1

@@ -15,6 +15,7 @@ from collegium.experiment.config.experiment import (
     AdapterConfig,
     AlgorithmConfig,
     ExperimentConfig,
+    NamedPart,
     default_label,
 )
 from collegium.experiment.config.named_parts import build_named
@@ -119,7 +120,7 @@ def build_adapter(config: AdapterConfig) -> Adapter:
     return _build(ADAPTERS, config)
 
 
-def _build(registry: Registry[T], config: AlgorithmConfig | AdapterConfig) -> T:
+def _build(registry: Registry[T], config: NamedPart) -> T:
     source = Source(Place(f"{registry.word} {config.label!r}", Path.cwd()))
     kind, title = registry.load(config.name), default_label(config.name)
     built = parse(kind, config.params, (registry.word,), source, title=title)

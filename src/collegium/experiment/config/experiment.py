@@ -6,8 +6,6 @@ and no composition: copy a file.
 """
 
 import copy
-import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field, fields
@@ -45,43 +43,52 @@ class ModelConfig:
 
 
 @settings
-class AdapterConfig:
-    """One way to adapt the models to a site outside.
-
-    Attributes:
-        name: A built-in name, `file.py:Class` or `package.module:Class`.
-        params: Its hyper-parameters.
-        label: Names its rows in the results; by default the name.
-    """
-
-    name: str
-    params: dict[str, Any] = field(default_factory=dict)
-    label: str = ""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "label", self.label or default_label(self.name))
-
-
-@settings
-class AlgorithmConfig:
-    """One algorithm of an experiment.
+class NamedPart:
+    """A class, built in or not, with its hyper-parameters and a label.
 
     Attributes:
         name: A built-in name, `file.py:Class` or `package.module:Class`.
         params: Its hyper-parameters.
         label: Names its folder and its rows in the results; by default the name.
-        codec: Replaces the codecs of the experiment; None: these are used.
-        adapters: Replace the adapters of the experiment; None: these are used.
     """
 
     name: str
     params: dict[str, Any] = field(default_factory=dict)
     label: str = ""
-    codec: CodecsConfig | None = None
-    adapters: tuple[AdapterConfig, ...] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "label", self.label or default_label(self.name))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the mapping that an experiment file holds, the parameters beside the name."""
+        return {"name": self.name, "label": self.label, **schema.plain(self.params)}
+
+
+@settings
+class AdapterConfig(NamedPart):
+    """One way to adapt the models to a site outside."""
+
+
+@settings
+class AlgorithmConfig(NamedPart):
+    """One algorithm of an experiment.
+
+    Attributes:
+        codec: Replaces the codecs of the experiment; None: these are used.
+        adapters: Replace the adapters of the experiment; None: these are used.
+    """
+
+    codec: CodecsConfig | None = None
+    adapters: tuple[AdapterConfig, ...] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the mapping that an experiment file holds, the parameters beside the name."""
+        own: dict[str, Any] = {}
+        if self.codec is not None:
+            own["codec"] = self.codec.to_dict()
+        if self.adapters is not None:
+            own["adapters"] = [adapter.to_dict() for adapter in self.adapters]
+        return {**super().to_dict(), **own}
 
 
 @settings
@@ -248,26 +255,9 @@ def to_dict(config: ExperimentConfig) -> dict[str, Any]:
     data: dict[str, Any] = schema.plain(config)
     data["model"] = {"name": config.model.name, **data["model"]["params"]}
     data["codec"] = config.codec.to_dict()
-    data["adapters"] = _plain_adapters(config.adapters)
-    data["algorithms"] = [
-        {
-            "name": algorithm.name,
-            "label": algorithm.label,
-            **({} if algorithm.codec is None else {"codec": algorithm.codec.to_dict()}),
-            **(
-                {}
-                if algorithm.adapters is None
-                else {"adapters": _plain_adapters(algorithm.adapters)}
-            ),
-            **schema.plain(algorithm.params),
-        }
-        for algorithm in config.algorithms
-    ]
+    data["adapters"] = [adapter.to_dict() for adapter in config.adapters]
+    data["algorithms"] = [algorithm.to_dict() for algorithm in config.algorithms]
     return data
-
-
-def _plain_adapters(adapters: Sequence[AdapterConfig]) -> list[dict[str, Any]]:
-    return [{"name": a.name, "label": a.label, **schema.plain(a.params)} for a in adapters]
 
 
 def to_yaml(config: ExperimentConfig) -> str:
@@ -277,17 +267,14 @@ def to_yaml(config: ExperimentConfig) -> str:
 
 def digest(config: ExperimentConfig) -> str:
     """Return 32 hexadecimal digits that change with whatever determines the numbers of a run."""
-    canonical = json.dumps(decisive(config), sort_keys=True, separators=(",", ":"))
-    return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()
+    return schema.digest_of(decisive(config))
 
 
-def difference(
-    old: ExperimentConfig | Mapping[str, Any], new: ExperimentConfig | Mapping[str, Any]
-) -> list[str]:
+def difference(old: ExperimentConfig, new: ExperimentConfig) -> list[str]:
     """Return each key by which two configurations would give other numbers, with both values.
 
     Args:
-        old: The configuration of a run, or what `to_dict` returned for it.
+        old: The configuration of a run.
         new: The one that is asked for now.
     """
     then, now = schema.flat(decisive(old)), schema.flat(decisive(new))
@@ -298,14 +285,12 @@ def difference(
     ]
 
 
-def decisive(config: ExperimentConfig | Mapping[str, Any]) -> dict[str, Any]:
+def decisive(config: ExperimentConfig) -> dict[str, Any]:
     """Return the mapping of what determines the numbers; places of data and results do not."""
-    data = to_dict(config) if isinstance(config, ExperimentConfig) else schema.plain(config)
-    for key in ("output", "tracking"):
-        data.pop(key, None)
-    data["federation"] = {k: v for k, v in data.get("federation", {}).items() if k != "root"}
-    engine = data.get("engine", {})
-    return data | {"engine": {k: v for k, v in engine.items() if k not in ("workers", "jobs")}}
+    data = to_dict(config)
+    del data["output"], data["tracking"], data["federation"]["root"]
+    del data["engine"]["workers"], data["engine"]["jobs"]
+    return data
 
 
 def _experiment(data: dict[str, Any], source: Source) -> ExperimentConfig:
@@ -334,7 +319,7 @@ def _check_names(config: ExperimentConfig, source: Source) -> None:
     names: dict[KeyPath, str] = {("name",): config.name}
     names |= {("federation", "sites", site): site for site in config.federation.sites}
     names |= {("variations", variation): variation for variation in config.variations}
-    lists: dict[KeyPath, Sequence[AlgorithmConfig | AdapterConfig]] = {
+    lists: dict[KeyPath, Sequence[NamedPart]] = {
         ("algorithms",): config.algorithms,
         ("adapters",): config.adapters,
     }

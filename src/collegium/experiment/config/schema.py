@@ -1,6 +1,7 @@
 """Mappings become settings, with the place of every mistake, and settings become plain values."""
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,6 +43,12 @@ def plain(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         return [plain(item) for item in sorted(value)]
     return str(value) if isinstance(value, Path) else value
+
+
+def digest_of(data: Any) -> str:
+    """Return 32 hexadecimal digits that differ between values of `plain`."""
+    canonical = json.dumps(data, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(canonical.encode(), digest_size=16).hexdigest()
 
 
 def flat(value: Any, path: KeyPath = ()) -> dict[str, str]:

@@ -140,7 +140,7 @@ def fixed_settings_of_job(job: Job) -> dict[str, Any]:
     """Return the same of a job, with its one algorithm and seed."""
     data = fixed_settings(job.config)
     del data["name"]
-    (algorithm,) = settings_of(replace(job.config, algorithms=(job.algorithm,)))["algorithms"]
+    algorithm = _without_places(job.algorithm.to_dict())
     algorithm.pop("adapters", None)
     about = {"seed": job.seed, "variation": job.variation, "left_out": job.left_out}
     return {**data, "algorithm": algorithm, **about}

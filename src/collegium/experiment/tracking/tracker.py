@@ -78,7 +78,7 @@ class Tracker:
 
     def __call__(self, event: Event) -> None:
         """Log what happened; a store that fails is left alone for a while, with one warning."""
-        job = self._jobs.get((event.variation, event.left_out, event.algorithm, event.seed))
+        job = self._jobs.get(event.job)
         if job is None or time.monotonic() < self._silent_until:
             return
         try:
