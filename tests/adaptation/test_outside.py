@@ -10,7 +10,7 @@ from collegium.adaptation.base import (
     AdaptationResult,
     Adapter,
     Cases,
-    PredictionCallback,
+    Deliver,
     Sources,
 )
 from collegium.adaptation.outside import ModelFiles, adapt_and_score
@@ -33,9 +33,7 @@ class Fixed(Adapter):
     def __init__(self, predictions: dict[str, list[Any]]) -> None:
         self.predictions = predictions
 
-    def adapt(
-        self, sources: Sources, cases: Cases, deliver: PredictionCallback
-    ) -> AdaptationResult:
+    def adapt(self, sources: Sources, cases: Cases, deliver: Deliver) -> AdaptationResult:
         for index in reversed(range(len(cases))):
             assert "label" not in cases.example(index).batch
             for name, by_case in self.predictions.items():

@@ -231,7 +231,7 @@ def test_a_training_that_another_cell_did_is_used_and_not_repeated(settings) -> 
          "no site shares its own"),
         (["alder"], [{"name": "fedavg", "adapters": ["average"]}], "'average' needs personal "
          "models, and 'fedavg' has none"),
-        (["alder"], [{"name": "fedbn", "adapters": ["tent"]}], "'tent' starts from a global model, "
+        (["alder"], [{"name": "fedbn", "adapters": ["tent"]}], "'tent' needs a global model, "
          "and 'fedbn' has none"),
     ],
 )  # fmt: skip

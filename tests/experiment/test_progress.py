@@ -5,8 +5,9 @@ from typing import Any
 
 from rich.console import Console
 
-from collegium.experiment.jobs import Event
+from collegium.experiment.jobs import Event, _round_event
 from collegium.experiment.progress import measurements, show_progress, sites
+from collegium.runtime.run import RoundRecord
 
 
 def event(kind: str, **changes: Any) -> Event:
@@ -75,8 +76,8 @@ def test_plain_lines_hold_no_control_characters():
 
 
 def test_undefined_scores_are_left_out_of_the_mean():
-    words = measurements(event("round", losses={"a": None, "b": 0.5}, scores={"a": None}))
-    assert words == ["loss 0.500"]
+    record = RoundRecord(1, {"a": None, "b": 0.5}, scores={"global": {"a": None}})
+    assert measurements(_round_event(record, {})) == ["loss 0.500"]
 
 
 def test_the_time_left_comes_from_the_rounds_of_the_same_job():

@@ -55,13 +55,12 @@ class Router(nn.Module):
 
     def __init__(self, channels: int, sources: int, dropout: float = 0.2) -> None:
         super().__init__()
-        if sources < 2:
-            raise ConfigError(f"routing needs two models or more, but there is {sources}")
+        start = _starting_logit(sources)
         self.hidden = nn.Linear(channels, 2 * channels)
         self.dropout = nn.Dropout(dropout)
         self.output = nn.Linear(2 * channels, sources)
         nn.init.zeros_(self.output.weight)
-        nn.init.constant_(self.output.bias, -math.log(sources - 1))
+        nn.init.constant_(self.output.bias, start)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the coefficients (B, sources) for inputs (B, channels, *spatial)."""
@@ -86,13 +85,18 @@ class SharedRouter(nn.Module):
 
     def __init__(self, sources: int) -> None:
         super().__init__()
-        if sources < 2:
-            raise ConfigError(f"routing needs two models or more, but there is {sources}")
-        self.logits = nn.Parameter(torch.full((sources,), -math.log(sources - 1)))
+        self.logits = nn.Parameter(torch.full((sources,), _starting_logit(sources)))
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the coefficients (B, sources) for inputs (B, ...)."""
         return self.logits.sigmoid().expand(len(inputs), -1)
+
+
+def _starting_logit(sources: int) -> float:
+    """Return the logit of a coefficient of 1 / sources."""
+    if sources < 2:
+        raise ConfigError(f"routing needs two models or more, but there is {sources}")
+    return -math.log(sources - 1)
 
 
 def mix_weights(weights: Tensor, coefficients: Tensor) -> Tensor:
@@ -208,11 +212,6 @@ def _recompute_in_backward(mixed: Tensor, weight: Tensor, coefficients: Tensor) 
         yield
 
 
-def routed_layers(module: nn.Module) -> dict[str, RoutedLayer]:
-    """Return the routed layers of a network by name."""
-    return {n: layer for n, layer in module.named_modules() if isinstance(layer, RoutedLayer)}
-
-
 def replace_layers(
     module: nn.Module, sources: int, router: Callable[[int], nn.Module]
 ) -> dict[str, RoutedLayer]:
@@ -250,13 +249,12 @@ def replace_layers(
         raise ConfigError(
             f"{type(module).__name__} has neither convolutions nor linear layers to be routed"
         )
-    return routed_layers(module)
+    return {n: layer for n, layer in module.named_modules() if isinstance(layer, RoutedLayer)}
 
 
 def _can_be_routed(layer: nn.Module) -> TypeGuard[_ConvNd | nn.Linear]:
-    if isinstance(layer, NonDynamicallyQuantizableLinear):
-        return False
-    return isinstance(layer, _ConvNd | nn.Linear)
+    own = not isinstance(layer, NonDynamicallyQuantizableLinear)
+    return own and isinstance(layer, _ConvNd | nn.Linear)
 
 
 def _require_own_weights(name: str, layer: nn.Module) -> None:
@@ -286,13 +284,19 @@ def fill_weights(
         del model
 
 
-def router_factory(sources: int, dropout: float) -> Callable[[int], nn.Module]:
-    """Return a function that builds a separate `Router` for each layer, for `replace_layers`.
+def router_factory(
+    sources: int, dropout: float, *, shared: bool = False
+) -> Callable[[int], nn.Module]:
+    """Return a function that builds the router of a layer, for `replace_layers`.
 
     Args:
         sources: the number of models.
         dropout: as in `Router`.
+        shared: whether all layers get the same `SharedRouter`, and not a `Router` each.
     """
+    if shared:
+        router = SharedRouter(sources)
+        return lambda _: router
     return lambda channels: Router(channels, sources, dropout)
 
 

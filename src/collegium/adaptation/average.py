@@ -8,7 +8,7 @@ from collegium.adaptation.base import (
     AdaptationResult,
     Adapter,
     Cases,
-    PredictionCallback,
+    Deliver,
     Sources,
     predict_cases,
 )
@@ -31,9 +31,7 @@ class Average(Adapter):
 
     batch_size: PositiveInt = 4
 
-    def adapt(
-        self, sources: Sources, cases: Cases, deliver: PredictionCallback
-    ) -> AdaptationResult:
+    def adapt(self, sources: Sources, cases: Cases, deliver: Deliver) -> AdaptationResult:
         """Predict with every personal model. See `Adapter.adapt`."""
         names = sources.require_personal("average")
         for name in names:

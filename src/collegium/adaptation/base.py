@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Protocol
 
@@ -24,7 +24,7 @@ from collegium.tasks import Task
 GLOBAL = "global"
 """The name of the global model among the deployed models."""
 
-PredictionCallback = Callable[[str, int, Tensor], None]
+Deliver = Callable[[str, int, Tensor], None]
 """Takes the prediction of one case: the model's name ("" if there is only one), the index of the
 case, and what `Task.predict` returns."""
 
@@ -249,9 +249,7 @@ class Adapter(ABC):
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @abstractmethod
-    def adapt(
-        self, sources: Sources, cases: Cases, deliver: PredictionCallback
-    ) -> AdaptationResult:
+    def adapt(self, sources: Sources, cases: Cases, deliver: Deliver) -> AdaptationResult:
         """Adapt to the cases and deliver a prediction of every one.
 
         Args:
@@ -313,6 +311,19 @@ def _join(batch: Sequence[tuple[int, Example]]) -> tuple[list[int], Example]:
     return [index for index, _ in batch], replace(first, batch={"image": images})
 
 
+def case_windows(task: Task, module: nn.Module, cases: Cases, size: int) -> Iterator[Tensor]:
+    """Yield the batches (B, C, *spatial) that enter a network, always in the same order.
+
+    Args:
+        task: how a case is predicted.
+        module: the network.
+        cases: the cases.
+        size: cases in one batch, at most.
+    """
+    for _, example in case_batches(cases, size):
+        yield from task.windows(module, example.batch["image"])
+
+
 def predict_batch(
     task: Task, module: nn.Module, indices: Sequence[int], example: Example
 ) -> Iterator[tuple[int, Tensor]]:
@@ -346,6 +357,23 @@ def predict_cases(
     task = task.with_batch_size(batch_size)
     for indices, example in case_batches(cases, batch_size):
         yield from predict_batch(task, module, indices, example)
+
+
+def copies_of(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return detached copies of tensors."""
+    return [tensor.detach().clone() for tensor in tensors]
+
+
+@torch.no_grad()
+def overwrite(tensors: Iterable[Tensor], values: Iterable[Tensor]) -> None:
+    """Overwrite tensors, which may be parameters, with the values of others.
+
+    Args:
+        tensors: the tensors to change.
+        values: as many tensors of the same shapes.
+    """
+    for tensor, value in zip(tensors, values, strict=True):
+        tensor.copy_(value)
 
 
 def optimizer_step(optimizer: torch.optim.Optimizer, loss: Tensor, adapter: str) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean
@@ -21,9 +21,9 @@ from collegium.adaptation.base import (
     AdaptationResult,
     Adapter,
     Cases,
-    PredictionCallback,
+    Deliver,
     Sources,
-    case_batches,
+    case_windows,
     mean_model,
     optimizer_step,
     predict_cases,
@@ -35,6 +35,9 @@ from collegium.tasks import Task
 
 IGNORED = -1
 """The pseudo-label of a pixel that does not count in the loss."""
+
+Batches = Callable[[], Iterable[Tensor]]
+"""Returns the batches of images (B, C, *spatial), the same ones at every call."""
 
 
 @settings
@@ -79,9 +82,7 @@ class DSBN(Adapter):
         """Refuse a network without batch normalisation."""
         require_batch_norms(module, "dsbn")
 
-    def adapt(
-        self, sources: Sources, cases: Cases, deliver: PredictionCallback
-    ) -> AdaptationResult:
+    def adapt(self, sources: Sources, cases: Cases, deliver: Deliver) -> AdaptationResult:
         """Measure the statistics, train on pseudo-labels if any, then predict.
 
         See `Adapter.adapt`.
@@ -89,34 +90,37 @@ class DSBN(Adapter):
         body, names = _body(sources)
         module = sources.load(body)
         require_batch_norms(module, "dsbn")
-        site = _Site(module, sources.task.with_batch_size(self.batch_size), cases, self.batch_size)
+        task = sources.task.with_batch_size(self.batch_size)
+        batches = partial(case_windows, task, module, cases, self.batch_size)
         record = AdaptationRecord(names, losses_per="pass")
         if self.affine == "nearest":
-            self._use_nearest(site, sources, record)
+            self._use_nearest(module, batches, sources, record)
         else:
             if self.affine == "mean":
                 personal = sources.require_personal("dsbn")
                 _copy_affine(mean_model(sources.models, personal), module)
                 record.sources = list(dict.fromkeys([*names, *personal]))
-            measure_statistics(module, site.batches, self.passes)
+            measure_statistics(module, batches, self.passes)
         if self.pseudo_labels:
-            self._train(site, record)
+            self._train(module, batches, task, record)
         for index, prediction in predict_cases(sources.task, module, cases, self.batch_size):
             deliver("", index, prediction)
         return AdaptationResult(record, Tensors(module.state_dict()).clone())
 
-    def _use_nearest(self, site: _Site, sources: Sources, record: AdaptationRecord) -> None:
+    def _use_nearest(
+        self, module: nn.Module, batches: Batches, sources: Sources, record: AdaptationRecord
+    ) -> None:
         """Use the scale and shift of the personal model with the nearest statistics."""
         distances: dict[str, float] = {}
         best = Tensors()
         for name in sources.require_personal("dsbn"):
             model = sources.models[name]
-            _copy_affine(model, site.module)
-            measure_statistics(site.module, site.batches, self.passes)
-            distances[name] = statistics_distance(site.module, model)
+            _copy_affine(model, module)
+            measure_statistics(module, batches, self.passes)
+            distances[name] = statistics_distance(module, model)
             if distances[name] == min(distances.values()):
-                best = Tensors(site.module.state_dict()).select(_norm_names(site.module)).clone()
-        site.module.load_state_dict(dict(best), strict=False)
+                best = Tensors(module.state_dict()).select(_norm_names(module)).clone()
+        module.load_state_dict(dict(best), strict=False)
         nearest = min(distances, key=distances.__getitem__)
         record.sources = list(dict.fromkeys([*record.sources, nearest]))
         listed = ", ".join(f"{name} {value:.3g}" for name, value in distances.items())
@@ -124,55 +128,39 @@ class DSBN(Adapter):
             f"Scale and shift are those of {nearest}, whose statistics are nearest ({listed})."
         )
 
-    def _train(self, site: _Site, record: AdaptationRecord) -> None:
+    def _train(
+        self, module: nn.Module, batches: Batches, task: Task, record: AdaptationRecord
+    ) -> None:
         """Train scale and shift on pseudo-labels."""
-        site.module.requires_grad_(False)
-        trained = [p.requires_grad_(True) for p in affine(batch_norms(site.module))]
+        module.requires_grad_(False)
+        trained = [p.requires_grad_(True) for p in affine(batch_norms(module))]
         if not trained:
             raise ConfigError(
                 "dsbn learns scale and shift from pseudo-labels, and the network's batch "
                 "normalisation has none; set pseudo_labels to 0"
             )
-        labels = [_pseudo_label(site.logits(images), self.threshold) for images in site.batches()]
+        outputs = (class_logits(module(images), task, "dsbn") for images in batches())
+        labels = [_pseudo_label(output, self.threshold) for output in outputs]
         confident = fmean(float((label != IGNORED).float().mean()) for label in labels)
         optimizer = torch.optim.Adam(trained, lr=self.lr)
         for epoch in range(self.pseudo_labels):
             losses = []
-            for images, label in zip(site.batches(), labels, strict=True):
+            for images, label in zip(batches(), labels, strict=True):
                 if bool((label == IGNORED).all()):
                     continue
                 target = label.to(images.device, torch.int64)
-                output = site.logits(images)
+                output = class_logits(module(images), task, "dsbn")
                 loss = functional.cross_entropy(output, target, ignore_index=IGNORED)
                 losses.append(optimizer_step(optimizer, loss, "dsbn"))
             record.steps += len(losses)
             if losses:
                 row = {"step": epoch, "total": fmean(losses), "confident": confident}
                 record.losses.append(row)
-        site.module.requires_grad_(False)
+        module.requires_grad_(False)
         if not record.losses:
             record.notes.append(
                 f"No prediction reached the threshold {self.threshold:g}: nothing was learnt."
             )
-
-
-@dataclass(frozen=True)
-class _Site:
-    """The adapted network and the site's cases."""
-
-    module: nn.Module
-    task: Task
-    cases: Cases
-    batch_size: int
-
-    def batches(self) -> Iterator[Tensor]:
-        """Yield the batches that enter the network, always in the same order."""
-        for _, example in case_batches(self.cases, self.batch_size):
-            yield from self.task.windows(self.module, example.batch["image"])
-
-    def logits(self, images: Tensor) -> Tensor:
-        """Return the logits of the classes, see `class_logits`."""
-        return class_logits(self.module(images), self.task, "dsbn")
 
 
 @dataclass
@@ -197,9 +185,7 @@ class _RunningMoments:
 
 
 @torch.no_grad()
-def measure_statistics(
-    module: nn.Module, batches: Callable[[], Iterable[Tensor]], passes: int = 1
-) -> None:
+def measure_statistics(module: nn.Module, batches: Batches, passes: int = 1) -> None:
     """Set every running mean and variance to those of a site's images.
 
     In the first pass each batch is normalised by its own statistics, as in training; mean and

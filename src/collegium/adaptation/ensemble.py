@@ -12,7 +12,7 @@ from collegium.adaptation.base import (
     AdaptationResult,
     Adapter,
     Cases,
-    PredictionCallback,
+    Deliver,
     Sources,
     predict_cases,
 )
@@ -51,9 +51,7 @@ class Ensemble(Adapter):
     with_global: bool = False
     batch_size: PositiveInt = 4
 
-    def adapt(
-        self, sources: Sources, cases: Cases, deliver: PredictionCallback
-    ) -> AdaptationResult:
+    def adapt(self, sources: Sources, cases: Cases, deliver: Deliver) -> AdaptationResult:
         """Predict with all models together. See `Adapter.adapt`."""
         names = sources.require_personal("ensemble")
         if self.with_global:

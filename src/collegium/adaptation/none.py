@@ -6,7 +6,7 @@ from collegium.adaptation.base import (
     AdaptationResult,
     Adapter,
     Cases,
-    PredictionCallback,
+    Deliver,
     Sources,
     predict_cases,
 )
@@ -23,9 +23,7 @@ class NoAdaptation(Adapter):
 
     batch_size: PositiveInt = 4
 
-    def adapt(
-        self, sources: Sources, cases: Cases, deliver: PredictionCallback
-    ) -> AdaptationResult:
+    def adapt(self, sources: Sources, cases: Cases, deliver: Deliver) -> AdaptationResult:
         """Predict with the global model. See `Adapter.adapt`."""
         model = sources.require_global("none")
         module = sources.load(model)

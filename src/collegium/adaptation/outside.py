@@ -15,7 +15,7 @@ from collegium.adaptation.base import (
     GLOBAL,
     AdaptationResult,
     Adapter,
-    PredictionCallback,
+    Deliver,
     Sources,
     UnlabelledCases,
 )
@@ -83,7 +83,7 @@ def adapt_and_score(
     sources: Sources,
     data: Dataset,
     *,
-    on_prediction: PredictionCallback | None = None,
+    on_prediction: Deliver | None = None,
 ) -> ScoredAdaptation:
     """Adapt models to a site's images, and score the predictions by its labels.
 
@@ -108,7 +108,7 @@ def adapt_and_score(
 class _Scorer:
     """Scores predictions as they are delivered, under pseudonyms."""
 
-    def __init__(self, task: Task, data: Dataset, on_prediction: PredictionCallback | None) -> None:
+    def __init__(self, task: Task, data: Dataset, on_prediction: Deliver | None) -> None:
         self._task, self._data, self._on_prediction = task, data, on_prediction
         self._scores: dict[str, dict[int, CaseScores]] = {}
         self._patients: dict[int, str] = {}

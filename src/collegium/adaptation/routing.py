@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, ClassVar, Literal
@@ -20,7 +20,6 @@ from collegium.adaptation._losses import (
 from collegium.adaptation._norms import affine, batch_norms, use_batch_statistics
 from collegium.adaptation._routed_layers import (
     RoutedLayer,
-    SharedRouter,
     fill_weights,
     replace_layers,
     router_factory,
@@ -33,11 +32,14 @@ from collegium.adaptation.base import (
     AdaptationResult,
     Adapter,
     Cases,
+    Deliver,
     LayerSpread,
-    PredictionCallback,
     Sources,
     case_batches,
+    case_windows,
+    copies_of,
     optimizer_step,
+    overwrite,
     predict_batch,
 )
 from collegium.core.dataset import Example
@@ -60,7 +62,6 @@ Term = Literal["consistency", "shape", "entropy"]
 TERMS: tuple[Term, ...] = ("consistency", "shape", "entropy")
 
 Losses = dict[str, float]
-State = list[Tensor]
 
 
 @settings
@@ -131,9 +132,7 @@ class Routing(Adapter):
         if "shape" in self.terms:
             shape_loss(class_logits(output, task, "routing"), self.radius)
 
-    def adapt(
-        self, sources: Sources, cases: Cases, deliver: PredictionCallback
-    ) -> AdaptationResult:
+    def adapt(self, sources: Sources, cases: Cases, deliver: Deliver) -> AdaptationResult:
         """Train the routers, and predict with the mixed network. See `Adapter.adapt`."""
         with ambient(sources.seed, "routing"):
             network = self._build(sources)
@@ -145,7 +144,7 @@ class Routing(Adapter):
                     network.deliver(indices, example, deliver)
             else:
                 self._adapt_by_batch(network, cases, record, deliver)
-        record.coefficients, record.spreads = network.mean_coefficients(), network.spreads()
+        network.write_coefficients(record)
         # no copy: nothing else holds these tensors
         return AdaptationResult(record, Tensors(network.module.state_dict()))
 
@@ -155,8 +154,8 @@ class Routing(Adapter):
         if GLOBAL in sources.models:
             names = [GLOBAL, *names]
         module = sources.load(sources.starting_model()[0])
-        shared = SharedRouter(len(names)) if self.granularity == "model" else None
-        router = (lambda _: shared) if shared else router_factory(len(names), self.dropout)
+        shared = self.granularity == "model"
+        router = router_factory(len(names), self.dropout, shared=shared)
         layers = replace_layers(module, len(names), router)
         fill_weights(layers, sources.models, names)
         module.to(sources.device)
@@ -175,44 +174,45 @@ class Routing(Adapter):
     ) -> None:
         """Train on all cases for `epochs`, and keep the selected state."""
         optimizer = torch.optim.Adam(network.trained, lr=self.lr, foreach=False)
-        best, lowest = network.state(), math.inf
+        windows = partial(case_windows, network.task, network.module, cases, self.batch_size)
+        best, lowest = copies_of(network.trained), math.inf
         for epoch in range(self.epochs + 1):
             if epoch:
-                for number, images in enumerate(network.windows(cases, self.batch_size)):
+                for number, images in enumerate(windows()):
                     self._step(network, optimizer, images, ("epoch", epoch, number))
                     record.steps += 1
-            row = self._mean_losses(network, network.windows(cases, self.batch_size))
+            row = self._mean_losses(network, windows())
             record.losses.append({"step": epoch, **row})
             if self.selection == "last" or row["total"] < lowest:
-                network.save_to(best)
+                overwrite(best, network.trained)
                 lowest, record.chosen = row["total"], epoch
-        network.restore(best)
+        overwrite(network.trained, best)
 
     def _adapt_by_batch(
         self,
         network: _RoutedNetwork,
         cases: Cases,
         record: AdaptationRecord,
-        deliver: PredictionCallback,
+        deliver: Deliver,
     ) -> None:
         """Train on one batch of cases after the other, and predict each."""
-        start = network.state()
-        optimizer = torch.optim.Adam(network.trained, lr=self.lr, foreach=False)
+        adam = partial(torch.optim.Adam, network.trained, lr=self.lr, foreach=False)
+        start, optimizer = copies_of(network.trained), adam()
         for number, (indices, example) in enumerate(case_batches(cases, self.batch_size)):
             if self.mode == "episodic":
-                network.restore(start)
-                optimizer = torch.optim.Adam(network.trained, lr=self.lr, foreach=False)
+                overwrite(network.trained, start)
+                optimizer = adam()
             windows = list(network.task.windows(network.module, example.batch["image"]))
-            best, row = network.state(), self._mean_losses(network, windows)
+            best, row = copies_of(network.trained), self._mean_losses(network, windows)
             for step in range(self.epochs):
                 for window, images in enumerate(windows):
                     self._step(network, optimizer, images, ("batch", number, step, window))
                     record.steps += 1
                 new = self._mean_losses(network, windows)
                 if self.selection == "last" or new["total"] < row["total"]:
-                    network.save_to(best)
+                    overwrite(best, network.trained)
                     row = new
-            network.restore(best)
+            overwrite(network.trained, best)
             record.losses.append({"step": number, **row})
             network.deliver(indices, example, deliver)
 
@@ -291,10 +291,8 @@ def routed_network(network: nn.Module, model: Mapping[str, Tensor]) -> nn.Module
     if not has_routers(model):
         raise ConfigError("the model holds no routers; give one that the adapter routing wrote")
     sources = next(len(tensor) for name, tensor in model.items() if name.endswith(_ROUTER_SUFFIXES))
-    is_shared = any(name.endswith(_ROUTER_SUFFIXES[1]) for name in model)
-    shared = SharedRouter(sources) if is_shared else None
-    router = (lambda _: shared) if shared else router_factory(sources, 0.0)
-    replace_layers(network, sources, router)
+    shared = any(name.endswith(_ROUTER_SUFFIXES[1]) for name in model)
+    replace_layers(network, sources, router_factory(sources, 0.0, shared=shared))
     use_batch_statistics(network)
     try:
         network.load_state_dict(dict(model))
@@ -328,31 +326,11 @@ class _RoutedNetwork:
     seed: int
     coefficients: dict[str, list[Tensor]] = field(default_factory=dict)
 
-    def windows(self, cases: Cases, size: int) -> Iterator[Tensor]:
-        """Yield the batches that enter the network, in the order of the cases."""
-        for _, example in case_batches(cases, size):
-            yield from self.task.windows(self.module, example.batch["image"])
-
     def probabilities(self, images: Tensor) -> Tensor:
         """Return the probabilities of the classes, see `class_logits`."""
         return class_logits(self.module(images), self.task, "routing").softmax(dim=1)
 
-    def state(self) -> State:
-        """Return a copy of the trained parameters."""
-        return [parameter.detach().clone() for parameter in self.trained]
-
-    def save_to(self, state: State) -> None:
-        """Overwrite a copy from `state` with the trained parameters."""
-        for parameter, value in zip(self.trained, state, strict=True):
-            value.copy_(parameter.detach())
-
-    def restore(self, state: State) -> None:
-        """Overwrite the trained parameters with a copy from `state`."""
-        with torch.no_grad():
-            for parameter, value in zip(self.trained, state, strict=True):
-                parameter.copy_(value)
-
-    def deliver(self, indices: list[int], example: Example, deliver: PredictionCallback) -> None:
+    def deliver(self, indices: list[int], example: Example, deliver: Deliver) -> None:
         """Predict a batch of cases, and record the coefficients."""
         for layer in self.layers.values():
             layer.router.eval()
@@ -371,23 +349,15 @@ class _RoutedNetwork:
         assert layer.coefficients is not None
         self.coefficients.setdefault(name, []).append(layer.coefficients.cpu().double())
 
-    def mean_coefficients(self) -> dict[str, dict[str, float]]:
-        """Return the mean coefficients of the cases by layer, in calling order, and source."""
-        return {
-            name: self._by_source(torch.cat(batches).mean(dim=0))
-            for name, batches in self.coefficients.items()
-        }
-
-    def spreads(self) -> dict[str, LayerSpread]:
-        """Return the differences between the cases by layer."""
-        spreads = {}
+    def write_coefficients(self, record: AdaptationRecord) -> None:
+        """Record the mean coefficients of the cases, and their differences, by layer."""
         for name, batches in self.coefficients.items():
             coefficients = torch.cat(batches)
+            record.coefficients[name] = self._by_source(coefficients.mean(dim=0))
             variation = weight_variation(self.layers[name].get_buffer("weight"), coefficients)
             deviation, mean = torch.std_mean(variation, correction=0)
             deviations = self._by_source(coefficients.std(dim=0, correction=0))
-            spreads[name] = LayerSpread(deviations, float(mean), float(deviation))
-        return spreads
+            record.spreads[name] = LayerSpread(deviations, float(mean), float(deviation))
 
     def _by_source(self, values: Tensor) -> dict[str, float]:
         return dict(zip(self.names, values.tolist(), strict=True))

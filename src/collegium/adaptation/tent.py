@@ -13,10 +13,12 @@ from collegium.adaptation.base import (
     AdaptationResult,
     Adapter,
     Cases,
-    PredictionCallback,
+    Deliver,
     Sources,
     case_batches,
+    copies_of,
     optimizer_step,
+    overwrite,
     predict_batch,
 )
 from collegium.core.settings import Fraction, Positive, PositiveInt, settings
@@ -55,9 +57,7 @@ class Tent(Adapter):
         """Refuse a network without batch normalisation."""
         require_batch_norms(module, "tent")
 
-    def adapt(
-        self, sources: Sources, cases: Cases, deliver: PredictionCallback
-    ) -> AdaptationResult:
+    def adapt(self, sources: Sources, cases: Cases, deliver: Deliver) -> AdaptationResult:
         """Predict and learn batch by batch. See `Adapter.adapt`."""
         module = sources.load(sources.require_global("tent"))
         layers = require_batch_norms(module, "tent")
@@ -69,15 +69,14 @@ class Tent(Adapter):
                 "tent trains scale and shift, and the network's batch normalisation has none; "
                 "choose dsbn, or train with them"
             )
-        start = [parameter.detach().clone() for parameter in trained]
+        start = copies_of(trained)
         adam = partial(torch.optim.Adam, trained, lr=self.lr, betas=(self.beta, 0.999))
         optimizer = adam()
         task = sources.task.with_batch_size(self.batch_size)
         record = AdaptationRecord([GLOBAL])
         for indices, example in case_batches(cases, self.batch_size):
             if self.episodic:
-                for parameter, value in zip(trained, start, strict=True):
-                    parameter.data.copy_(value)
+                overwrite(trained, start)
                 optimizer = adam()
             for index, prediction in predict_batch(task, module, indices, example):
                 deliver("", index, prediction)

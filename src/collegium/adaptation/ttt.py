@@ -1,7 +1,6 @@
 """The test-time part of TTT (Sun et al., 2020, https://arxiv.org/abs/1909.13231)."""
 
 import math
-from collections.abc import Iterable
 from statistics import fmean
 
 import torch
@@ -13,9 +12,11 @@ from collegium.adaptation.base import (
     AdaptationResult,
     Adapter,
     Cases,
-    PredictionCallback,
+    Deliver,
     Sources,
+    copies_of,
     optimizer_step,
+    overwrite,
     predict_batch,
 )
 from collegium.core.model_parts import find_parts
@@ -65,20 +66,18 @@ class TTTAdapter(Adapter):
         """Refuse a network without a rotation head."""
         rotation_head(module)
 
-    def adapt(
-        self, sources: Sources, cases: Cases, deliver: PredictionCallback
-    ) -> AdaptationResult:
+    def adapt(self, sources: Sources, cases: Cases, deliver: Deliver) -> AdaptationResult:
         """Learn from rotations of each case, then predict it. See `Adapter.adapt`."""
         module = self._load(sources)
         trained = _select_trained(module)
-        start = [parameter.detach().clone() for parameter in trained]
+        start = copies_of(trained)
         optimizer = torch.optim.SGD(trained, lr=self.lr)
         task = sources.task.with_batch_size(self.batch_size)
         record = AdaptationRecord([GLOBAL], losses_per="case")
         for index in range(len(cases)):
             example = cases.example(index)
             if not self.online:
-                _restore(trained, start)
+                overwrite(trained, start)
             rng = generator(sources.seed, "ttt", index)
             losses = []
             for _ in range(self.steps):
@@ -156,12 +155,6 @@ def _select_trained(module: nn.Module) -> list[nn.Parameter]:
         if parameter.requires_grad:
             trained.append(parameter)
     return trained
-
-
-@torch.no_grad()
-def _restore(parameters: Iterable[Tensor], values: Iterable[Tensor]) -> None:
-    for parameter, value in zip(parameters, values, strict=True):
-        parameter.copy_(value)
 
 
 def _randint(count: int, rng: torch.Generator) -> int:

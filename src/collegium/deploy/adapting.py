@@ -20,7 +20,7 @@ from collegium.evaluation.report.account import write_account
 from collegium.experiment.config.building import build_adapter, task_of
 from collegium.experiment.config.experiment import AdapterConfig
 from collegium.experiment.job_results import ACCOUNT_FILE
-from collegium.experiment.model_settings import settings_of
+from collegium.experiment.model_settings import write_settings
 from collegium.experiment.preflight import check_device
 from collegium.models.files import export_model
 
@@ -95,10 +95,8 @@ def _write_rest(
     """Write the adapted model with its settings, the tables, and last the account."""
     if adapted.model is not None:
         export_model(adapted.model, folder / "adapted.safetensors")
-        settings = settings_of(opened.config, opened.algorithm, opened.seed)
-        if settings is not None:
-            text = json.dumps(settings, indent=1)
-            write_atomically(folder / outside.SETTINGS_FILE, text.encode())
+        beside = folder / outside.SETTINGS_FILE
+        write_settings(beside, opened.config, opened.algorithm, opened.seed)
     account = {
         "adapter": adapter.to_dict(),
         "models": opened.origin,

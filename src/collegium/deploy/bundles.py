@@ -13,6 +13,8 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import islice
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,7 @@ from collegium.deploy.models import BUNDLE_MODEL, BUNDLE_SETTINGS, OpenedModels,
 from collegium.errors import CollegiumError, ConfigError
 from collegium.experiment.config.building import build_algorithm, network_of
 from collegium.experiment.config.experiment import AlgorithmConfig, ExperimentConfig
-from collegium.experiment.model_settings import extends, settings_of
+from collegium.experiment.model_settings import extends, write_settings
 from collegium.models.files import export_model
 from collegium.models.standardised import Standardised
 
@@ -88,13 +90,12 @@ def export_bundle(opened: OpenedModels, folder: Path, *, pictures: bool | None =
         "configs/metadata.json": json.dumps(metadata_of(opened, plan), indent=1),
         "docs/README.md": readme_of(opened, plan),
     }
-    if (settings := settings_of(config, opened.algorithm, opened.seed)) is not None:
-        contents[str(BUNDLE_SETTINGS)] = json.dumps(settings, indent=1)
     with new_folder(folder) as unfinished:
         for code, script in _own_code(config, carried).items():
             (unfinished / "scripts").mkdir(exist_ok=True)
             shutil.copy(code, unfinished / "scripts" / script)
         export_model(own, unfinished / BUNDLE_MODEL)
+        write_settings(unfinished / BUNDLE_SETTINGS, config, opened.algorithm, opened.seed)
         for path, text in contents.items():
             write_atomically(unfinished / path, text.encode())
     return folder
@@ -196,7 +197,8 @@ def _are_pictures(config: ExperimentConfig) -> bool:
     Raises:
         ConfigError: Some are pictures and others volumes.
     """
-    found = {seen: site for site in config.federation.sites for seen in _seen_at(config, site)}
+    sites = config.federation.sites
+    found = {seen: site for site in sites for seen in islice(_seen_at(config, site), 1)}
     if len(found) == 2:
         raise ConfigError(
             f"the network learnt from pictures (site {found[True]}) and from slices of volumes "
@@ -210,17 +212,11 @@ def _are_pictures(config: ExperimentConfig) -> bool:
 
 
 def _seen_at(config: ExperimentConfig, site: str) -> Iterator[bool]:
-    """Yield whether a site's first image that can be read is a picture."""
-    try:
-        cases = list_cases(config.federation, site)[0]
-    except (CollegiumError, OSError):  # its images are elsewhere
-        return
-    for case in cases:
-        try:
-            yield _is_picture(case)
-        except (CollegiumError, OSError):
-            continue
-        return
+    """Yield whether a site's images are pictures, one after the other, if they can be read."""
+    with suppress(CollegiumError, OSError):  # its images are elsewhere
+        for case in list_cases(config.federation, site)[0]:
+            with suppress(CollegiumError, OSError):
+                yield _is_picture(case)
 
 
 def _is_picture(case: Case) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from collegium.core.dataset import Dataset, Example
+from collegium.core.dataset import Dataset
 from collegium.core.randomness import ambient
 from collegium.data.cache import PreparedCase, prepare
 from collegium.data.columns import SUFFIXES
@@ -26,10 +26,7 @@ from collegium.data.tables import read_table
 from collegium.data.unlabelled import is_file_name, list_images
 from collegium.deploy.models import OpenedModels
 from collegium.errors import ConfigError, DataError
-from collegium.evaluation.report.account import CasePicture
-from collegium.evaluation.report.overlays import draw_overlay
 from collegium.experiment.federation import cache_folder
-from collegium.experiment.job_results import plane_of
 
 _SIDE = 128
 """Of the images by which a network is asked, a multiple of what networks divide sizes by."""
@@ -199,26 +196,3 @@ def write_prediction(
     if volume:
         whole = np.moveaxis(whole, -1, prepared.slice_axis)
     return write_mask(whole, case.images[0], folder, case.case, classes=classes, series=case.series)
-
-
-def draw_case(
-    caption: str,
-    example: Example,
-    prediction: Tensor,
-    scores: Mapping[str, float | None],
-    metric: str,
-) -> CasePicture:
-    """Draw a plane of a case, with its score in the caption if it has one.
-
-    Args:
-        caption: What the picture is called.
-        example: The case.
-        prediction: Its labels, (B, *spatial).
-        scores: Its scores; empty without a label.
-        metric: Which of them is shown.
-    """
-    drawn = draw_overlay(*plane_of(example, prediction))
-    if scores:
-        value = scores.get(metric)
-        caption += f": {metric} {'undefined' if value is None else f'{value:.3f}'}"
-    return CasePicture(caption, drawn)

@@ -13,10 +13,12 @@ from collegium.core.dataset import Example
 from collegium.core.files import write_atomically
 from collegium.core.randomness import ambient
 from collegium.data.sampling import ImageDataset
-from collegium.deploy.cases import Cases, draw_case, new_folder, open_cases, write_prediction
+from collegium.deploy.cases import Cases, new_folder, open_cases, write_prediction
 from collegium.deploy.models import OpenedModels
 from collegium.evaluation.report.account import CasePicture
+from collegium.evaluation.report.overlays import draw_overlay
 from collegium.experiment.config.building import task_of
+from collegium.experiment.job_results import plane_of
 from collegium.experiment.preflight import check_device
 from collegium.tasks import Task
 from collegium.training.loop import LocalTraining, TrainingConfig
@@ -126,8 +128,12 @@ class PredictionWriter:
         write_prediction(case, prepared, prediction, folder, self._classes)
         if len(self.pictures) < self._most_pictures:
             caption = f"{example.case}{f', {model}' if model else ''}"
-            picture = draw_case(caption, example, prediction, scores, self._task.metric)
-            self.pictures.append(picture)
+            if self._labelled:
+                value = scores.get(self._task.metric)
+                score = "undefined" if value is None else f"{value:.3f}"
+                caption += f": {self._task.metric} {score}"
+            drawn = draw_overlay(*plane_of(example, prediction))
+            self.pictures.append(CasePicture(caption, drawn))
 
     @property
     def scores(self) -> list[dict[str, Any]]:

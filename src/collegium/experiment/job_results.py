@@ -21,6 +21,7 @@ from collegium.evaluation.report.overlays import choose_cases, draw_layers, draw
 from collegium.evaluation.results import ResultRow
 from collegium.experiment.config.building import task_of
 from collegium.experiment.grid import Job
+from collegium.experiment.model_settings import write_settings
 from collegium.models.files import export_model
 from collegium.runtime.client import ClientRuntime
 from collegium.runtime.run import Run
@@ -114,20 +115,18 @@ def _score_rows(
         yield dict(**about, metric=RAREST_CLASS, value=cases[0][RAREST_CLASS], unit="patients")
 
 
-def write_models(
-    run: Run, root: Path, sites: Sequence[str], settings: Mapping[str, Any] | None = None
-) -> None:
+def write_models(run: Run, job: Job, sites: Sequence[str]) -> None:
     """Write the selected models as plain safetensors.
 
-    The server's are the global one and, under `DEPLOYED`, those for sites outside the federation;
-    each site's personal one stays at the site.
+    The server's are the global one and, under `DEPLOYED` with their settings, those for sites
+    outside the federation; each site's personal one stays at the site.
 
     Args:
         run: the finished run.
-        root: the job's folder.
+        job: the job that trained.
         sites: the sites' names.
-        settings: what is written beside the models under `DEPLOYED`.
     """
+    root = job.folder
     selected = run.best()
     if selected:
         export_model(selected["model"], root / "server" / "global.safetensors")
@@ -135,9 +134,7 @@ def write_models(
         models = run.deploy()
         for name, model in models.items():
             export_model(model, root / DEPLOYED / f"{name}.safetensors")
-        if settings is not None:
-            text = json.dumps(settings, indent=1)
-            write_atomically(root / DEPLOYED / SETTINGS_FILE, text.encode())
+        write_settings(root / DEPLOYED / SETTINGS_FILE, job.config, job.algorithm, job.seed)
         roles: dict[str, list[str]] = {"server": [], "personal": []}
         for name in sorted(models):
             roles["personal" if name in sites else "server"].append(name)

@@ -34,7 +34,6 @@ from collegium.experiment.job_results import (
     write_outside_overlays,
     write_overlays,
 )
-from collegium.experiment.model_settings import settings_of
 from collegium.experiment.scaling import FILE, write_scaling
 from collegium.runtime import process
 from collegium.runtime.engines.inprocess import InProcess
@@ -120,7 +119,7 @@ def run_job(opened: OpenedExperiment, key: JobKey, observe: Observer) -> None:
     if job.seed == config.seeds[0]:
         clients, folder = opened.clients(holder), job.folder / "overlays"
         write_overlays(clients, run, scores, about["metric"], folder)
-    rows = [*job_rows(job, run, scores), *_adapt(opened, job, holder, about, observe)]
+    rows = [*job_rows(job, run, scores), *_adapt(opened, job, about, observe)]
     write_rows(job.folder / ROWS_FILE, results_frame(rows))
     observe(Event("done", **about))
 
@@ -147,8 +146,7 @@ def _train(
     )
     try:
         scores = run.execute(observe)
-        settings = settings_of(config, job.algorithm, job.seed)
-        write_models(run, job.folder, federation.names, settings)
+        write_models(run, job, federation.names)
     finally:
         transport.close()
     return run, scores
@@ -171,7 +169,7 @@ def _round_event(record: RoundRecord, about: Mapping[str, Any]) -> Event:
 
 
 def _adapt(
-    opened: OpenedExperiment, job: Job, holder: Job, about: Mapping[str, Any], observe: Observer
+    opened: OpenedExperiment, job: Job, about: Mapping[str, Any], observe: Observer
 ) -> Iterator[ResultRow]:
     """Yield the scores of every adapter at every site outside; what is stored is not done again."""
     adapters = adapters_of(job.config, job.algorithm)
@@ -181,7 +179,7 @@ def _adapt(
             folder = job.folder / "outside" / site / adapter.label
             if not _is_done(folder, adapter):
                 observe(Event("adapt", **about, text=f"{adapter.label} at {site}"))
-                _adapt_once(opened, job, holder, adapter, site, folder)
+                _adapt_once(opened, job, adapter, site, folder)
             yield from outside_rows(job, site, adapter.label, folder)
 
 
@@ -194,15 +192,11 @@ def _is_done(folder: Path, adapter: AdapterConfig) -> bool:
 
 
 def _adapt_once(
-    opened: OpenedExperiment,
-    job: Job,
-    holder: Job,
-    config: AdapterConfig,
-    site: str,
-    folder: Path,
+    opened: OpenedExperiment, job: Job, config: AdapterConfig, site: str, folder: Path
 ) -> None:
     """Adapt to one site, and store the outcome: the account first, the scores last."""
-    models, data = outside.ModelFiles(holder.folder / DEPLOYED), opened.outside(job, site)
+    models = outside.ModelFiles(opened.holder(job).folder / DEPLOYED)
+    data = opened.outside(job, site)
     federation = opened.variation(job.variation)
     sources = Sources(
         models,

@@ -1,9 +1,10 @@
 """What stands beside deployed models: enough of an experiment to use them elsewhere."""
 
+import json
 from pathlib import Path
-from typing import Any
 
 from collegium.core.algorithm import Algorithm
+from collegium.core.files import write_atomically
 from collegium.errors import ConfigError
 from collegium.experiment.config.building import build_algorithm
 from collegium.experiment.config.experiment import (
@@ -15,22 +16,22 @@ from collegium.experiment.config.experiment import (
 from collegium.experiment.config.yaml_file import read_yaml_file
 
 
-def settings_of(
-    config: ExperimentConfig, algorithm: AlgorithmConfig, seed: int
-) -> dict[str, Any] | None:
-    """Return what it takes to use the models of a run elsewhere, and no site and no path.
+def write_settings(
+    path: Path, config: ExperimentConfig, algorithm: AlgorithmConfig, seed: int
+) -> None:
+    """Write what it takes to use the models of a run elsewhere, and no site and no path.
+
+    That is an experiment, as far as predictions depend on it. Nothing is written if the network is
+    built or extended by code of the user's own, which does not travel.
 
     Args:
+        path: the file.
         config: the experiment.
         algorithm: the algorithm that trained the models, which may have extended their network.
         seed: of the run.
-
-    Returns:
-        An experiment, as far as predictions depend on it; None where the network is built or
-        extended by code of the user's own, which does not travel.
     """
     if ":" in config.model.name or (extends(algorithm) and ":" in algorithm.name):
-        return None
+        return
     whole = to_dict(config)
     whole["model"].pop("weights", None)  # the file of what the models hold
     federation, added = whole["federation"], {}
@@ -38,7 +39,7 @@ def settings_of(
         added = {"algorithm": {"name": algorithm.name, **algorithm.params}}
     kept = {key: federation[key] for key in ("name", "task", "image", "table")}
     sampling = {key: federation["sampling"][key] for key in ("crop", "neighbours")}
-    return {
+    settings = {
         "name": config.name,
         "seeds": [seed],
         "model": whole["model"],
@@ -46,6 +47,7 @@ def settings_of(
         "federation": {**kept, "sampling": sampling},
         **added,
     }
+    write_atomically(path, json.dumps(settings, indent=1).encode())
 
 
 def extends(algorithm: AlgorithmConfig) -> bool:
@@ -54,7 +56,7 @@ def extends(algorithm: AlgorithmConfig) -> bool:
 
 
 def read_settings(path: Path) -> ExperimentConfig:
-    """Read a file of what `settings_of` gives; nothing in it runs code but Collegium's own.
+    """Read a file of what `write_settings` writes; nothing in it runs code but Collegium's own.
 
     Raises:
         ConfigError: With one sentence for every problem found.

@@ -147,18 +147,18 @@ def check_adapters(config: ExperimentConfig, sample: Sample | None) -> None:
     shared = any("personal" in sites[name].share for name in sites_of(config.federation))
     for algorithm in config.algorithms:
         method = build_algorithm(algorithm)
+        models = {
+            "global": ("a global model", method.has_global),
+            "personal": ("personal models", "personal" in method.all_sends()),
+        }
         for chosen in adapters_of(config, algorithm):
             adapter = build_adapter(chosen)
-            if "global" in adapter.needs and not method.has_global:
-                raise ConfigError(
-                    f"the adapter {chosen.label!r} starts from a global model, and "
-                    f"{algorithm.label!r} has none; give {algorithm.label!r} adapters of its own"
-                )
-            if "personal" in adapter.needs and "personal" not in method.all_sends():
-                raise ConfigError(
-                    f"the adapter {chosen.label!r} needs personal models, and {algorithm.label!r} "
-                    f"has none; give {algorithm.label!r} adapters of its own"
-                )
+            for kind, (words, there) in models.items():
+                if kind in adapter.needs and not there:
+                    raise ConfigError(
+                        f"the adapter {chosen.label!r} needs {words}, and {algorithm.label!r} has "
+                        f"none; give {algorithm.label!r} adapters of its own"
+                    )
             if "personal" in adapter.needs and not shared:
                 raise ConfigError(
                     f"the adapter {chosen.label!r} needs personal models, and no site shares "

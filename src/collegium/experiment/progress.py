@@ -124,7 +124,7 @@ class Bars:
             self.tasks[job] = self.bars.add_task(job_name(event), total=event.rounds, says="")
         latest = self.latest[job]
         latest |= {word.partition(" ")[0]: word for word in measurements(event)}
-        if known := defined(event.scores) or defined(event.losses):
+        if known := event.scores or event.losses:
             latest["sites"] = sites(known)
         ended = event.kind == "done"
         latest["adapts"] = event.text if event.kind == "adapt" else ""
@@ -148,18 +148,13 @@ def job_name(event: Event) -> str:
 def measurements(event: Event) -> list[str]:
     """Write the means over the sites, and the bytes of all of them, where there are any."""
     words = [
-        f"{name} {fmean(known.values()):.3f}"
+        f"{name} {fmean(values.values()):.3f}"
         for name, values in (("loss", event.losses), (event.metric or "score", event.scores))
-        if (known := defined(values))
+        if values
     ]
     if event.bytes_up or event.bytes_down:
         words += [f"up {format_bytes(event.bytes_up)}", f"down {format_bytes(event.bytes_down)}"]
     return words
-
-
-def defined(values: Mapping[str, float | None]) -> dict[str, float]:
-    """Leave out the sites where a score is undefined."""
-    return {site: value for site, value in values.items() if value is not None}
 
 
 def sites(values: Mapping[str, float]) -> str:

@@ -12,8 +12,9 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -194,23 +195,24 @@ def _run_jobs(opened: OpenedExperiment, observe: Observer) -> None:
     for batch in (training, using):
         if config.engine.jobs == 1:
             for job in batch:
-                try:
+                with _noting_failure(job, failures, observe):
                     run_job(opened, job.key, observe)
-                except ClientError as error:
-                    _note_failure(error, job, failures, observe)
         elif batch:
             _run_jobs_at_once(opened, batch, failures, observe)
     if failures:
         raise failures[0]
 
 
-def _note_failure(
-    error: ClientError, job: Job, failures: list[ClientError], observe: Observer
-) -> None:
-    where = type(error)(f"{job.name}: {error}")
-    failures.append(where)
-    text = f"{where}; its finished rounds are kept"
-    observe(Event("note", algorithm=job.algorithm.label, seed=job.seed, text=text))
+@contextmanager
+def _noting_failure(job: Job, failures: list[ClientError], observe: Observer) -> Iterator[None]:
+    """Go on after the block if a client fails in it; the error names the job."""
+    try:
+        yield
+    except ClientError as error:
+        where = type(error)(f"{job.name}: {error}")
+        failures.append(where)
+        text = f"{where}; its finished rounds are kept"
+        observe(Event("note", algorithm=job.algorithm.label, seed=job.seed, text=text))
 
 
 _worker: tuple[OpenedExperiment, Any]
@@ -245,10 +247,8 @@ def _run_jobs_at_once(
             futures = {pool.submit(_run_job, job.key): job for job in jobs}
             try:
                 for future in as_completed(futures):
-                    try:
+                    with _noting_failure(futures[future], failures, observe):
                         future.result()
-                    except ClientError as error:
-                        _note_failure(error, futures[future], failures, observe)
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 _end_jobs()

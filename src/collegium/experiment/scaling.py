@@ -96,7 +96,7 @@ def agree_on_scaling(federation: Federation, table: TableConfig, folder: Path) -
         with lock(folder / EXCHANGE, wait=True):
             if not path.exists():
                 write_scaling(path, _exchange(algorithm, federation, folder / EXCHANGE))
-    return replace(federation, network=Scaled(federation.network, table, read_scaling(path)))
+    return replace(federation, network=_scaled(federation.network, table, read_scaling(path)))
 
 
 def _exchange(algorithm: FeatureSums, federation: Federation, root: Path) -> Scaling:
@@ -112,29 +112,21 @@ def _exchange(algorithm: FeatureSums, federation: Federation, root: Path) -> Sca
     return reduce(add, moments).scaling()
 
 
-class Scaled:
-    """Builds networks whose first layer holds a scaling.
+def _scaled(network: Network, table: TableConfig, scaling: Scaling) -> Network:
+    """Return what builds networks whose first layer, a `Standardised` one, holds a scaling."""
+    shift, factor = torch.zeros(table.features), torch.ones(table.features)
+    count = len(table.numeric)  # of the features the first ones
+    shift[:count] = torch.from_numpy(scaling.shift).float()
+    factor[:count] = torch.from_numpy(scaling.factor).float()
 
-    Args:
-        network: Builds networks that begin with a `Standardised` layer.
-        table: What the columns are.
-        scaling: By how much.
-    """
-
-    def __init__(self, network: Network, table: TableConfig, scaling: Scaling) -> None:
-        self._network = network
-        self._shift, self._factor = torch.zeros(table.features), torch.ones(table.features)
-        count = len(table.numeric)  # of the features the first ones
-        self._shift[:count] = torch.from_numpy(scaling.shift).float()
-        self._factor[:count] = torch.from_numpy(scaling.factor).float()
-
-    def __call__(self) -> nn.Module:
-        """Return a new network."""
-        module = self._network()
+    def build() -> nn.Module:
+        module = network()
         assert isinstance(module, Standardised)
-        module.shift.copy_(self._shift)
-        module.factor.copy_(self._factor)
+        module.shift.copy_(shift)
+        module.factor.copy_(factor)
         return module
+
+    return build
 
 
 def write_scaling(path: Path, scaling: Scaling) -> None:

@@ -73,17 +73,16 @@ def network_of(config: ExperimentConfig) -> ConfiguredNetwork:
         ConfigError: There is no such model.
     """
     model, federation = config.model, config.federation
-    outputs = federation.task.channels
+    outputs, table = federation.task.channels, federation.table
     known: dict[str, Any] = {"out_channels": outputs, "out_features": outputs}
-    if federation.table is not None:
-        known |= {"in_features": federation.table.features, "groups": federation.table.groups}
+    if table is not None:
+        known |= {"in_features": table.features, "groups": table.groups}
     elif federation.image.inputs is not None:
         known["in_channels"] = federation.image.inputs * (2 * federation.sampling.neighbours + 1)
     taken = parameters_of(model.name)
     filled = {key: value for key, value in known.items() if key in taken}
-    table = federation.table
     scaled = table is not None and table.scale == "federation"
-    features = table.features if table is not None and scaled else None
+    features = known["in_features"] if scaled else None
     return ConfiguredNetwork(model.name, {**filled, **model.params}, features)
 
 

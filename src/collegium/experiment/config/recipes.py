@@ -11,8 +11,11 @@ from typing import Any
 
 from collegium.errors import ConfigError
 
-_TURNED = {"flips": True, "rotations": True}
 _PATCHES = {"flips": True, "patches": 4, "scale": 0.1, "shift": 0.1}
+_PROSTATE = {
+    "image": {"size": [384, 384], "normalise": "zscore"},
+    "sampling": {"crop": [384, 384], "flips": True, "rotations": True},
+}
 _ADAM = {"optimizer": "adam", "lr": 1e-3}
 _SGD = {"optimizer": "sgd", "lr": 0.01, "momentum": 0.9}
 _ISIC = {  # class of ISIC 2019: its weight in the focal loss of FLamby and GRACE
@@ -59,10 +62,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             "holds, commented out. Its arrays hold three slices each; of volumes set "
             "sampling.neighbours to 1 and, for slices with a label only, sampling.foreground to 1",
             {
-                "federation": {
-                    "image": {"size": [384, 384], "normalise": "zscore"},
-                    "sampling": {"crop": [384, 384], **_TURNED},
-                },
+                "federation": _PROSTATE,
                 "training": {**_ADAM, "amsgrad": True, "batch_size": 16, "local_epochs": 1},
                 "loss": "dice",
                 "rounds": 100,
@@ -72,10 +72,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             "prostate of GRACE: as IOP-FL, with cross-entropy and Dice, 200 rounds of one epoch. "
             "The loss is their sum, in the paper its half; augmentation is IOP-FL's",
             {
-                "federation": {
-                    "image": {"size": [384, 384], "normalise": "zscore"},
-                    "sampling": {"crop": [384, 384], **_TURNED},
-                },
+                "federation": _PROSTATE,
                 "training": {**_ADAM, "batch_size": 16, "local_epochs": 1},
                 "loss": "dice_ce",
                 "rounds": 200,
@@ -157,10 +154,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             "local epochs, 100 rounds (vessels and glands: lr 1e-3, lr_decay 0.99); the paper "
             "leaves the loss open, here Dice with cross-entropy",
             {
-                "federation": {
-                    "image": {"size": [384, 384], "normalise": "zscore"},
-                    "sampling": {"crop": [384, 384], **_TURNED},
-                },
+                "federation": _PROSTATE,
                 "training": {**_ADAM, "lr": 1e-4, "batch_size": 4, "local_epochs": 4},
                 "loss": "dice_ce",
                 "rounds": 100,

@@ -146,25 +146,23 @@ class Registry(Generic[T]):
             raise ConfigError(
                 f"{self.word} {name!r}: the name before the colon is empty; fill it in"
             )
-        if not place.endswith(".py"):
-            return self._checked(self._attribute(self._import(place, name), attribute, name), name)
         path = Path(place).expanduser().resolve()
-        kind = self._checked(self._attribute(import_file(path), attribute, name), name)
-        if SOURCE not in vars(kind):
+        module = import_file(path) if place.endswith(".py") else self._import(place, name)
+        kind = self._checked(self._attribute(module, attribute, name), name)
+        if place.endswith(".py") and SOURCE not in vars(kind):
             setattr(kind, SOURCE, f"{path}:{attribute}")
         return kind
 
     def _import(self, module: str, name: str) -> ModuleType:
         try:
             return importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            if error.name is not None and f"{module}.".startswith(f"{error.name}."):
+        except Exception as error:  # whatever a user's module raises
+            missing = error.name if isinstance(error, ModuleNotFoundError) else None
+            if missing is not None and f"{module}.".startswith(f"{missing}."):
                 raise ConfigError(
-                    f"{self.word} {name!r}: there is no module {error.name!r}; "
+                    f"{self.word} {name!r}: there is no module {missing!r}; "
                     "install its package or correct the name"
                 ) from error
-            raise loading_error(f"module {module!r} of {self.word} {name!r}", error) from error
-        except Exception as error:  # whatever a user's module raises
             raise loading_error(f"module {module!r} of {self.word} {name!r}", error) from error
 
     def _attribute(self, module: ModuleType, attribute: str, name: str) -> Any:

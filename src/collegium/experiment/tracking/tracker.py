@@ -13,6 +13,7 @@ import math
 import time
 import uuid
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 
 from collegium.core.files import write_atomically
@@ -71,8 +72,7 @@ class Tracker:
         jobs = jobs_of(config)
         self._jobs = {job.key: job for job in jobs}
         self._holders = holders(jobs)
-        self._store: MlflowStore | None = None
-        self._runs: dict[JobKey | None, TrackedRun] = {}
+        self._runs: dict[JobKey, TrackedRun] = {}
         self._silent_until = -math.inf
         self._warned = False
 
@@ -116,7 +116,7 @@ class Tracker:
         return f"MLflow at {self._where} did not take what a run told it ({store.cause_of(error)})"
 
     def _follow(self, job: Job, event: Event) -> None:
-        mlflow, run = self._connect(), self._run_of(job)
+        mlflow, run = self._mlflow, self._run_of(job)
         if event.kind == "job" and run.status != RUNNING:
             mlflow.set_status(run, RUNNING)
         if event.kind == "round":
@@ -125,8 +125,7 @@ class Tracker:
             self._complete(run, job.folder)
 
     def _finish(self, output: Path) -> None:
-        mlflow, parent = self._connect(), self._parent()
-        whole = True
+        mlflow, parent, whole = self._mlflow, self._parent, True
         for job in self._jobs.values():
             folder = output / job.folder.relative_to(job.output)
             if (folder / ROWS_FILE).exists():
@@ -140,10 +139,9 @@ class Tracker:
         self._log_files(parent, output)
         mlflow.set_status(parent, DONE if whole else FAILED)
 
-    def _connect(self) -> MlflowStore:
-        if self._store is None:
-            self._store = MlflowStore(self._uri, self._experiment, own=self._own)
-        return self._store
+    @cached_property
+    def _mlflow(self) -> MlflowStore:
+        return MlflowStore(self._uri, self._experiment, own=self._own)
 
     def _tag(self, parameters: Mapping[str, str]) -> str:
         """Return the tag of the run with these parameters in this output folder."""
@@ -159,17 +157,16 @@ class Tracker:
         versions = {f"version.{name}": str(version) for name, version in about["versions"].items()}
         return {"collegium.digest": digest(self._config), **versions}
 
+    @cached_property
     def _parent(self) -> TrackedRun:
-        """Return the store's run of the whole experiment."""
-        if None not in self._runs:
-            parameters = content.parameters_of(content.fixed_settings(self._config))
-            tags = {**self._tags(), **content.tags_of(self._config)}
-            tag = "collegium.run", self._tag(parameters)
-            run = self._connect().open(tag, self._config.name, parameters, tags)
-            if run.status != RUNNING:
-                self._connect().set_status(run, RUNNING)
-            self._runs[None] = run
-        return self._runs[None]
+        """The store's run of the whole experiment."""
+        parameters = content.parameters_of(content.fixed_settings(self._config))
+        tags = {**self._tags(), **content.tags_of(self._config)}
+        tag = "collegium.run", self._tag(parameters)
+        run = self._mlflow.open(tag, self._config.name, parameters, tags)
+        if run.status != RUNNING:
+            self._mlflow.set_status(run, RUNNING)
+        return run
 
     def _run_of(self, job: Job) -> TrackedRun:
         """Return the store's run of a job."""
@@ -178,11 +175,11 @@ class Tracker:
             tags = {
                 **self._tags(),
                 **content.tags_of_job(job, self._holders[job.key]),
-                "mlflow.parentRunId": self._parent().run_id,
+                "mlflow.parentRunId": self._parent.run_id,
             }
             place = f"{job.algorithm.label}/seed-{job.seed}"
             tag = "collegium.job", f"{self._tag(parameters)}/{place}"
-            self._runs[job.key] = self._connect().open(tag, job.name, parameters, tags)
+            self._runs[job.key] = self._mlflow.open(tag, job.name, parameters, tags)
         return self._runs[job.key]
 
     def _complete(self, run: TrackedRun, folder: Path) -> None:
@@ -190,29 +187,27 @@ class Tracker:
         rows = _digest((folder / ROWS_FILE).read_bytes())
         if run.tags.get("collegium.rows") != rows:
             points = content.points_of_rows(read_rows([folder / ROWS_FILE]))
-            self._connect().log(run, content.metrics_of(points), content.OUTSIDE)
-            self._connect().set_tag(run, "collegium.rows", rows)
+            self._mlflow.log(run, content.metrics_of(points), content.OUTSIDE)
+            self._mlflow.set_tag(run, "collegium.rows", rows)
         if run.status != DONE:
-            self._connect().set_status(run, DONE)
+            self._mlflow.set_status(run, DONE)
 
     def _log_models(self, run: TrackedRun, folder: Path) -> None:
         """Log the models of a job that may leave, unless that was done before."""
         models = content.models_of(folder)
         if models and "collegium.models" not in run.tags:
-            self._connect().log_files(run, models, "models")
-            self._connect().set_tag(run, "collegium.models", str(len(models)))
+            self._mlflow.log_files(run, models, "models")
+            self._mlflow.set_tag(run, "collegium.models", str(len(models)))
 
     def _log_files(self, run: TrackedRun, output: Path) -> None:
         """Log the files of the whole experiment; they may have changed since the last time."""
-        mlflow, report, tables = self._connect(), output / "report.html", output / "tables"
+        mlflow, report, tables = self._mlflow, output / "report.html", output / "tables"
         mlflow.log_text(run, write_yaml(content.settings_of(self._config)), "config.yaml")
         if report.exists():
-            here = store.stays_here(self._uri)
-            page = (
-                report.read_bytes().decode()
-                if here
-                else content.page_for_a_server(output, self._config)
-            )
+            if store.stays_here(self._uri):
+                page = report.read_bytes().decode()
+            else:
+                page = content.page_for_a_server(output, self._config)
             mlflow.log_text(run, page, report.name)
         if tables.is_dir():
             mlflow.log_files(run, [tables], tables.name)
