@@ -25,7 +25,7 @@ from collegium.heterogeneity import graphs
 from collegium.heterogeneity.survey import SurveyMixin, SurveyQuestions, survey_parts
 from collegium.solvers.admm import Norm
 from collegium.solvers.consensus import consensus
-from collegium.tasks.metrics import box_plot_summary, sdwd
+from collegium.tasks.metrics.overlap import box_plot_summary, sdwd
 
 
 @settings

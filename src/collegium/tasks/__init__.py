@@ -5,12 +5,6 @@ from collegium.tasks.classification import SET_METRICS, ClassificationTask
 from collegium.tasks.segmentation import SegmentationTask
 
 __all__ = [
-    "NON_SCORE_KEYS",
-    "RAREST_CLASS",
-    "SET_METRICS",
-    "CaseScores",
-    "ClassificationTask",
-    "SegmentationTask",
-    "SupervisedTask",
-    "Task",
-]
+    "NON_SCORE_KEYS", "RAREST_CLASS", "SET_METRICS", "CaseScores", "ClassificationTask",
+    "SegmentationTask", "SupervisedTask", "Task",
+]  # fmt: skip

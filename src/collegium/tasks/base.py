@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
 from torch import nn
@@ -47,7 +47,6 @@ class Task(Protocol):
         Returns:
             A scalar.
         """
-        ...
 
     def predict(self, module: nn.Module, example: Example) -> torch.Tensor:
         """Predict a whole case at full size; called under `torch.no_grad()` in evaluation mode.
@@ -59,7 +58,6 @@ class Task(Protocol):
         Returns:
             The prediction, on the image's device.
         """
-        ...
 
     def windows(self, module: nn.Module, image: torch.Tensor) -> Iterator[torch.Tensor]:
         """Yield the parts of a case's image that each enter the network in one forward pass.
@@ -71,11 +69,9 @@ class Task(Protocol):
         Yields:
             Parts, (b, C, *window), on the network's device.
         """
-        ...
 
     def with_batch_size(self, size: int) -> Task:
         """Return the same task with ``size`` windows, slices or cases in one forward pass."""
-        ...
 
     def scores(
         self, prediction: torch.Tensor, example: Example, metrics: Sequence[str] | None = None
@@ -91,14 +87,24 @@ class Task(Protocol):
             The score by metric; None is undefined, and never averaged. Keys that begin with "_"
             hold what `add_set_scores` needs; they never leave a site.
         """
-        ...
 
     def add_set_scores(self, rows: Sequence[CaseScores]) -> list[CaseScores]:
         """Return the scores of a set of cases, with the metrics of the set added."""
-        ...
 
 
-class SupervisedTask:
+class WholeCaseTask:
+    """The base of tasks whose network predicts a whole case in one forward pass."""
+
+    def windows(self, module: nn.Module, image: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Yield the whole image. See `Task.windows`."""
+        yield image.to(device_of(module, image))
+
+    def with_batch_size(self, size: int) -> Self:
+        """Return this task, since the size of a forward pass is that of the case."""
+        return self
+
+
+class SupervisedTask(WholeCaseTask):
     """Any task with a loss between the network's output and `batch["label"]`.
 
     Its one metric, "negative_loss", is minus that loss; it is undefined if that is not finite.
@@ -122,14 +128,6 @@ class SupervisedTask:
         image = example.batch["image"]
         output: torch.Tensor = module(image.to(device_of(module, image)))
         return output.to(image.device)
-
-    def windows(self, module: nn.Module, image: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Yield the whole image. See `Task.windows`."""
-        yield image.to(device_of(module, image))
-
-    def with_batch_size(self, size: int) -> SupervisedTask:
-        """Return this task, which predicts everything that it gets in one forward pass."""
-        return self
 
     def scores(
         self, prediction: torch.Tensor, example: Example, metrics: Sequence[str] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -13,9 +13,12 @@ from torch import nn
 from torch.nn import functional
 
 from collegium.errors import ConfigError, DataError
-from collegium.tasks.base import RAREST_CLASS, CaseScores, device_of
+from collegium.tasks.base import RAREST_CLASS, CaseScores, WholeCaseTask, device_of
 from collegium.tasks.losses import weighted_focal_loss
-from collegium.tasks.metrics import auc_pseudovalues, balanced_accuracy_pseudovalues
+from collegium.tasks.metrics.classification import (
+    auc_pseudovalues,
+    balanced_accuracy_pseudovalues,
+)
 
 if TYPE_CHECKING:
     from collegium.core.dataset import Batch, Example
@@ -27,7 +30,7 @@ SET_METRICS = ("balanced_accuracy", "auc")
 """The metrics of a set of cases, which depend on how many cases each class has."""
 
 
-class ClassificationTask:
+class ClassificationTask(WholeCaseTask):
     """The task of giving every case one of several classes.
 
     Its scores: "accuracy", 1 or 0 for a case; "log_loss", minus the logarithm of the probability of
@@ -67,11 +70,11 @@ class ClassificationTask:
             raise ConfigError(
                 f"the headline metric is {metric!r}: choose accuracy, balanced_accuracy or auc"
             )
-        right = weights is None or all(0 < weight < math.inf for weight in weights)
-        if not right or (weights is not None and len(weights) != self.classes):
+        given = [1.0] * self.classes if weights is None else [*weights]
+        if len(given) != self.classes or not all(0 < weight < math.inf for weight in given):
             raise ConfigError(f"weights are {weights!r}: give {self.classes} numbers above 0")
         self._focal = loss == "focal"
-        self._weights = torch.tensor([1.0] * self.classes if weights is None else [*weights])
+        self._weights = torch.tensor(given)
 
     @property
     def channels(self) -> int:
@@ -92,14 +95,6 @@ class ClassificationTask:
         image = example.batch["image"]
         logits = self._checked(module(image.to(device_of(module, image))))
         return logits.float().softmax(dim=1).to(image.device)
-
-    def windows(self, module: nn.Module, image: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Yield the whole image. See `Task.windows`."""
-        yield image.to(device_of(module, image))
-
-    def with_batch_size(self, size: int) -> ClassificationTask:
-        """Return this task, which predicts everything that it gets in one forward pass."""
-        return self
 
     def scores(
         self, prediction: torch.Tensor, example: Example, metrics: Sequence[str] | None = None

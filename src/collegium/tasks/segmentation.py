@@ -14,7 +14,7 @@ from torch.nn import functional
 from collegium.errors import ConfigError, DataError
 from collegium.tasks.base import CaseScores, device_of
 from collegium.tasks.losses import LOSSES, REGION_LOSSES
-from collegium.tasks.metrics import Regions, dice, hd95, iou, region_mask
+from collegium.tasks.metrics.overlap import Regions, dice, hd95, iou, region_mask
 
 if TYPE_CHECKING:
     from collegium.core.dataset import Batch, Example
@@ -215,14 +215,21 @@ class SegmentationTask:
         if len(label) == 1:
             prediction, label, mask = prediction[0], label[0], None if mask is None else mask[0]
             spacing = spacing if spacing is None else spacing[-label.ndim :]
-        known = spacing is not None and len(spacing) == label.ndim
-        case = (prediction, label, mask, spacing if known else None)
+        if spacing is not None and len(spacing) != label.ndim:
+            spacing = None
+
+        def score(name: str, regions: Regions) -> float | None:
+            if name == "hd95":
+                return hd95(prediction, label, mask=mask, spacing=spacing, regions=regions)
+            overlap = iou if name == "iou" else dice
+            return overlap(prediction, label, mask=mask, regions=regions)
+
         result: dict[str, float | None] = {}
         for name in self.metrics if metrics is None else metrics:
-            key = name if known or name != "hd95" else "hd95_px"
-            result[key] = _score(name, *case, list(self.structures.values()))
+            key = "hd95_px" if name == "hd95" and spacing is None else name
+            result[key] = score(name, list(self.structures.values()))
             for structure, region in self._separate_structures().items() if metrics is None else ():
-                result[f"{key}_{structure}"] = _score(name, *case, [region])
+                result[f"{key}_{structure}"] = score(name, [region])
         return result
 
     def add_set_scores(self, rows: Sequence[CaseScores]) -> list[CaseScores]:
@@ -230,23 +237,17 @@ class SegmentationTask:
         return [*rows]
 
     def _separate_structures(self) -> Mapping[str, Sequence[int]]:
-        """The structures that are also scored one by one."""
+        """Return the structures that are also scored one by one."""
         return self.structures if 1 < len(self.structures) <= MAX_STRUCTURES else {}
 
     def _classes(self, logits: torch.Tensor) -> torch.Tensor:
         """Return the class of every pixel of (B, channels, *spatial)."""
         if self.regions is None:
             return logits.argmax(dim=1)
-        predicted = (logits > 0).to(torch.int16)
-        distances = [
-            sum(
-                predicted[:, i] != int(label in region)
-                for i, region in enumerate(self.regions.values())
-            )
-            for label in range(self.classes)
-        ]
-        counts = [torch.as_tensor(distance) for distance in distances]
-        return torch.stack(counts, dim=1).argmin(dim=1)
+        predicted = (logits > 0).movedim(1, -1)
+        belongs = [[c in region for region in self.regions.values()] for c in range(self.classes)]
+        distances = [(predicted != row).sum(dim=-1) for row in torch.tensor(belongs).to(predicted)]
+        return torch.stack(distances, dim=1).argmin(dim=1)
 
     def _window(self, module: nn.Module, size: tuple[int, ...]) -> tuple[int, ...]:
         """Return the configured window, or the image's size rounded up to a valid one."""
@@ -289,10 +290,8 @@ class SegmentationTask:
     def _checked(self, logits: object) -> torch.Tensor:
         """Return the logits if they are one tensor with a channel for each class."""
         if not isinstance(logits, torch.Tensor):
-            raise ConfigError(
-                f"the model returns a {type(logits).__name__}: let it return one tensor, the "
-                f"logits."
-            )
+            kind = type(logits).__name__
+            raise ConfigError(f"the model returns a {kind}: let it return one tensor, the logits.")
         if logits.shape[1] != self.channels:
             kind = "classes" if self.regions is None else "regions"
             raise ConfigError(
@@ -310,21 +309,6 @@ def _structures(
         return regions
     names = [str(k) for k in range(classes)] if isinstance(classes, int) else classes
     return {name: (index,) for index, name in enumerate(names) if index}
-
-
-def _score(
-    name: str,
-    prediction: torch.Tensor,
-    label: torch.Tensor,
-    mask: torch.Tensor | None,
-    spacing: Sequence[float] | None,
-    regions: Regions,
-) -> float | None:
-    """Return a metric of a case, inside the mask, in millimetres if the spacing is known."""
-    if name == "hd95":
-        return hd95(prediction, label, mask=mask, spacing=spacing, regions=regions)
-    overlap = iou if name == "iou" else dice
-    return overlap(prediction, label, mask=mask, regions=regions)
 
 
 def _fits(size: tuple[int, ...], window: tuple[int, ...]) -> bool:

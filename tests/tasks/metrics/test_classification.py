@@ -8,7 +8,10 @@ import pytest
 from numpy.typing import NDArray
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
-from collegium.tasks.metrics import auc_pseudovalues, balanced_accuracy_pseudovalues
+from collegium.tasks.metrics.classification import (
+    auc_pseudovalues,
+    balanced_accuracy_pseudovalues,
+)
 
 Array = NDArray[np.float64]
 

@@ -7,16 +7,7 @@ import torch
 from scipy import ndimage
 from scipy.spatial.distance import directed_hausdorff
 
-from collegium.tasks.metrics import (
-    box_plot_summary,
-    dice,
-    hd95,
-    iou,
-    label_iou,
-    micro_iou,
-    sdwd,
-    slice_dice_legacy,
-)
+from collegium.tasks.metrics.overlap import box_plot_summary, dice, hd95, iou, sdwd
 
 
 def blobs(seed: int, shape: tuple[int, ...]) -> torch.Tensor:
@@ -39,19 +30,13 @@ def hd95_by_distance_transform(
     return float(max(np.percentile(to_b, 95), np.percentile(to_a, 95)))
 
 
-def test_dice_and_the_legacy_metric_are_those_of_iop_fl(golden) -> None:
+def test_dice_is_that_of_the_foreground(golden) -> None:
     case = golden("dice_conventions")
     pred, true = (torch.tensor(case["inputs"][key]) for key in ("pred", "gt"))
-    expected, atol = case["expected"], case["atol"]
-    assert slice_dice_legacy(pred, true) == pytest.approx(expected["repo_metric"], abs=atol)
+    expected = case["expected"]
     assert dice(pred, true) == pytest.approx(expected["volume_fg"], abs=1e-9)
     per_slice = [dice(p, t) for p, t in zip(pred, true, strict=True)]
     assert per_slice == pytest.approx(expected["per_slice_fg"], abs=1e-9)
-
-
-def test_the_legacy_metric_scores_an_absent_class_zero() -> None:
-    empty = torch.zeros(3, 4, 4, dtype=torch.int64)
-    assert slice_dice_legacy(empty, empty) == pytest.approx(0.5, abs=1e-5)
 
 
 def test_overlap_of_known_sets() -> None:
@@ -71,8 +56,8 @@ def test_overlap_counts_only_what_is_inside_the_mask() -> None:
 def test_overlap_is_the_mean_over_the_classes_that_are_present() -> None:
     found, true = torch.tensor([1, 1, 2, 0]), torch.tensor([1, 0, 0, 0])
     # class 1: 2/3 and 1/2; class 2: a false alarm; class 3: absent from both
-    assert dice(found, true, classes=4) == pytest.approx((2 / 3 + 0) / 2)
-    assert iou(found, true, classes=4) == pytest.approx((1 / 2 + 0) / 2)
+    assert dice(found, true, regions=[(1,), (2,), (3,)]) == pytest.approx((2 / 3 + 0) / 2)
+    assert iou(found, true, regions=[(1,), (2,), (3,)]) == pytest.approx((1 / 2 + 0) / 2)
 
 
 def test_iou_is_dice_over_two_minus_dice() -> None:
@@ -127,46 +112,21 @@ def test_hd95_is_the_mean_over_the_classes_that_are_present() -> None:
     found, true = torch.zeros(2, 9, 9, dtype=torch.int64)
     found[0, 0], true[0, 3] = 1, 1
     found[8, 0], true[8, 1] = 2, 2
-    assert hd95(found, true, classes=4) == pytest.approx((3 + 1) / 2)
+    assert hd95(found, true, regions=[(1,), (2,), (3,)]) == pytest.approx((3 + 1) / 2)
 
 
 def test_hd95_of_a_case_with_one_missed_class_is_undefined() -> None:
     found, true = torch.zeros(2, 9, 9, dtype=torch.int64)
     found[0, 0], true[0, 3] = 1, 1
     true[8, 1] = 2
-    assert hd95(found, true, classes=3) is None
-    assert dice(found, true, classes=3) == 0.0
+    assert hd95(found, true, regions=[(1,), (2,)]) is None
+    assert dice(found, true, regions=[(1,), (2,)]) == 0.0
 
 
 def test_a_case_whose_mask_is_empty_is_undefined() -> None:
     everything, nowhere = torch.ones(4, 4, dtype=torch.int64), torch.zeros(4, 4, dtype=torch.bool)
     scores = [metric(everything, everything, mask=nowhere) for metric in (dice, iou, hd95)]
     assert scores == [None, None, None]
-
-
-def test_the_ious_of_pfednet(golden: Callable[[str], dict[str, Any]]) -> None:
-    case = golden("iou_metrics")
-    pred, label = (torch.tensor(case["inputs"][key]) for key in ("pred", "label"))
-    expected, atol = case["expected"], case["atol"]
-    assert micro_iou(pred, label) == pytest.approx(expected["iou"], abs=atol)
-    assert label_iou(pred, label) == pytest.approx(expected["label_iou"], abs=atol)
-    assert label_iou(pred, label) == iou(pred, label)
-
-
-def test_the_ious_of_pfednet_count_a_confusion_of_two_classes_twice() -> None:
-    found, true = torch.tensor([0, 0, 0, 1, 2, 2]), torch.tensor([0, 0, 0, 1, 1, 2])
-    # micro: 5 of 6 are right; without class 0: 2 right, 3 found and 3 true
-    assert micro_iou(found, true) == pytest.approx(5 / (12 - 5))
-    assert label_iou(found, true) == pytest.approx(2 / (3 + 3 - 2))
-    nothing = torch.zeros(3, dtype=torch.int64)
-    assert micro_iou(nothing, nothing) == 1.0
-    assert label_iou(nothing, nothing) is None
-
-
-def test_the_most_frequent_class_is_left_out_whichever_it_is() -> None:
-    found, true = torch.tensor([1, 1, 1, 0]), torch.tensor([1, 1, 0, 0])
-    assert label_iou(found, torch.tensor([1, 1, 1, 0])) == 1.0
-    assert label_iou(found, true) == pytest.approx(2 / 3)  # a tie leaves out class 0
 
 
 def test_sdwd_is_the_population_deviation_over_sites(

@@ -11,8 +11,6 @@ counts the undefined cases and reports them.
 
 Truth and prediction are integer tensors of one shape, the shape of the case; class 0 is the
 background. Both are cleared outside the mask before anything is measured.
-
-pFedNet's paper reports `micro_iou`, `label_iou` and `sdwd`; no run selects models by them.
 """
 
 import warnings
@@ -24,63 +22,62 @@ import torch
 Regions = Sequence[Sequence[int]]
 """The classes of each region."""
 
+FOREGROUND: Regions = ((1,),)
+"""The one structure of a case with two classes."""
+
 
 def dice(
     prediction: torch.Tensor,
     label: torch.Tensor,
     *,
-    classes: int = 2,
     mask: torch.Tensor | None = None,
-    regions: Regions | None = None,
+    regions: Regions = FOREGROUND,
 ) -> float | None:
-    """Hard Dice, the mean over the structures that are defined.
+    """Return the hard Dice, the mean over the structures that are defined.
 
     Args:
         prediction: Predicted classes, of any shape.
         label: True classes, of the same shape.
-        classes: Number of classes, the background included.
         mask: Where the score counts, a boolean tensor of the same shape; None: everywhere.
-        regions: The classes of each structure; None: every foreground class is a structure.
+        regions: The classes of each structure.
 
     Returns:
         A score in [0, 1], or None if no structure is present.
     """
-    return _mean(_overlaps(prediction, label, classes, mask, regions, jaccard=False))
+    overlaps = _overlaps(prediction, label, mask, regions)
+    return _mean([2 * both / (either + both) for both, either in overlaps])
 
 
 def iou(
     prediction: torch.Tensor,
     label: torch.Tensor,
     *,
-    classes: int = 2,
     mask: torch.Tensor | None = None,
-    regions: Regions | None = None,
+    regions: Regions = FOREGROUND,
 ) -> float | None:
-    """Hard intersection over union, the mean over the structures that are defined.
+    """Return the hard intersection over union, the mean over the structures that are defined.
 
     Args:
         prediction: Predicted classes, of any shape.
         label: True classes, of the same shape.
-        classes: Number of classes, the background included.
-        mask: Where the score counts, a boolean tensor of the same shape; None: everywhere.
+        mask: As in `dice`.
         regions: As in `dice`.
 
     Returns:
         A score in [0, 1], or None if no structure is present.
     """
-    return _mean(_overlaps(prediction, label, classes, mask, regions, jaccard=True))
+    return _mean([both / either for both, either in _overlaps(prediction, label, mask, regions)])
 
 
 def hd95(
     prediction: torch.Tensor,
     label: torch.Tensor,
     *,
-    classes: int = 2,
     mask: torch.Tensor | None = None,
     spacing: Sequence[float] | None = None,
-    regions: Regions | None = None,
+    regions: Regions = FOREGROUND,
 ) -> float | None:
-    """The 95th percentile of the Hausdorff distance, the mean over the structures present.
+    """Return the 95th percentile of the Hausdorff distance, the mean over the structures present.
 
     The larger of the two directed 95th percentiles of the distances from one surface to the other.
     A structure that the mask cuts has a surface along the cut.
@@ -88,8 +85,7 @@ def hd95(
     Args:
         prediction: Predicted classes, with two or three axes.
         label: True classes, of the same shape.
-        classes: Number of classes, the background included.
-        mask: Where the score counts, a boolean tensor of the same shape; None: everywhere.
+        mask: As in `dice`.
         spacing: Millimetres per axis; None: 1, so that the distance is in pixels.
         regions: As in `dice`.
 
@@ -97,78 +93,12 @@ def hd95(
         A distance, or None if no structure is present or one is on one side only.
     """
     distances: list[float] = []
-    for found, true in _structures(prediction, label, classes, mask, regions):
+    for found, true in _structures(prediction, label, mask, regions):
         if found.any() != true.any():
             return None
         if true.any():
             distances.append(_surface_distance(found, true, spacing))
     return _mean(distances)
-
-
-def slice_dice_legacy(
-    prediction: torch.Tensor, label: torch.Tensor, *, classes: int = 2, eps: float = 1e-5
-) -> float:
-    """Return the "Dice" of the released code of IOP-FL and GRACE, to compare with their tables.
-
-    Hard Dice of every slice and every class, *the background included*, averaged over all. With
-    `eps` in the denominator only, a class absent from both counts as 0. As the background scores
-    about 0.99, a foreground Dice of 0.85 reads 0.92 here. The authors average over batches of
-    slices; here every slice weighs the same.
-
-    Args:
-        prediction: Predicted classes, (slices, *spatial).
-        label: True classes, of the same shape.
-        classes: Number of classes, the background included.
-        eps: Added to the denominator, in pixels.
-
-    Returns:
-        The mean over slices and classes.
-    """
-    space = list(range(1, label.ndim))
-    per_class: list[torch.Tensor] = []
-    for index in range(classes):
-        found, true = prediction == index, label == index
-        both = (found & true).sum(dim=space, dtype=torch.float64)
-        either = found.sum(dim=space) + true.sum(dim=space)
-        per_class.append(2 * both / (either + eps))
-    return float(torch.stack(per_class).mean())
-
-
-def micro_iou(prediction: torch.Tensor, label: torch.Tensor) -> float:
-    """Return the "IoU" of pFedNet's tables: accuracy / (2 - accuracy), the background included.
-
-    It is the intersection over the union of all classes taken together, where a wrong voxel counts
-    in the union twice.
-
-    Args:
-        prediction: Predicted classes, of any shape.
-        label: True classes, of the same shape.
-
-    Returns:
-        A score in [0, 1].
-    """
-    correct = int((prediction == label).sum())
-    return correct / (2 * label.numel() - correct)
-
-
-def label_iou(prediction: torch.Tensor, label: torch.Tensor) -> float | None:
-    """Return the "label IoU" of pFedNet's tables: `micro_iou` without the most frequent true class.
-
-    With two classes it is the ordinary IoU of the rarer one.
-
-    Args:
-        prediction: Predicted classes, of any shape.
-        label: True classes, of the same shape; of two equally frequent ones the lower is left out.
-
-    Returns:
-        A score in [0, 1], or None if no other class is present.
-    """
-    values, counts = torch.unique(label, return_counts=True)
-    frequent = values[counts.argmax()]
-    found, true = prediction != frequent, label != frequent
-    both = int((found & true & (prediction == label)).sum())
-    either = int(found.sum()) + int(true.sum()) - both
-    return both / either if either else None
 
 
 def sdwd(sites: Sequence[Mapping[str, torch.Tensor]]) -> torch.Tensor:
@@ -198,19 +128,6 @@ def box_plot_summary(values: torch.Tensor) -> dict[str, float]:
     return {**dict(zip(names, quantiles.tolist(), strict=True)), "mean": float(values.mean())}
 
 
-def _structures(
-    prediction: torch.Tensor,
-    label: torch.Tensor,
-    classes: int,
-    mask: torch.Tensor | None,
-    regions: Regions | None,
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield (found, true) as boolean tensors for each structure."""
-    for region in [(index,) for index in range(1, classes)] if regions is None else regions:
-        found, true = region_mask(prediction, region), region_mask(label, region)
-        yield (found, true) if mask is None else (found & mask, true & mask)
-
-
 def region_mask(label: torch.Tensor, region: Sequence[int]) -> torch.Tensor:
     """Return a boolean mask of the pixels whose class belongs to a region.
 
@@ -223,6 +140,25 @@ def region_mask(label: torch.Tensor, region: Sequence[int]) -> torch.Tensor:
     for other in others:
         mask = mask | (label == other)
     return mask
+
+
+def _structures(
+    prediction: torch.Tensor, label: torch.Tensor, mask: torch.Tensor | None, regions: Regions
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield (found, true) as boolean tensors for each structure."""
+    for region in regions:
+        found, true = region_mask(prediction, region), region_mask(label, region)
+        yield (found, true) if mask is None else (found & mask, true & mask)
+
+
+def _overlaps(
+    prediction: torch.Tensor, label: torch.Tensor, mask: torch.Tensor | None, regions: Regions
+) -> Iterator[tuple[int, int]]:
+    """Yield the pixels in the intersection and in the union of each structure that is present."""
+    for found, true in _structures(prediction, label, mask, regions):
+        either = int((found | true).sum())
+        if either:
+            yield int((found & true).sum()), either
 
 
 def _surface_distance(
@@ -241,23 +177,6 @@ def _surface_distance(
             spacing=None if spacing is None else list(spacing),
         )
     return float(distance)
-
-
-def _overlaps(
-    prediction: torch.Tensor,
-    label: torch.Tensor,
-    classes: int,
-    mask: torch.Tensor | None,
-    regions: Regions | None,
-    *,
-    jaccard: bool,
-) -> list[float]:
-    scores: list[float] = []
-    for found, true in _structures(prediction, label, classes, mask, regions):
-        both, either = int((found & true).sum()), int((found | true).sum())
-        if either:
-            scores.append(both / either if jaccard else 2 * both / (either + both))
-    return scores
 
 
 def _mean(values: Sequence[float]) -> float | None:
