@@ -33,10 +33,10 @@ def test_weighted_sums_equal_numpy_to_the_last_bit(count, fresh):
             total += vector.astype(np.float64) * weight
         expected.append(total)
         operands = [torch.from_numpy(vector) for vector in vectors]
-        sums.append(kernels.WeightedSum(torch.from_numpy(start.copy()), operands, fresh))
+        sums.append((torch.from_numpy(start.copy()), operands, fresh))
     kernels.add_weighted(sums, weights)
-    for found, total in zip(sums, expected, strict=True):
-        assert found.total.numpy().tobytes() == total.tobytes()
+    for (found, _, _), total in zip(sums, expected, strict=True):
+        assert found.numpy().tobytes() == total.tobytes()
 
 
 @pytest.mark.usefixtures("_threads")

@@ -4,6 +4,7 @@ Image, tabular and toy data all have the same two methods: `batch` returns train
 and augmented with the generators passed in, and `example` returns one whole case as it is.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -51,7 +52,6 @@ class Dataset(Protocol):
 
     def __len__(self) -> int:
         """Return the number of cases."""
-        ...
 
     def batch(self, indices: Sequence[int], rngs: Sequence[torch.Generator]) -> Batch:
         """Return a batch with one training sample from each case.
@@ -60,11 +60,9 @@ class Dataset(Protocol):
             indices: The cases.
             rngs: The generators from which the samples draw, one for each case.
         """
-        ...
 
     def example(self, index: int) -> Example:
         """Return one whole case."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -134,12 +132,10 @@ class ConcatDataset:
         return dataset.example(local)
 
     def _find(self, index: int) -> tuple[Dataset, int]:
-        start = 0
-        for dataset, end in zip(self.datasets, self._ends, strict=True):
-            if start <= index < end:
-                return dataset, index - start
-            start = end
-        raise IndexError(f"no case {index} in {len(self)} cases")
+        if not 0 <= index < len(self):
+            raise IndexError(f"no case {index} in {len(self)} cases")
+        place = bisect_right(self._ends, index)
+        return self.datasets[place], index - (self._ends[place - 1] if place else 0)
 
 
 def join(samples: Sequence[Batch]) -> Batch:

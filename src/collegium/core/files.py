@@ -54,23 +54,20 @@ def storage_error(error: OSError, path: Path) -> StorageError:
         error: the failure.
         path: the file that was to be written.
     """
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StorageError(
-            f"the disk that holds {path.parent} is full; free some space and continue with "
-            f"'collegium resume'"
-        )
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return StorageError(
-            f"no permission to write in {path.parent}; choose another output folder or "
-            f"change its permissions"
-        )
-    if error.errno in (errno.ENOTDIR, errno.EEXIST):
-        return StorageError(
-            f"{path}: a file stands in the place of a folder; choose another output folder"
-        )
-    return StorageError(
-        f"{path}: {error.strerror or error}; check the disk and continue with 'collegium resume'"
-    )
+    resume = "continue with 'collegium resume'"
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT:
+            text = f"the disk that holds {path.parent} is full; free some space and {resume}"
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            text = (
+                f"no permission to write in {path.parent}; choose another output folder or "
+                f"change its permissions"
+            )
+        case errno.ENOTDIR | errno.EEXIST:
+            text = f"{path}: a file stands in the place of a folder; choose another output folder"
+        case _:
+            text = f"{path}: {error.strerror or error}; check the disk and {resume}"
+    return StorageError(text)
 
 
 @contextmanager

@@ -7,7 +7,6 @@ result is cached.
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -70,19 +69,9 @@ def _divide(total: Array, by: float, result: Array) -> None:
         result[i] = total[i] / by
 
 
-@dataclass(frozen=True)
-class WeightedSum:
-    """One float64 vector and up to four float32 vectors to add to it.
-
-    Attributes:
-        total: the sum, contiguous, on the CPU; changed in place.
-        operands: vectors of the same length, contiguous.
-        fresh: whether ``total`` is uninitialised and counts as zero.
-    """
-
-    total: torch.Tensor
-    operands: Sequence[torch.Tensor]
-    fresh: bool
+WeightedSum = tuple[torch.Tensor, Sequence[torch.Tensor], bool]
+"""A float64 vector, changed in place; up to four float32 vectors of its length to add to it; and
+whether the first is uninitialised and counts as zero. All are contiguous and on the CPU."""
 
 
 def add_weighted(sums: Sequence[WeightedSum], weights: Sequence[float]) -> None:
@@ -93,7 +82,7 @@ def add_weighted(sums: Sequence[WeightedSum], weights: Sequence[float]) -> None:
         weights: the weight of each operand.
     """
     factors = np.array(weights)
-    arrays = [(s.total.numpy(), [t.numpy() for t in s.operands], s.fresh) for s in sums]
+    arrays = [(total.numpy(), [t.numpy() for t in vectors], new) for total, vectors, new in sums]
 
     def work(index: int, part: slice) -> None:
         total, vectors, fresh = arrays[index]

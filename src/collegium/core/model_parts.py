@@ -9,6 +9,7 @@ the network as it was built: `fix_roles` records them first.
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -87,17 +88,16 @@ def find_parts(module: nn.Module) -> ModelParts:
     twins = _twins(tensors)
 
     def part(found: Iterable[str]) -> frozenset[str]:
-        """Add the twins of tied weights."""
+        """Return the names found with the twins of tied weights."""
         return frozenset(twin for name in names.intersection(found) for twin in twins[name])
 
     def below(submodules: Iterable[str]) -> frozenset[str]:
-        """All tensors of some submodules; "" is the network itself."""
+        """Return all tensors of some submodules; "" is the network itself."""
         starts = tuple(f"{submodule}." if submodule else "" for submodule in submodules)
         return part(name for name in names if name.startswith(starts))
 
-    fixed = _fixed(module)
-    roles = _roles(module) if fixed is None else fixed.roles
-    added = frozenset[str]() if fixed is None else names - part(fixed.names)
+    as_built = _as_built(module)
+    roles, added = as_built.roles, names - part(as_built.names)
     head = below(roles["head"])
     decoder = below(roles.get("decoder", ())) | head
     norms = {
@@ -125,8 +125,7 @@ def find_parts(module: nn.Module) -> ModelParts:
     )
 
 
-@dataclass(frozen=True)
-class _Fixed:
+class _AsBuilt(NamedTuple):
     """The tensors and roles of a network as it was built."""
 
     names: frozenset[str]
@@ -139,13 +138,13 @@ def fix_roles(module: nn.Module) -> None:
     Raises:
         ConfigError: `module.roles` names an unknown role or a submodule that does not exist.
     """
-    if _fixed(module) is None:
-        object.__setattr__(module, _FIXED, _Fixed(frozenset(module.state_dict()), _roles(module)))
+    object.__setattr__(module, _FIXED, _as_built(module))
 
 
-def _fixed(module: nn.Module) -> _Fixed | None:
-    fixed: _Fixed | None = vars(module).get(_FIXED)
-    return fixed
+def _as_built(module: nn.Module) -> _AsBuilt:
+    """Return what `fix_roles` has recorded of a network, or what it is now."""
+    fixed: _AsBuilt | None = vars(module).get(_FIXED)
+    return fixed or _AsBuilt(frozenset(module.state_dict()), _roles(module))
 
 
 def head_layer(module: nn.Module) -> nn.Module:
@@ -154,8 +153,7 @@ def head_layer(module: nn.Module) -> nn.Module:
     Raises:
         ConfigError: the network has no head.
     """
-    fixed = _fixed(module)
-    names = (_roles(module) if fixed is None else fixed.roles)["head"]
+    names = _as_built(module).roles["head"]
     if not names:
         raise ConfigError(
             f"{type(module).__name__} has no linear layer or convolution and declares no head: "
@@ -165,16 +163,20 @@ def head_layer(module: nn.Module) -> nn.Module:
 
 
 def _roles(module: nn.Module) -> dict[str, Sequence[str]]:
-    """The submodules of every role: found, known by the network's type, or declared."""
-    return {
-        **_default_roles(module),
-        **_monai_unet_roles(module),
-        **_declared_roles(module),
-    }
+    """Return the submodules of every role: declared, known by the network's type, or found.
+
+    Found is the head alone: the last linear layer or convolution, in module order.
+    """
+    layers = [
+        name
+        for name, layer in module.named_modules(remove_duplicate=False)
+        if isinstance(layer, (nn.Linear, _ConvNd))
+    ]
+    return {"head": layers[-1:], **_monai_unet_roles(module), **_declared_roles(module)}
 
 
 def _twins(tensors: Mapping[str, torch.Tensor]) -> dict[str, list[str]]:
-    """For every name, the names of the same memory seen with the same shape (itself included)."""
+    """Return by name the names of the same memory seen with the same shape, itself included."""
     groups: dict[tuple[object, ...], list[str]] = {}
     keys: dict[str, tuple[object, ...]] = {}
     for name, tensor in tensors.items():
@@ -185,7 +187,7 @@ def _twins(tensors: Mapping[str, torch.Tensor]) -> dict[str, list[str]]:
 
 
 def _declared_roles(module: nn.Module) -> Mapping[str, Sequence[str]]:
-    """The network's own `roles`, checked; empty if it declares none."""
+    """Return the network's own `roles`, checked; empty if it declares none."""
     roles = getattr(module, "roles", {})
     kind = type(module).__name__
     if not isinstance(roles, Mapping):
@@ -206,29 +208,27 @@ def _declared_roles(module: nn.Module) -> Mapping[str, Sequence[str]]:
 
 
 def _monai_unet_roles(module: nn.Module) -> dict[str, list[str]]:
-    """The path up of MONAI's `UNet`: the last of (down, SkipConnection, up) at every level.
+    """Return the path up of MONAI's `UNet`: the last of (down, SkipConnection, up) at every level.
 
     The head is the outermost of them, which maps features to classes. Its last convolution alone
     would be a map from classes to classes, after a transposed one that already gave the classes.
     """
+    decoder = [f"{name}.2" for name in monai_unet_levels(module)]
+    return {"decoder": decoder, "head": decoder[:1]} if decoder else {}
+
+
+def monai_unet_levels(module: nn.Module) -> dict[str, nn.Sequential]:
+    """Return the levels of MONAI's `UNet` by name, from the top; none of any other network.
+
+    A level is (down, SkipConnection, up).
+    """
     library = sys.modules.get("monai.networks.nets.unet")  # loaded if the module is one of its own
     if library is None or not isinstance(module, library.UNet):
         return {}
-    levels = [
-        name
+    return {
+        name: level
         for name, level in module.named_modules()
         if isinstance(level, nn.Sequential)
         and len(level) == 3
         and isinstance(level[1], library.SkipConnection)
-    ]
-    return {"decoder": [f"{level}.2" for level in levels], "head": [f"{levels[0]}.2"]}
-
-
-def _default_roles(module: nn.Module) -> dict[str, list[str]]:
-    """The last linear layer or convolution, in module order, as the head."""
-    layers = [
-        name
-        for name, layer in module.named_modules(remove_duplicate=False)
-        if isinstance(layer, (nn.Linear, _ConvNd))
-    ]
-    return {"head": layers[-1:]}
+    }

@@ -7,12 +7,14 @@ part of a reply against its schema before it is used.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from collegium.core.model_parts import ModelParts
 from collegium.core.tensors import Tensors, require_same_names
@@ -90,51 +92,52 @@ class ModelPart:
                 raise ProtocolError(
                     f"{name} is {found}, expected {tuple(wanted.shape)} {wanted.dtype}"
                 )
-            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                raise ProtocolError(f"{name} holds NaN or infinite values")
+            _require_finite(name, tensor)
 
 
 @dataclass(frozen=True)
-class Count:
-    """A whole number that is not negative, such as the number of training examples."""
+class _Part:
+    """A part that leaves a site unless it is `opt_in`; see `PartSchema`."""
 
     opt_in: bool = False
+
+
+@dataclass(frozen=True)
+class Count(_Part):
+    """A whole number that is not negative, such as the number of training examples."""
+
     description: str = "a count"
 
     def check(self, value: Any, expected: Expected) -> None:
         """Check type and sign. See `PartSchema.check`."""
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        if not _is_whole(value) or value < 0:
             raise ProtocolError(f"expected a count, found {value!r}")
 
 
 @dataclass(frozen=True)
-class Index:
+class Index(_Part):
     """A whole number from 0 up to, not including, the algorithm's field ``below``."""
 
-    below: str
-    opt_in: bool = False
+    below: str = field(kw_only=True)
     description: str = "a choice"
 
     def check(self, value: Any, expected: Expected) -> None:
         """Check type and range. See `PartSchema.check`."""
         limit = expected.fields[self.below]
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < limit:
+        if not _is_whole(value) or not 0 <= value < limit:
             raise ProtocolError(
                 f"expected a whole number below {limit} ({self.below}), found {value!r}"
             )
 
 
 @dataclass(frozen=True)
-class Numbers:
+class Numbers(_Part):
     """Named finite numbers, such as the mean training loss.
 
     Attributes:
-        opt_in: see `PartSchema.opt_in`.
-        description: see `PartSchema.description`.
         record: whether the results hold them, round by round, as ``part/name``.
     """
 
-    opt_in: bool = False
     description: str = "numbers"
     record: bool = False
 
@@ -143,19 +146,18 @@ class Numbers:
         if not isinstance(value, Mapping):
             raise ProtocolError(f"expected named numbers, found {type(value).__name__}")
         for name, number in value.items():
-            if not isinstance(number, int | float) or not math.isfinite(number):
+            if not _is_finite(number):
                 raise ProtocolError(f"{name} is {number!r}, not a finite number")
 
 
 @dataclass(frozen=True)
-class Statistics:
+class Statistics(_Part):
     """Columns of numbers about the cases of a site, such as the volume of each label.
 
     ``{"unit": "mL", "cases": 12, "columns": {"1": [...]}}``. A column holds one number per case, or
     a summary of them: named lists of numbers, such as edges and counts.
     """
 
-    opt_in: bool = False
     description: str = "numbers about the cases"
 
     def check(self, value: Any, expected: Expected) -> None:
@@ -177,10 +179,9 @@ class Statistics:
 
 
 @dataclass(frozen=True)
-class Features:
+class Features(_Part):
     """One finite floating-point tensor of any shape, such as a mean image or embeddings."""
 
-    opt_in: bool = False
     description: str = "features of the images"
 
     def check(self, value: Any, expected: Expected) -> None:
@@ -190,19 +191,17 @@ class Features:
         for name, tensor in value.items():
             if not tensor.is_floating_point():
                 raise ProtocolError(f"{name} is {tensor.dtype}, not floating-point")
-            if not torch.isfinite(tensor).all():
-                raise ProtocolError(f"{name} holds NaN or infinite values")
+            _require_finite(name, tensor)
 
 
 @dataclass(frozen=True)
-class Spectra:
+class Spectra(_Part):
     """Amplitudes of the lowest frequencies of images, and the size of the images.
 
     ``windows`` (images, channels, 2b + 1, ...), floating-point, finite and not negative; ``size``
     int64, the pixels along each transformed axis.
     """
 
-    opt_in: bool = False
     description: str = "amplitudes of the lowest frequencies of training images"
 
     def check(self, value: Any, expected: Expected) -> None:
@@ -224,13 +223,12 @@ class Spectra:
 
 
 @dataclass(frozen=True)
-class Bits:
+class Bits(_Part):
     """One bit for each element of the trainable parameters, tied weights once.
 
     ``bits``, uint8, eight to a byte, the first in its highest bit; the last byte ends in zeros.
     """
 
-    opt_in: bool = False
     description: str = "one bit for each parameter"
 
     def check(self, value: Any, expected: Expected) -> None:
@@ -249,27 +247,21 @@ class Bits:
 
 
 @dataclass(frozen=True)
-class Scores:
+class Scores(_Part):
     """Scores of cases under pseudonyms, e.g. ``{"global": [{"case": "c001", "dice": 0.8}]}``."""
 
-    opt_in: bool = False
     description: str = "scores of cases, under pseudonyms"
 
     def check(self, value: Any, expected: Expected) -> None:
         """Check the form of the table; an undefined score is None. See `PartSchema.check`."""
-        if not isinstance(value, Mapping) or not all(
-            isinstance(rows, list) for rows in value.values()
-        ):
+        if not isinstance(value, Mapping) or not all(isinstance(v, list) for v in value.values()):
             raise ProtocolError("expected lists of case scores by kind of model")
-        for rows in value.values():
-            for row in rows:
-                if not isinstance(row, Mapping):
-                    raise ProtocolError(f"a row of scores is a {type(row).__name__}")
-                numbers = [v for k, v in row.items() if k not in ("case", "patient")]
-                if not all(
-                    v is None or (isinstance(v, int | float) and math.isfinite(v)) for v in numbers
-                ):
-                    raise ProtocolError("a score is neither a finite number nor undefined")
+        for row in itertools.chain.from_iterable(value.values()):
+            if not isinstance(row, Mapping):
+                raise ProtocolError(f"a row of scores is a {type(row).__name__}")
+            scores = [v for k, v in row.items() if k not in ("case", "patient")]
+            if not all(score is None or _is_finite(score) for score in scores):
+                raise ProtocolError("a score is neither a finite number nor undefined")
 
 
 def may_leave(
@@ -309,5 +301,14 @@ def recorded_numbers(sends: Mapping[str, PartSchema], reply: Mapping[str, Any]) 
     }
 
 
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _is_finite(number: Any) -> bool:
     return isinstance(number, int | float) and math.isfinite(number)
+
+
+def _require_finite(name: str, tensor: Tensor) -> None:
+    if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+        raise ProtocolError(f"{name} holds NaN or infinite values")

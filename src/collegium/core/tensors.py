@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,10 +33,6 @@ def identity(tensor: Tensor) -> Hashable:
     if tensor.numel() == 0:
         return id(tensor)
     return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
-
-
-def _is_quantity(tensor: Tensor) -> bool:
-    return tensor.is_floating_point()
 
 
 class Tensors(Mapping[str, Tensor]):
@@ -95,17 +91,20 @@ class Tensors(Mapping[str, Tensor]):
             result[name] = done[key]
         return Tensors(result)
 
-    def _combine(self, fn: Callable[[Tensor, Tensor], Tensor], other: Tensors) -> Tensors:
-        return self.map(lambda a, b: fn(a, b) if _is_quantity(a) else torch.maximum(a, b), other)
-
     def __add__(self, other: Tensors) -> Tensors:
         return self._combine(torch.add, other)
 
     def __sub__(self, other: Tensors) -> Tensors:
         return self._combine(torch.sub, other)
 
+    def _combine(self, fn: Callable[[Tensor, Tensor], Tensor], other: Tensors) -> Tensors:
+        def combine(a: Tensor, b: Tensor) -> Tensor:
+            return fn(a, b) if a.is_floating_point() else torch.maximum(a, b)
+
+        return self.map(combine, other)
+
     def __mul__(self, factor: float) -> Tensors:
-        return self.map(lambda t: t * factor if _is_quantity(t) else t)
+        return self.map(lambda t: t * factor if t.is_floating_point() else t)
 
     __rmul__ = __mul__
 
@@ -132,7 +131,7 @@ class Tensors(Mapping[str, Tensor]):
         pairs = [
             (t.double().flatten(), other[n].double().flatten())
             for n, t in self._items.items()
-            if _is_quantity(t)
+            if t.is_floating_point()
         ]
         return float(sum(torch.dot(a, b) for a, b in pairs))
 
@@ -219,8 +218,8 @@ class Mean:
         group, self._group = self._group, []
         weights = [weight for _, weight in group]
         long = []
-        for name, layout in self._layout.items() if group else ():
-            if layout.first_name != name:
+        for name, layout in self._layout.items():
+            if not group or layout.first_name != name:
                 continue
             vectors = [tensors[name].detach().reshape(-1) for tensors, _ in group]
             fresh = name not in self._sums
@@ -232,15 +231,18 @@ class Mean:
                 self._sums[name] = torch.empty_like(vectors[0], dtype=torch.float64)
             if self._is_long(name):
                 long.append((self._sums[name], vectors, fresh))
-            else:
-                _add_weighted(self._sums[name], vectors, weights, fresh=fresh)
+                continue
+            if fresh:
+                self._sums[name].zero_()
+            for vector, weight in zip(vectors, weights, strict=True):
+                self._sums[name].add_(vector.double() * weight)
         if long:
             from collegium.core import kernels
 
-            kernels.add_weighted([kernels.WeightedSum(*entry) for entry in long], weights)
+            kernels.add_weighted(long, weights)
 
     def _is_long(self, name: str) -> bool:
-        """Whether the compiled loops, which round as torch does, are faster for a tensor."""
+        """Return whether the compiled loops, which round as torch does, are faster for a tensor."""
         total, dtype = self._sums[name], self._layout[name].dtype
         fits = dtype == torch.float32 and total.device.type == "cpu"
         return fits and self._large and len(total) >= LONG_TENSOR
@@ -272,8 +274,7 @@ class Mean:
         return Tensors((name, shaped[layout.first_name]) for name, layout in self._layout.items())
 
 
-@dataclass(frozen=True)
-class _TensorLayout:
+class _TensorLayout(NamedTuple):
     """Shape and dtype of a tensor, and the first name under which it appears."""
 
     shape: torch.Size
@@ -282,23 +283,11 @@ class _TensorLayout:
 
 
 def _layout(tensors: Tensors) -> dict[str, _TensorLayout]:
-    first_names: dict[Hashable, str] = {}
+    first: dict[Hashable, str] = {}
     return {
-        name: _TensorLayout(
-            tensor.shape, tensor.dtype, first_names.setdefault(identity(tensor), name)
-        )
-        for name, tensor in tensors.items()
+        name: _TensorLayout(t.shape, t.dtype, first.setdefault(identity(t), name))
+        for name, t in tensors.items()
     }
-
-
-def _add_weighted(
-    total: Tensor, vectors: Sequence[Tensor], weights: Sequence[float], *, fresh: bool
-) -> None:
-    """Add weighted vectors to a float64 one; ``fresh``: it is uninitialised and counts as zero."""
-    if fresh:
-        total.zero_()
-    for vector, weight in zip(vectors, weights, strict=True):
-        total.add_(vector.double() * weight)
 
 
 def mean(items: Sequence[Tensors], weights: Sequence[float] | None = None) -> Tensors:

@@ -1,7 +1,6 @@
 """Import of Python files that users name in their configurations."""
 
 import hashlib
-import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +12,7 @@ def import_file(path: Path) -> ModuleType:
     """Import a file, once for each content.
 
     Raises:
-        ConfigError: it cannot be read, is no Python file, or its code raises.
+        ConfigError: it cannot be read, or its code raises.
     """
     try:
         content = path.read_bytes()
@@ -25,10 +24,8 @@ def import_file(path: Path) -> ModuleType:
     name = f"collegium_file_{key}"
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{path} is no Python file; correct the path before the colon")
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    module = sys.modules[name] = ModuleType(name)
+    module.__file__ = str(path)
     try:
         # not through a bytecode file, which knows an edit only by the second and the size
         exec(compile(content, str(path), "exec"), vars(module))

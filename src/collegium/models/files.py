@@ -43,8 +43,7 @@ def import_model(path: Path) -> Tensors:
         CheckpointError: the file is damaged, or holds no model.
         StorageError: the file cannot be read.
     """
-    items = _read_torch(path) if _is_torch(path) else _read_safetensors(path)
-    return _without_prefix(Tensors(_state_dict(items, path)), path)
+    return _whole_model(_read_torch(path) if _is_torch(path) else _read_safetensors(path), path)
 
 
 def import_safetensors(path: Path) -> Tensors:
@@ -56,12 +55,13 @@ def import_safetensors(path: Path) -> Tensors:
     """
     if _is_torch(path):
         raise CheckpointError(f"{path} is a PyTorch file; convert it to safetensors")
-    return _without_prefix(Tensors(_state_dict(_read_safetensors(path), path)), path)
+    return _whole_model(_read_safetensors(path), path)
 
 
-def _without_prefix(model: Tensors, path: Path) -> Tensors:
-    """Remove a `PREFIX` that all names have."""
-    if model and all(name.startswith(PREFIX) for name in model):
+def _whole_model(items: Any, path: Path) -> Tensors:
+    """Return the state dict in a file's content, without a `PREFIX` that all names have."""
+    model = Tensors(_state_dict(items, path))
+    if all(name.startswith(PREFIX) for name in model):
         logger.warning(
             "%s: all %d names carry 'module.' (saved from DataParallel); the prefix was removed",
             path, len(model),

@@ -5,7 +5,6 @@ number of quarter turns. The task needs no labels, so that it can be learnt at a
 """
 
 import math
-import sys
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +13,7 @@ from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 from torch.utils.hooks import RemovableHandle
 
-from collegium.core.model_parts import find_parts, head_layer
+from collegium.core.model_parts import find_parts, head_layer, monai_unet_levels
 from collegium.errors import ConfigError
 from collegium.models.tables import TableNetwork
 
@@ -123,7 +122,7 @@ def rotation_logits(module: nn.Module, images: Tensor, *, learn_statistics: bool
     try:
         functional_call(module, buffers, (images,))
     except _EncoderOutput as output:
-        return head.logits(output.features)
+        return head.logits(*output.args)
     finally:
         hook.remove()
     raise ConfigError(
@@ -180,27 +179,19 @@ def rotation_loss(
 
 
 class _EncoderOutput(Exception):  # noqa: N818  (no error: it ends the forward pass early)
-    """The features that the encoder returned."""
-
-    def __init__(self, features: Tensor) -> None:
-        super().__init__()
-        self.features = features
+    """Holds the features that the encoder returned."""
 
 
 def _stop_after_encoder(module: nn.Module) -> RemovableHandle:
     """Add a hook that raises `_EncoderOutput` in the next forward pass."""
+
+    def stop(features: Tensor) -> None:
+        raise _EncoderOutput(features)
+
     last = _last_encoder_layer(module)
     if last is None:
-        return head_layer(module).register_forward_pre_hook(_raise_input)
-    return last.register_forward_hook(_raise_output)
-
-
-def _raise_input(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-    raise _EncoderOutput(inputs[0])
-
-
-def _raise_output(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    raise _EncoderOutput(output)
+        return head_layer(module).register_forward_pre_hook(lambda _, inputs: stop(inputs[0]))
+    return last.register_forward_hook(lambda _, inputs, output: stop(output))
 
 
 def _last_encoder_layer(module: nn.Module) -> nn.Module | None:
@@ -208,12 +199,8 @@ def _last_encoder_layer(module: nn.Module) -> nn.Module | None:
     declared = getattr(module, "roles", {}).get("encoder")
     if declared:
         return module.get_submodule(declared[-1])
-    library = sys.modules.get("monai.networks.nets.unet")  # loaded if the module is its UNet
-    if library is None or not isinstance(module, library.UNet):
-        return None
-    *_, bottom = (level for level in module.modules() if isinstance(level, library.SkipConnection))
-    last: nn.Module = bottom.submodule
-    return last
+    levels = list(monai_unet_levels(module).values())
+    return levels[-1][1].get_submodule("submodule") if levels else None
 
 
 def _output_layer(module: nn.Module) -> tuple[nn.Linear | _ConvNd, int]:
