@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -6,7 +7,7 @@ import pytest
 import torch
 
 from collegium.errors import ConfigError
-from collegium.solvers.admm import Coupling, Norm, algorithm4, ball_threshold, prox
+from collegium.solvers.admm import Coupling, Norm, ball_threshold, prox, run_admm
 
 Golden = Callable[[str], dict[str, Any]]
 NORMS: tuple[Norm, ...] = (1, 2, "inf")
@@ -28,7 +29,8 @@ def test_the_first_iteration_is_that_of_algorithm_4(name: str, golden: Golden) -
     points = anchors - params["eta"] / 3 * gradients
     coupling = Coupling.of(np.array(case["inputs"]["Q"]), params["eta"], params["lam"], 1.0)
     start = torch.tensor(anchors)
-    first = algorithm4(torch.tensor(points), coupling, params["p"], start=start, iterations=1)
+    shrink = partial(prox, p=params["p"])
+    first = run_admm(torch.tensor(points), coupling, shrink, start=start, iterations=1)
     np.testing.assert_allclose(first.z, expected["ADMM_iter1_Z"], atol=case["atol"])
     np.testing.assert_allclose(first.w, expected["ADMM_iter1_W"], atol=case["atol"])
     np.testing.assert_allclose(first.omega, expected["ADMM_iter1_Omega"], atol=case["atol"])

@@ -1,4 +1,5 @@
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError, ProtocolError
 from collegium.solvers import admm, consensus
-from collegium.solvers.admm import Coupling, Norm, algorithm4
+from collegium.solvers.admm import Coupling, Norm, prox, run_admm
 from collegium.solvers.consensus import consensus as solve
 
 Golden = Callable[[str], dict[str, Any]]
@@ -72,7 +73,7 @@ def test_the_minimiser_is_that_of_two_other_solvers(name: str, golden: Golden) -
     coupling = Coupling.of(np.array(case["inputs"]["Q"]), params["eta"], params["lam"])
     found = matrix(solve(sites(points), coupling, p=params["p"]))
     np.testing.assert_allclose(found, case["expected"]["Z"], atol=case["atol"], rtol=0)
-    dense = algorithm4(torch.tensor(points), coupling, params["p"]).z
+    dense = run_admm(torch.tensor(points), coupling, partial(prox, p=params["p"])).z
     np.testing.assert_allclose(dense, case["expected"]["Z"], atol=case["atol"], rtol=0)
     if "objective" in case["expected"]:
         lengths = np.linalg.norm(found @ np.array(case["inputs"]["Q"]), axis=0, ord={
@@ -136,7 +137,7 @@ def test_small_blocks_give_the_same_as_one_large(p: Any, monkeypatch: pytest.Mon
     whole = matrix(solve(points, coupling, p=p))
     monkeypatch.setattr(consensus, "WIDTH", 20)
     np.testing.assert_allclose(matrix(solve(points, coupling, p=p)), whole, atol=1e-7)
-    dense = algorithm4(torch.tensor(matrix(points)), coupling, p).z
+    dense = run_admm(torch.tensor(matrix(points)), coupling, partial(prox, p=p)).z
     np.testing.assert_allclose(whole, dense, atol=1e-7)
 
 
@@ -161,7 +162,8 @@ def test_a_number_of_iterations_can_be_asked_for_with_every_norm(
 ) -> None:
     anchors, points = random(120), random(120, seed=1)
     coupling = Coupling.of(CYCLES, 0.3, 0.5, 1.0)
-    dense = algorithm4(torch.tensor(points), coupling, p, start=torch.tensor(anchors), iterations=7)
+    shrink, start = partial(prox, p=p), torch.tensor(anchors)
+    dense = run_admm(torch.tensor(points), coupling, shrink, start=start, iterations=7)
     monkeypatch.setattr(consensus, "WIDTH", 20)
     found = solve(sites(points, 50), coupling, p=p, iterations=7, start=sites(anchors, 50))
     np.testing.assert_allclose(matrix(found), dense.z, atol=1e-12)

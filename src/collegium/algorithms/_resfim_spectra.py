@@ -39,8 +39,7 @@ def windows_of(client: Client, *, share: float, ratio: float) -> Tensors | None:
                 f"so that it has no spectrum; correct it or leave its case out"
             )
         shape = shape or image.shape
-        if image.shape != shape:
-            raise ProtocolError(_unequal(f"site {client.id!r}", shape, image.shape))
+        _require_equal(f"site {client.id!r}", shape[1:], image.shape[1:])
         windows.append(amplitude_window(image, ratio))
     size = torch.tensor(shape[2:] if shape else ())
     return Tensors({"windows": torch.cat(windows), "size": size})
@@ -102,16 +101,16 @@ def _require_one_size(spectra: Mapping[str, Tensors]) -> None:
         )
     (first, one), *rest = sorted(spectra.items())
     for client, other in rest:
-        found, wanted = ((s["windows"].shape[1], *s["size"].tolist()) for s in (other, one))
-        if found != wanted:
-            raise ProtocolError(
-                _unequal(f"sites {first!r} and {client!r}", (1, *wanted), (1, *found))
-            )
+        sizes = [(s["windows"].shape[1], *s["size"].tolist()) for s in (one, other)]
+        _require_equal(f"sites {first!r} and {client!r}", *sizes)
 
 
-def _unequal(where: str, one: tuple[int, ...], other: tuple[int, ...]) -> str:
-    shapes = [" x ".join(map(str, shape[1:])) for shape in (one, other)]
-    return (
+def _require_equal(where: str, one: Sequence[int], other: Sequence[int]) -> None:
+    """Check that images have as many channels and the same spatial shape."""
+    if tuple(one) == tuple(other):
+        return
+    shapes = [" x ".join(map(str, shape)) for shape in (one, other)]
+    raise ProtocolError(
         f"training images of {where} have different sizes, {shapes[0]} and {shapes[1]} (channels "
         f"first), so that amplitudes do not fit; set sampling.crop or image.size (and "
         f"image.channels where the first numbers differ)"

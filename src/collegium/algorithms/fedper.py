@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from collegium.algorithms._partial import PartialSharing
-from collegium.core.payloads import Count, ModelPart, PartSchema
+from collegium.core.payloads import ModelPart, PartSchema
 from collegium.core.settings import settings
 
 
@@ -18,8 +18,5 @@ class FedPer(PartialSharing):
     initial one.
     """
 
-    sends: ClassVar[Mapping[str, PartSchema]] = {
-        "model": ModelPart(without="head"),
-        "num_examples": Count(),
-    }
+    sends: ClassVar[Mapping[str, PartSchema]] = {"model": ModelPart(without="head")}
     private: ClassVar[str] = "head"

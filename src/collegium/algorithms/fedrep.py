@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from collegium.algorithms._partial import PartialSharing
 from collegium.core.algorithm import Client, Server, handler
 from collegium.core.message import Message
-from collegium.core.payloads import Count, ModelPart, PartSchema
+from collegium.core.payloads import ModelPart, PartSchema
 from collegium.core.settings import NonNegativeInt, PositiveInt, settings
 from collegium.core.tensors import Tensors
 
@@ -26,10 +26,7 @@ class FedRep(PartialSharing):
         body_epochs: passes that train the body.
     """
 
-    sends: ClassVar[Mapping[str, PartSchema]] = {
-        "model": ModelPart(without="head"),
-        "num_examples": Count(),
-    }
+    sends: ClassVar[Mapping[str, PartSchema]] = {"model": ModelPart(without="head")}
     private: ClassVar[str] = "head"
 
     head_epochs: NonNegativeInt = 4

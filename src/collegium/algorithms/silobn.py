@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from collegium.algorithms._partial import PartialSharing
-from collegium.core.payloads import Count, ModelPart, PartSchema
+from collegium.core.payloads import ModelPart, PartSchema
 from collegium.core.settings import settings
 
 
@@ -19,8 +19,5 @@ class SiloBN(PartialSharing):
     recalibrated for the aggregated weights.
     """
 
-    sends: ClassVar[Mapping[str, PartSchema]] = {
-        "model": ModelPart(without="norm_statistics"),
-        "num_examples": Count(),
-    }
+    sends: ClassVar[Mapping[str, PartSchema]] = {"model": ModelPart(without="norm_statistics")}
     private: ClassVar[str] = "norm_statistics"

@@ -5,6 +5,7 @@ Every function that takes sites by name returns a matrix (N, N) of float64 whose
 follow the sorted names.
 """
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -38,10 +39,7 @@ def emd_matrix(samples: Mapping[str, ArrayLike], *, normalise: Normalise = "none
         ConfigError: ``normalise`` is neither of the two.
         DataError: a site has no values, or NaN or infinite ones.
     """
-    columns = {
-        site: np.sort(_finite(np.asarray(samples[site], np.float64), _of(site), axes=1))
-        for site in sorted(samples)
-    }
+    columns = {site: np.sort(_finite(samples[site], site, axes=1)) for site in sorted(samples)}
     matrix = pair_matrix(columns, _emd)
     return matrix / scale(normalise, lambda: float(np.concatenate([*columns.values()]).std()))
 
@@ -180,10 +178,7 @@ def centroid_distances(
         ConfigError: ``between`` is none of the three.
         DataError: a site has no embeddings, NaN or infinite ones, or another number of columns.
     """
-    rows = {
-        site: _finite(np.asarray(embeddings[site], np.float64), _of(site), axes=2)
-        for site in sorted(embeddings)
-    }
+    rows = {site: _finite(embeddings[site], site, axes=2) for site in sorted(embeddings)}
     _same_shape({site: table.shape[1:] for site, table in rows.items()})
     if between == "centroid":
         return euclidean_distances({site: table.mean(0) for site, table in rows.items()})
@@ -191,9 +186,8 @@ def centroid_distances(
         return pair_matrix(rows, _mean_pair)
     if between != "energy":
         raise ConfigError(f"between is {between!r}; choose centroid, pairwise or energy")
-    inside = {site: _mean_pair(table, table) for site, table in rows.items()}
+    within = np.array([_mean_pair(table, table) for table in rows.values()])
     across = pair_matrix(rows, _mean_pair)
-    within = np.array(list(inside.values()))
     squared = 2 * across - within[:, None] - within[None, :]
     np.fill_diagonal(squared, 0.0)
     energy: Array = np.sqrt(np.maximum(squared, 0.0))
@@ -260,9 +254,8 @@ def pair_matrix(of_sites: Mapping[str, Any], distance: Callable[[Any, Any], floa
     """
     items = [of_sites[site] for site in sorted(of_sites)]
     matrix = np.zeros((len(items), len(items)))
-    for i, first in enumerate(items):
-        for j in range(i + 1, len(items)):
-            matrix[i, j] = matrix[j, i] = distance(first, items[j])
+    for i, j in itertools.combinations(range(len(items)), 2):
+        matrix[i, j] = matrix[j, i] = distance(items[i], items[j])
     return matrix
 
 
@@ -294,17 +287,16 @@ def _mean_pair(a: Array, b: Array) -> float:
     return float(cdist(a, b).mean())
 
 
-def _of(site: str) -> str:
-    return f"site {site!r}"
-
-
 def _vectors(of_sites: Mapping[str, ArrayLike]) -> dict[str, Array]:
     arrays = {site: np.asarray(value, np.float64) for site, value in sorted(of_sites.items())}
     _same_shape({site: array.shape for site, array in arrays.items()})
-    return {site: _finite(array, _of(site)).reshape(-1) for site, array in arrays.items()}
+    return {site: _finite(array, site).reshape(-1) for site, array in arrays.items()}
 
 
-def _finite(array: Array, whose: str, *, axes: int | None = None) -> Array:
+def _finite(values: ArrayLike, site: str, *, axes: int | None = None) -> Array:
+    """Return what a site sent as float64, checked."""
+    array = np.asarray(values, np.float64)
+    whose = f"site {site!r}"
     if not array.size:
         raise DataError(
             f"{whose} has no statistics, so that its distance is unknown; add cases or leave it out"

@@ -54,19 +54,22 @@ def energy_test(
         ConfigError: fewer than two sites.
         DataError: a site has no cases, or NaN or infinite values.
     """
+    from scipy.spatial.distance import cdist
+
     rng = np.random.default_rng(seed_of(seed, "permutations"))
     rows, sites = _pooled_cases(samples, limit, rng)
-    apart = _pair_distances(rows)
+    apart = cdist(rows, rows)
     total = apart.sum() / (2 * len(apart))
+    least = smallest_p(np.bincount(sites).tolist(), permutations)
     if total <= 0:
-        return Evidence(1.0, 0.0, smallest_p(_sizes(sites), permutations), len(rows))
+        return Evidence(1.0, 0.0, least, len(rows))
     within = _within(apart, sites)
     by_chance = np.array([_within(apart, rng.permutation(sites)) for _ in range(permutations)])
     as_far = (by_chance <= within + 1e-12 * total).sum()
     expected = total - by_chance.mean()
     effect = (total - within - expected) / (total - expected)
     p = (1 + as_far) / (1 + permutations)
-    return Evidence(float(p), float(effect), smallest_p(_sizes(sites), permutations), len(rows))
+    return Evidence(float(p), float(effect), least, len(rows))
 
 
 def smallest_p(sizes: Sequence[int], permutations: int) -> float:
@@ -134,20 +137,12 @@ def _pooled_cases(
         tables[site] = table
     total = sum(map(len, tables.values()))
     if total > limit:
-        shares = {site: max(2, len(table) * limit // total) for site, table in tables.items()}
         tables = {
-            site: table[rng.permutation(len(table))[: shares[site]]]
+            site: table[rng.permutation(len(table))[: max(2, len(table) * limit // total)]]
             for site, table in tables.items()
         }
     sites = np.repeat(np.arange(len(tables)), [len(table) for table in tables.values()])
     return np.concatenate(list(tables.values())), sites
-
-
-def _pair_distances(rows: Array) -> Array:
-    from scipy.spatial.distance import cdist
-
-    apart: Array = cdist(rows, rows)
-    return apart
 
 
 def _within(apart: Array, sites: NDArray[np.int64]) -> float:
@@ -155,7 +150,3 @@ def _within(apart: Array, sites: NDArray[np.int64]) -> float:
     members = np.eye(sites.max() + 1)[sites]
     sums = (members * (apart @ members)).sum(0)
     return float((sums / (2 * members.sum(0))).sum())
-
-
-def _sizes(sites: NDArray[np.int64]) -> list[int]:
-    return [int(count) for count in np.bincount(sites)]

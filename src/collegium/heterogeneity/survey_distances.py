@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -51,8 +52,9 @@ def gather_statistics(
         ProtocolError: the sites measured in different units.
     """
     by_site = {site: message[part] for site, message in replies}
-    for site, statistics in by_site.items():
-        if not statistics["cases"]:
+    cases = {site: statistics["cases"] for site, statistics in by_site.items()}
+    for site, count in cases.items():
+        if not count:
             raise _no_cases(site)
     units = {site: statistics["unit"] for site, statistics in by_site.items()}
     if len(set(units.values())) > 1:
@@ -61,20 +63,16 @@ def gather_statistics(
             f"the sites measure in different units ({words}); give all cases a spacing, or set "
             f"units to voxels"
         )
-    cases = {site: statistics["cases"] for site, statistics in by_site.items()}
-    columns: dict[str, dict[str, Any]] = {}
-    for name in sorted({name for statistics in by_site.values() for name in statistics["columns"]}):
-        columns[name] = {}
-        for site, statistics in by_site.items():
-            if name in statistics["columns"]:
-                columns[name][site] = statistics["columns"][name]
-            elif part == "label_volumes":
-                columns[name][site] = questions.column([0.0] * cases[site])
-            else:
-                raise DataError(
-                    f"the images of site {site!r} have no channel {name}, which others have; "
-                    f"set image.channels to grey, rgb or green"
-                )
+    sent = {site: statistics["columns"] for site, statistics in by_site.items()}
+    columns: dict[str, dict[str, Any]] = {name: {} for name in sorted(set().union(*sent.values()))}
+    for name, site in itertools.product(columns, sent):
+        absent = name not in sent[site]
+        if absent and part != "label_volumes":
+            raise DataError(
+                f"the images of site {site!r} have no channel {name}, which others have; "
+                f"set image.channels to grey, rgb or green"
+            )
+        columns[name][site] = questions.column([0.0] * cases[site]) if absent else sent[site][name]
     return StatisticsTable(next(iter(units.values()), ""), cases, columns)
 
 
@@ -94,12 +92,11 @@ def metadata_distances(
         DataError: a site has no training cases, or lacks a channel that others have.
         ProtocolError: the sites measured in different units.
     """
-    return distances.combine(
-        *(
-            column_distances(gather_statistics(replies.items(), part, questions), normalise)
-            for part in ("intensity_maxima", "label_volumes")
-        )
-    )
+    tables = [
+        gather_statistics(replies.items(), part, questions)
+        for part in ("intensity_maxima", "label_volumes")
+    ]
+    return distances.combine(*(column_distances(table, normalise) for table in tables))
 
 
 def column_distances(table: StatisticsTable, normalise: Normalise) -> dict[str, Array]:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -170,8 +170,7 @@ def _balanced(q: Tensor, eta: Tensor) -> float:
     return float((positive[0] * positive[-1]).rsqrt())
 
 
-@dataclass(frozen=True)
-class AdmmResult:
+class AdmmResult(NamedTuple):
     """Z, W and Omega of Algorithm 4 after its last iteration.
 
     Attributes:
@@ -203,7 +202,7 @@ def run_admm(
     Args:
         points: B, (rows, sites).
         coupling: the graph.
-        shrink: the proximal map of a multiple of the norm.
+        shrink: the proximal map of a multiple of the norm, such as `prox` with its `p`.
         start: (rows, sites); W starts at this times Q, Omega at 0; None: at B Q. The paper starts
             at Z_t Q.
         iterations: number of iterations, with rho unchanged; None: until primal and dual residual
@@ -235,25 +234,3 @@ def run_admm(
                 "the consensus step stopped after %d iterations, not converged", MAX_ITERATIONS
             )
     return AdmmResult(z, w, omega)
-
-
-def algorithm4(
-    points: Tensor,
-    coupling: Coupling,
-    p: Norm,
-    *,
-    start: Tensor | None = None,
-    iterations: int | None = None,
-) -> AdmmResult:
-    """Run Algorithm 4 on all parameters at once: the reference for `consensus`.
-
-    Args:
-        points: B = Z_t - (eta/N) U, (parameters, sites), float64.
-        coupling: the graph.
-        p: the norm.
-        start: Z_t; see `run_admm`.
-        iterations: see `run_admm`.
-    """
-    return run_admm(
-        points, coupling, lambda v, step: prox(v, step, p), start=start, iterations=iterations
-    )

@@ -22,13 +22,14 @@ The solution for each norm:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from collegium.core.tensors import Tensors, identity, require_same_names
 from collegium.errors import ConfigError
-from collegium.solvers.admm import Coupling, Norm, algorithm4, prox, run_admm, shrinkage
+from collegium.solvers.admm import Coupling, Norm, prox, run_admm, shrinkage
 from collegium.solvers.gram import gram_of_blocks
 
 WIDTH = 1 << 15
@@ -185,7 +186,7 @@ def _iterate_algorithm4(
 
     def run(block: Tensor, first: Tensor) -> Tensor:
         b, z = block.double().T, first.double().T
-        return algorithm4(b, coupling, p, start=z, iterations=iterations).z.T
+        return run_admm(b, coupling, partial(prox, p=p), start=z, iterations=iterations).z.T
 
     if p == 1:
         return matrix.map(lambda block, name, part: run(block, begin.read(name, part)))
@@ -220,7 +221,7 @@ def _solve_max(matrix: SiteMatrix, coupling: Coupling) -> list[Tensors]:
         result = torch.cat(rows, 1).double()
         if not result.numel():
             break
-        solution = run_admm(result.T, coupling, lambda v, step: prox(v, step, "inf"))
+        solution = run_admm(result.T, coupling, partial(prox, p="inf"))
         limits, result = solution.w.abs().amax(0), solution.z.T
         missed = _above(matrix, q, limits * (1 + 1e-9))
         if not any((mask & ~chosen[key]).any() for key, mask in missed.items()):
