@@ -128,14 +128,14 @@ class RangeEncoder:
             counts: how often each occurs, if known.
         """
         if counts is None:
-            counts = np.bincount(values) if len(values) else np.zeros(0, np.int64)
+            counts = np.bincount(values)
         self.table(counts)
         self.symbols(values, counts)
 
     def classified(self, values: Array) -> None:
         """Write whole numbers below 2^31 and, in front of them, how often each class occurs."""
         classified = classify(values)
-        counts = np.bincount(classified.classes) if len(values) else np.zeros(0, np.int64)
+        counts = np.bincount(classified.classes)
         self.table(counts)
         self._write_classified(values, classified, counts)
 

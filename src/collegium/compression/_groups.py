@@ -13,7 +13,7 @@ tensor, otherwise less.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,7 +132,10 @@ def _write_models(encoder: RangeEncoder, counts: list[Array], widths: Array) -> 
     sizes = np.array([int(count.sum()) for count in counts], np.int64)
     filled = sizes - np.array([int(count[0]) for count in counts], np.int64)
     few = sizes < FEW
-    common = {w: _sum_of(tallies, widths == w) for w in sorted(set(widths.tolist()))}
+    common = {
+        int(w): np.sum([tallies[i] for i in np.flatnonzero(widths == w)], axis=0)
+        for w in np.unique(widths)
+    }
     choices = np.zeros(len(counts), np.int32)
     for i in np.flatnonzero(filled):
         choices[i] = _choose(counts[i][1:], tallies[i], common[int(widths[i])])
@@ -170,10 +173,6 @@ def _read_models(decoder: RangeDecoder, sizes: Array, widths: Array) -> list[Arr
     return [_weights(*entry) for entry in zip(sizes.tolist(), filled.tolist(), tables, strict=True)]
 
 
-def _sum_of(tallies: list[Array], chosen: Array) -> Array:
-    return cast(Array, np.array([tallies[i] for i in np.flatnonzero(chosen)]).sum(axis=0))
-
-
 def _ways(width: int) -> Array:
     """Return the number of patterns of a group that keep 1, 2, ..., ``width`` places."""
     return np.array([math.comb(width, kept) for kept in range(1, width + 1)], np.float64)
@@ -201,7 +200,7 @@ def _choose(patterns: Array, tally: Array, common: Array) -> int:
     bits = {COMMON: float(_bits(tally, common) + tally @ ways), OWN: float(own)}
     if filled >= WORTH_PATTERNS:
         bits[PATTERNS] = _bits(patterns, patterns) + prior_bits(patterns) + SWITCH_BITS
-    return min(bits, key=lambda choice: bits[choice])
+    return min(bits, key=bits.__getitem__)
 
 
 def _bits(counts: Array, model: Array) -> float:

@@ -19,46 +19,24 @@ SPLITMIX = (
 UNIT = 2.0**-53
 
 
+@compiled
 def quantise(
-    vector: NDArray[np.float32],
-    scale: float,
-    levels: int,
-    seed: int,
-    start: int,
-    symbols: NDArray[np.int32],
+    vector: Array, scale: float, levels: int, seed: int, start: int, symbols: Array
 ) -> None:
     """Round |x| / scale * levels up or down at random, so that the expected value is right.
 
     Args:
-        vector: (n,), the numbers x; no magnitude exceeds ``scale``, except by rounding.
+        vector: (n,), float32, the numbers x; no magnitude exceeds ``scale``, except by rounding.
         scale: the value of the highest level, above 0.
         levels: number of levels on either side of zero.
         seed: of the random numbers, 63 bits.
         start: position of the first number; each position has a random number of its own.
-        symbols: (n,), receives the signed level plus ``levels``, from 0 to twice ``levels``.
+        symbols: (n,), int32, receives the signed level plus ``levels``, from 0 to twice ``levels``.
     """
-    factor = levels / float(scale)
-    _quantise(vector, factor, levels, np.uint64(seed), np.uint64(start), symbols)
-
-
-def tally(symbols: NDArray[np.int32], size: int) -> NDArray[np.int64]:
-    """Return how often each number occurs, (size,).
-
-    Args:
-        symbols: (n,), from 0 to ``size - 1``.
-        size: number of different symbols.
-    """
-    counts = np.zeros(size, np.int64)
-    _tally(symbols, counts)
-    return counts
-
-
-@compiled
-def _quantise(
-    vector: Array, factor: float, levels: int, seed: np.uint64, start: np.uint64, symbols: Array
-) -> None:
+    factor = levels / np.float64(scale)
+    first = np.uint64(start) + np.uint64(1)
     for i in range(len(vector)):
-        z = seed + (start + np.uint64(i + 1)) * SPLITMIX[0]
+        z = np.uint64(seed) + (first + np.uint64(i)) * SPLITMIX[0]
         z = (z ^ (z >> np.uint64(30))) * SPLITMIX[1]
         z = (z ^ (z >> np.uint64(27))) * SPLITMIX[2]
         z ^= z >> np.uint64(31)
@@ -68,6 +46,14 @@ def _quantise(
 
 
 @compiled
-def _tally(symbols: Array, counts: Array) -> None:
+def tally(symbols: Array, size: int) -> Array:
+    """Return how often each number occurs, (size,), int64.
+
+    Args:
+        symbols: (n,), int32, from 0 to ``size - 1``.
+        size: number of different symbols.
+    """
+    counts = np.zeros(size, np.int64)
     for i in range(len(symbols)):
         counts[symbols[i]] += 1
+    return counts

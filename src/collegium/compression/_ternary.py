@@ -61,9 +61,8 @@ def ternarise(
     magnitudes = np.array([part.magnitude for part in parts])
     if not np.isfinite(magnitudes).all():
         layout.require_finite(vectors)
-    whole = parts[0] if len(parts) == 1 else None
-    positions = whole.positions if whole else np.concatenate([part.positions for part in parts])
-    negative = whole.negative if whole else np.concatenate([part.negative for part in parts])
+    positions = np.concatenate([part.positions for part in parts])
+    negative = np.concatenate([part.negative for part in parts])
     return TernaryVector(positions, negative, magnitudes.astype(np.float32))
 
 

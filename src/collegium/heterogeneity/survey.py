@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from collegium.core.algorithm import Client, Server, handler
 from collegium.core.dataset import Dataset, Example
@@ -162,7 +163,7 @@ def site_statistics(client: Client, questions: SurveyQuestions) -> dict[str, Any
         "label_volumes": lambda: _columns(cases.unit, cases.volumes, cases.cases, questions),
         "label_histogram": cases.label_shares,
         "embeddings": lambda: _embeddings(client, questions),
-        "mean_image": lambda: _mean_image(_sketched(client, questions, "mean_image")),
+        "mean_image": lambda: Tensors({"mean": _sketched(client, questions, "mean_image").mean(0)}),
         "second_moment": lambda: _second_moment(_sketched(client, questions, "second_moment")),
     }
     return {part: compute[part]() for part in questions.parts}
@@ -286,19 +287,10 @@ def _sketched(client: Client, questions: SurveyQuestions, purpose: str) -> Tenso
         raise ProtocolError(
             f"site {client.id!r} has no training cases to describe; add some or leave the site out"
         )
-    return torch.cat([_on_grid(image, questions.size) for image in images])
-
-
-def _on_grid(image: Tensor, side: int) -> Tensor:
-    """Resize (B, C, *spatial) by averaging over areas; without spatial axes nothing changes."""
-    axes = image.ndim - 2
-    if not axes:
-        return image
-    return torch.nn.functional.interpolate(image, (side,) * axes, mode="area")
-
-
-def _mean_image(images: Tensor) -> Tensors:
-    return Tensors({"mean": images.mean(0)})
+    axes = images[0].ndim - 2
+    if axes:
+        images = [interpolate(image, (questions.size,) * axes, mode="area") for image in images]
+    return torch.cat(images)
 
 
 def _second_moment(images: Tensor) -> Tensors:

@@ -14,7 +14,6 @@ from collegium.core.tensors import require_same_names
 from collegium.errors import CollegiumError, ConfigError
 from collegium.models.files import import_safetensors
 
-_LAYERS, _WIDTHS = (2, 2, 2, 2), (64, 128, 256, 512)
 _DILATIONS: Mapping[str, int] = {"layer3": 2, "layer4": 4}
 
 
@@ -121,9 +120,8 @@ class _Shortcut(nn.Module):
 def _resnet(spatial_dims: int, in_channels: int, **params: Any) -> nn.Module:
     from monai.networks.nets.resnet import ResNet
 
-    return ResNet(
-        "basic", [*_LAYERS], [*_WIDTHS], spatial_dims, in_channels, conv1_t_stride=2, **params
-    )
+    layers, widths = [2, 2, 2, 2], [64, 128, 256, 512]
+    return ResNet("basic", layers, widths, spatial_dims, in_channels, conv1_t_stride=2, **params)
 
 
 def _replace_shortcuts(layer: nn.Module, dilation: int) -> None:

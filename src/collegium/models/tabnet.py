@@ -171,18 +171,14 @@ def _gated_layers(widths: Sequence[int]) -> nn.ModuleList:
 
 def _entries(groups: Sequence[Sequence[int]], columns: int) -> list[int]:
     """Return the entry of the mask that belongs to each column."""
-    group_of: dict[int, int] = {}
+    owners = [("column", column) for column in range(columns)]
     for number, group in enumerate(groups):
         for column in group:
-            if column in group_of or not 0 <= column < columns:
+            if not 0 <= column < columns or owners[column][0] == "group":
                 raise ConfigError(
                     f"model.groups names column {column!r} of {columns} for the model 'tabnet': "
                     f"name each column once at most, counted from 0."
                 )
-            group_of[column] = number
-    owners = [
-        ("group", group_of[column]) if column in group_of else ("column", column)
-        for column in range(columns)
-    ]
+            owners[column] = "group", number
     entries = {owner: entry for entry, owner in enumerate(dict.fromkeys(owners))}
     return [entries[owner] for owner in owners]

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -16,13 +17,9 @@ def _group_norm(channels: int) -> nn.Module:
     return nn.GroupNorm(math.gcd(8, channels), channels)
 
 
-def _instance_norm(channels: int) -> nn.Module:
-    return nn.InstanceNorm2d(channels, affine=True)
-
-
 NORMS: Mapping[str, Callable[[int], nn.Module]] = {
     "batch": nn.BatchNorm2d,
-    "instance": _instance_norm,
+    "instance": partial(nn.InstanceNorm2d, affine=True),
     "group": _group_norm,
 }
 """The normalisations of `IOPUNet`, each with scale and shift."""

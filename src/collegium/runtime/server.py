@@ -231,7 +231,8 @@ class ServerRuntime:
         exchange, self._exchange = self._exchange, self._exchange + 1
         coded = None
         if self._session is not None and self.stage == "train":
-            coded = self._session.exchange(items, each, names, position=(self.round, exchange))
+            position = self.round, exchange
+            coded = Exchange(self._session, items, each, names, position=position)
         common = pack(items) if each is None and coded is None else b""
 
         def request(client: str) -> Request:

@@ -62,7 +62,7 @@ class Pair:
     def exchange(self, reply: Reply, each=None, clients="ABC", fail="", **items) -> dict[str, Any]:
         """Ask, and return the replies as the server decodes them."""
         self.number += 1
-        exchange = self.server.exchange(items, each, clients, position=(self.number, 0))
+        exchange = Exchange(self.server, items, each, clients, position=(self.number, 0))
         found = {}
         for client in clients:
             self.requests[client] = exchange.payload(client)
@@ -426,8 +426,8 @@ def test_damaged_reply_is_refused_in_a_sentence(kind, coarse):
     change, words = DAMAGE[kind]
     pair = Pair(up=coarse())
     small = toy_model(0).select({"1.running_mean", "0.bias"})
-    exchange = pair.server.exchange(
-        {"model": toy_model(0), "small": small}, None, "A", position=(1, 0)
+    exchange = Exchange(
+        pair.server, {"model": toy_model(0), "small": small}, None, "A", position=(1, 0)
     )
     pair.requests["A"] = exchange.payload("A")
     pair.answer(exchange, "A", trained)
@@ -438,7 +438,7 @@ def test_damaged_reply_is_refused_in_a_sentence(kind, coarse):
 
 def test_part_that_comes_twice_is_refused(coarse):
     pair = Pair(up=coarse())
-    exchange = pair.server.exchange({"model": toy_model(0)}, None, "A", position=(1, 0))
+    exchange = Exchange(pair.server, {"model": toy_model(0)}, None, "A", position=(1, 0))
     pair.requests["A"] = exchange.payload("A")
     pair.answer(exchange, "A", trained)
     with pytest.raises(ProtocolError, match="its coded form is damaged"):
@@ -447,11 +447,11 @@ def test_part_that_comes_twice_is_refused(coarse):
 
 def test_coded_part_without_a_codec_is_refused(coarse):
     pair = Pair(up=coarse())
-    exchange = pair.server.exchange({"model": toy_model(0)}, None, "A", position=(1, 0))
+    exchange = Exchange(pair.server, {"model": toy_model(0)}, None, "A", position=(1, 0))
     pair.requests["A"] = exchange.payload("A")
     pair.answer(exchange, "A", trained)
     other = Pair(down=Half())
-    theirs = other.server.exchange({"model": toy_model(0)}, None, "A", position=(1, 0))
+    theirs = Exchange(other.server, {"model": toy_model(0)}, None, "A", position=(1, 0))
     theirs.payload("A")
     envelope = unpack(pair.answers["A"])
     with pytest.raises(

@@ -104,17 +104,6 @@ def tensor_groups(value: Any) -> dict[str, Tensors]:
     return groups
 
 
-def map_groups(value: Any, fn: Callable[[str | None, Tensors], Tensors]) -> Any:
-    """Return a part of a message with every group of tensors replaced.
-
-    Args:
-        value: the part.
-        fn: returns the new group, given the path and the group; the path is None below a key with a
-            slash.
-    """
-    return _walk(value, fn, "")
-
-
 def on_device(parts: Any, device: torch.device) -> Any:
     """Return parts of a message with their tensors on a device.
 
@@ -125,16 +114,27 @@ def on_device(parts: Any, device: torch.device) -> Any:
     return map_groups(parts, lambda _, group: group.map(lambda tensor: tensor.to(device)))
 
 
-def _walk(value: Any, fn: Callable[[str | None, Tensors], Tensors], path: str | None) -> Any:
+def map_groups(
+    value: Any, fn: Callable[[str | None, Tensors], Tensors], path: str | None = ""
+) -> Any:
+    """Return a part of a message with every group of tensors replaced.
+
+    Args:
+        value: the part.
+        fn: returns the new group, given the path and the group; the path is None below a key with a
+            slash.
+        path: path of the value itself.
+    """
+
     def below(key: str) -> str | None:
         return None if path is None or "/" in key else f"{path}/{key}" if path else key
 
     if isinstance(value, Tensors):
         return fn(path, value)
     if isinstance(value, Mapping):
-        return {key: _walk(item, fn, below(str(key))) for key, item in value.items()}
+        return {key: map_groups(item, fn, below(str(key))) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_walk(item, fn, below(str(index))) for index, item in enumerate(value)]
+        return [map_groups(item, fn, below(str(index))) for index, item in enumerate(value)]
     return value
 
 

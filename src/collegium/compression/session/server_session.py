@@ -59,28 +59,8 @@ class ServerSession:
                 del versions[version]
         return self.state
 
-    def exchange(
-        self,
-        items: Mapping[str, Any],
-        each: Mapping[str, Mapping[str, Any]] | None,
-        clients: Collection[str],
-        *,
-        position: tuple[int, int],
-    ) -> Exchange:
-        """Begin an exchange.
-
-        Args:
-            items: the parts that all clients receive.
-            each: further parts for single clients.
-            clients: the clients that are asked.
-            position: the round, and the number of the exchange in it.
-        """
-        self._plan(position[0])
-        self.pruned_state()
-        return Exchange(self, items, each, clients, position)
-
-    def _plan(self, number: int) -> None:
-        """Plan a round before its first exchange."""
+    def plan(self, number: int) -> None:
+        """Plan a round before its first exchange; otherwise nothing changes."""
         if self.codecs.up is None or not self._has_plan or number == self._planned_round:
             return
         reports = {c: ClientReport(**r) for c, r in self.state.get("reports", {}).items()}
@@ -126,10 +106,10 @@ class Exchange:
 
     Args:
         session: of the run.
-        items: see `ServerSession.exchange`.
-        each: see `ServerSession.exchange`.
-        clients: see `ServerSession.exchange`.
-        position: see `ServerSession.exchange`.
+        items: the parts that all clients receive.
+        each: further parts for single clients.
+        clients: the clients that are asked.
+        position: the round, and the number of the exchange in it.
     """
 
     def __init__(
@@ -138,8 +118,11 @@ class Exchange:
         items: Mapping[str, Any],
         each: Mapping[str, Mapping[str, Any]] | None,
         clients: Collection[str],
+        *,
         position: tuple[int, int],
     ) -> None:
+        session.plan(position[0])
+        session.pruned_state()
         self._session, self._layout, self._position = session, session.layout, position
         self._items, self._each = items, each
         self._downloads: dict[Hashable, _Download] = {}
