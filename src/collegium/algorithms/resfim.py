@@ -79,10 +79,8 @@ class ResFIM(FedAvg):
         ),
     }
     neutral: ClassVar[Mapping[str, Any] | None] = {
-        "delta": 0.0,
-        "weighting": "examples",
-        "bn_buffers": "average",
-    }
+        "delta": 0.0, "weighting": "examples", "bn_buffers": "average",
+    }  # fmt: skip
 
     weighting: Literal["examples", "uniform"] = "uniform"
     delta: Annotated[float, Ge(0), Le(100)] = 20.0

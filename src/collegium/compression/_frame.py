@@ -7,7 +7,7 @@ of the tensors, and the content.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Mapping
 from enum import IntEnum
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from collegium.core.tensors import Tensors, identity
+from collegium.core.tensors import Tensors
 from collegium.errors import ProtocolError
 
 MAX_NUMBERS = (1 << 31) - 1
@@ -58,16 +58,15 @@ class FlatLayout:
 
     def __init__(self, tensors: Tensors) -> None:
         self._like = tensors
-        self._first_names: dict[str, str] = {}
-        first_of: dict[Hashable, str] = {}
-        for name in sorted(tensors):
+        ordered = Tensors((name, tensors[name]) for name in sorted(tensors))
+        for name in ordered:
             if not tensors[name].is_floating_point():
                 raise ProtocolError(
                     f"{name} holds {tensors[name].dtype}, and a codec takes floating-point tensors "
                     f"only; send counters and flags as they are"
                 )
-            self._first_names[name] = first_of.setdefault(identity(tensors[name]), name)
-        self.names = list(first_of.values())
+        self._first_names = ordered.first_names()
+        self.names = list(ordered.distinct())
         self.shapes = [tuple(tensors[name].shape) for name in self.names]
         sizes = [tensors[name].numel() for name in self.names]
         self.starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])

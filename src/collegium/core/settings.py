@@ -261,7 +261,9 @@ def _adapted(schema: Any) -> Any:
         exact = functools.partial(_exactly, made["expected"])
         return core_schema.no_info_plain_validator_function(exact)
     if made.get("type") == "tuple":
-        python = core_schema.no_info_before_validator_function(_tuple, made)
+        python = core_schema.no_info_before_validator_function(
+            lambda value: tuple(value) if isinstance(value, list) else value, made
+        )
         return core_schema.json_or_python_schema(made, python)
     return made
 
@@ -271,7 +273,3 @@ def _exactly(expected: list[Any], value: Any) -> Any:
     if any(type(value) is type(one) and value == one for one in expected):
         return value
     raise PydanticKnownError("literal_error", {"expected": ", ".join(map(repr, expected))})
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

@@ -58,12 +58,14 @@ class Tensors(Mapping[str, Tensor]):
     def __repr__(self) -> str:
         return f"Tensors({len(self)} names, {self.numel():,} numbers)"
 
+    def first_names(self) -> dict[str, str]:
+        """Return by name the first of the names that share its tensor: itself unless it is tied."""
+        first: dict[Hashable, str] = {}
+        return {name: first.setdefault(identity(t), name) for name, t in self._items.items()}
+
     def distinct(self) -> Tensors:
         """Return the tensors with tied weights only once, under their first name."""
-        seen: dict[Hashable, str] = {}
-        for name, tensor in self._items.items():
-            seen.setdefault(identity(tensor), name)
-        return self.select(seen.values())
+        return self.select(self.first_names().values())
 
     def numel(self) -> int:
         """Return how many numbers there are, tied weights counted once."""
@@ -197,7 +199,10 @@ class Mean:
             ProtocolError: names or shapes differ from the first operand's.
         """
         if not self._layout:
-            self._layout = _layout(tensors)
+            self._layout = {
+                name: _TensorLayout(tensors[name].shape, tensors[name].dtype, first)
+                for name, first in tensors.first_names().items()
+            }
             self._large = tensors.numel() >= LARGE_MODEL
         require_same_names(self._layout, tensors, source)
         for name, tensor in tensors.items():
@@ -280,14 +285,6 @@ class _TensorLayout(NamedTuple):
     shape: torch.Size
     dtype: torch.dtype
     first_name: str
-
-
-def _layout(tensors: Tensors) -> dict[str, _TensorLayout]:
-    first: dict[Hashable, str] = {}
-    return {
-        name: _TensorLayout(t.shape, t.dtype, first.setdefault(identity(t), name))
-        for name, t in tensors.items()
-    }
 
 
 def mean(items: Sequence[Tensors], weights: Sequence[float] | None = None) -> Tensors:

@@ -63,14 +63,10 @@ def monai_densenet(
         dropout_prob=dropout,
     )
     if stem == "small":
-        network.features.conv0 = _small_stem(spatial_dims, in_channels, init_features)
+        kind = nn.Conv2d if spatial_dims == 2 else nn.Conv3d
+        conv = kind(in_channels, init_features, kernel_size=3, padding=1, bias=False)
+        nn.init.kaiming_normal_(conv.weight)  # as MONAI does
+        network.features.conv0 = conv
         for name in ("norm0", "relu0", "pool0"):
             delattr(network.features, name)
     return network
-
-
-def _small_stem(spatial_dims: int, in_channels: int, out_channels: int) -> nn.Module:
-    kind = nn.Conv2d if spatial_dims == 2 else nn.Conv3d
-    conv = kind(in_channels, out_channels, kernel_size=3, padding=1, bias=False)
-    nn.init.kaiming_normal_(conv.weight)  # as MONAI does
-    return conv

@@ -9,7 +9,7 @@ those.
 import json
 import logging
 import warnings
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import safetensors.torch
 import torch
 
 from collegium.core.files import write_atomically
-from collegium.core.tensors import Tensors, identity
+from collegium.core.tensors import Tensors
 from collegium.errors import CheckpointError, StorageError
 
 logger = logging.getLogger(__name__)
@@ -80,12 +80,7 @@ def export_model(model: Tensors, path: Path) -> None:
     Raises:
         StorageError: the disk is full or not writable.
     """
-    first: dict[Hashable, str] = {}
-    ties: dict[str, str] = {}
-    for name, tensor in model.items():
-        holder = first.setdefault(identity(tensor), name)
-        if holder != name:
-            ties[name] = holder
+    ties = {name: first for name, first in model.first_names().items() if first != name}
     stored = {
         name: tensor.detach().to("cpu", copy=True).contiguous()
         for name, tensor in model.without(ties).items()

@@ -155,11 +155,6 @@ class Coupling:
             return self
         return replace(self, rho=self.rho * min(max((primal / dual) ** 0.5, 0.1), 10.0))
 
-    @property
-    def trivial(self) -> bool:
-        """Whether the penalty is zero for all points."""
-        return self.lam == 0 or self.incidence.shape[1] == 0
-
 
 def _balanced(q: Tensor, eta: Tensor) -> float:
     if not q.numel():

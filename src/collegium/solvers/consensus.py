@@ -68,7 +68,7 @@ def consensus(
         raise ConfigError(
             f"{len(points)} sites do not fit a graph of {len(coupling.incidence)} sites"
         )
-    if coupling.trivial:
+    if coupling.lam == 0 or not coupling.incidence.shape[1]:  # nothing is coupled
         return [point.clone() for point in points]
     matrix = SiteMatrix(points)
     if p == 2:

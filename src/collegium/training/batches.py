@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -54,14 +55,9 @@ def plan_batches(
         return [(epoch, int(index)) for index in shuffled]
 
     if steps is not None:
-        waiting: list[tuple[int, int]] = []
-        epoch = 0
+        endless = itertools.chain.from_iterable(map(order, itertools.count()))
         for _ in range(steps):
-            while len(waiting) < batch_size:
-                waiting += order(epoch)
-                epoch += 1
-            yield waiting[:batch_size]
-            waiting = waiting[batch_size:]
+            yield list(itertools.islice(endless, batch_size))
         return
     for epoch in range(epochs):
         samples = order(epoch)

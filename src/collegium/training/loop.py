@@ -238,7 +238,7 @@ class LocalTraining:
             loss = loss + hooks.penalty(network.parameters)
         loss.backward()  # type: ignore[no-untyped-call]
         if hooks.correct:
-            self._correct(network.trained, hooks.correct)
+            _correct_gradients(network.trained, hooks.correct)
         if self.config.clip_norm is not None:
             nn.utils.clip_grad_norm_(list(network.trained.values()), self.config.clip_norm)
         optimizer.step()
@@ -250,27 +250,16 @@ class LocalTraining:
             output = self.module(batch["image"])
         return self.task.loss(output.float() if self.config.autocast else output, batch), None
 
-    @staticmethod
-    def _correct(
-        trained: Mapping[str, nn.Parameter], correct: Callable[[Tensors, Tensors], Tensors]
-    ) -> None:
-        gradient = Tensors(
-            (n, p.grad if p.grad is not None else torch.zeros_like(p)) for n, p in trained.items()
-        )
-        corrected = correct(gradient, Tensors((n, p.detach()) for n, p in trained.items()))
-        for name, parameter in trained.items():
-            parameter.grad = corrected[name]
-
     def _normalise_by_running_statistics(self) -> None:
         """Put batch normalisation in evaluation mode: one example has no useful statistics."""
         for layer in self.module.modules():
             if isinstance(layer, nn.modules.batchnorm._BatchNorm):
                 layer.eval()
                 if not self._warned:
-                    self._warned = True
                     logger.warning(
                         "a batch of one example: batch normalisation uses its running statistics"
                     )
+                self._warned = True
 
     def loss(self, model: Tensors, data: Dataset, *, seed: int, path: Path) -> float:
         """Return the mean loss over one pass of the data in evaluation mode.
@@ -325,18 +314,27 @@ class _Hooks:
     correct: Callable[[Tensors, Tensors], Tensors] | None
 
 
+def _correct_gradients(
+    trained: Mapping[str, nn.Parameter], correct: Callable[[Tensors, Tensors], Tensors]
+) -> None:
+    gradient = Tensors(
+        (n, torch.zeros_like(p) if p.grad is None else p.grad) for n, p in trained.items()
+    )
+    corrected = correct(gradient, Tensors((n, p.detach()) for n, p in trained.items()))
+    for name, parameter in trained.items():
+        parameter.grad = corrected[name]
+
+
 @contextmanager
 def _training_mode(module: nn.Module, trained: Mapping[str, nn.Parameter]) -> Iterator[None]:
     """Put a network in training mode, with gradients for the trained parameters alone."""
-    trained_ids = {id(parameter) for parameter in trained.values()}
-    stopped: list[nn.Parameter] = []
+    fixed = {*module.parameters()} - {*trained.values()}
+    stopped = [parameter for parameter in fixed if parameter.requires_grad]
     module.train()
     for layer in module.modules():
-        own = list(layer.parameters(recurse=False))
-        fixed = [p for p in own if id(p) not in trained_ids]
-        if own and len(fixed) == len(own) and isinstance(layer, nn.modules.batchnorm._NormBase):
+        own = {*layer.parameters(recurse=False)}
+        if own and own <= fixed and isinstance(layer, nn.modules.batchnorm._NormBase):
             layer.eval()
-        stopped += [p for p in fixed if p.requires_grad]
     for parameter in stopped:
         parameter.requires_grad_(False)
     try:

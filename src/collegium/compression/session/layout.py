@@ -24,9 +24,9 @@ class ModelLayout:
         self._names = sorted(
             n for n, t in self._model.items() if n in trainable and t.is_floating_point()
         )
-        tied: dict[Hashable, list[str]] = {}
-        for name in self._names:
-            tied.setdefault(identity(self._model[name]), []).append(name)
+        tied: dict[str, list[str]] = {}
+        for name, first in self.template(self._names).first_names().items():
+            tied.setdefault(first, []).append(name)
         self._tied_names = list(tied.values())
 
     def template(self, names: Collection[str]) -> Tensors:
