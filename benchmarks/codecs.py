@@ -50,7 +50,7 @@ from collegium.compression.cer import CER
 from collegium.compression.dadaquant import DAdaQuant
 from collegium.compression.half import Half
 from collegium.compression.identity import Identity
-from collegium.compression.session import Codecs
+from collegium.compression.session.groups import Codecs
 from collegium.compression.stc import STC
 from collegium.core.tensors import Tensors
 from collegium.data.federation import open_federation, open_site, sites_of

@@ -5,7 +5,7 @@ import pytest
 from collegium.compression.cer import CER
 from collegium.compression.dadaquant import DAdaQuant
 from collegium.compression.half import Half
-from collegium.compression.session import Codecs
+from collegium.compression.session.groups import Codecs
 from collegium.compression.stc import STC
 from collegium.experiment.config.registry import ALGORITHMS
 from collegium.testing.conformance import Conformance

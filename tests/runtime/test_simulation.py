@@ -16,7 +16,7 @@ from collegium.algorithms.iopfl import IOPFL
 from collegium.algorithms.scaffold import Scaffold
 from collegium.compression.half import Half
 from collegium.compression.identity import Identity
-from collegium.compression.session import Codecs
+from collegium.compression.session.groups import Codecs
 from collegium.core.algorithm import handler
 from collegium.core.dataset import TensorDataset
 from collegium.core.message import Message

@@ -32,7 +32,7 @@ def list_(
         entries = ADAPTERS.list() if kind == "adapters" else CODECS.list()
         rows = [_description(entry) for entry in entries]
     elif kind == "models":
-        from collegium.models import MODELS
+        from collegium.models.factory import MODELS
 
         rows = [{"name": name, "summary": summary} for name, summary in MODELS.items()]
     else:

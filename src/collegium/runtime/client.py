@@ -15,17 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from collegium.compression.session import (
+from collegium.compression.session.client_session import ClientSession, EncodedReply, LostReference
+from collegium.compression.session.groups import (
     CODEC_KEY,
     NO_CODECS,
     RESEND_REQUEST,
-    ClientSession,
     Codecs,
-    EncodedReply,
-    LostReference,
-    ModelLayout,
     on_device,
 )
+from collegium.compression.session.layout import ModelLayout
 from collegium.core.algorithm import Algorithm, State
 from collegium.core.dataset import Dataset, SampleTransform, unchanged
 from collegium.core.files import write_atomically

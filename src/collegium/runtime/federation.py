@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import nn
 
-from collegium.compression.session import NO_CODECS, Codecs
+from collegium.compression.session.groups import NO_CODECS, Codecs
 from collegium.core.algorithm import Algorithm, NetworkBuilder
 from collegium.core.dataset import ConcatDataset
 from collegium.core.model_parts import find_parts

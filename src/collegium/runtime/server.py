@@ -13,15 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from collegium.compression.session import (
-    CODEC_KEY,
-    NO_CODECS,
-    RESEND_REQUEST,
-    Codecs,
-    Exchange,
-    ModelLayout,
-    ServerSession,
-)
+from collegium.compression.session.groups import CODEC_KEY, NO_CODECS, RESEND_REQUEST, Codecs
+from collegium.compression.session.layout import ModelLayout
+from collegium.compression.session.server_session import Exchange, ServerSession
 from collegium.core.algorithm import Algorithm, Replies, State
 from collegium.core.message import Message, pack, unpack
 from collegium.core.model_parts import ModelParts

@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 from torch.utils import data
 
-from collegium.compression.session import NO_CODECS, Codecs
+from collegium.compression.session.groups import NO_CODECS, Codecs
 from collegium.core.algorithm import Algorithm
 from collegium.core.dataset import Dataset
 from collegium.core.files import write_atomically

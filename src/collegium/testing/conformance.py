@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 
-from collegium.compression.session import NO_CODECS, Codecs
+from collegium.compression.session.groups import NO_CODECS, Codecs
 from collegium.core import files as files_module
 from collegium.core.algorithm import Algorithm
 from collegium.core.message import pack, unpack

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from collegium.compression.session import NO_CODECS, Codecs
+from collegium.compression.session.groups import NO_CODECS, Codecs
 from collegium.core.algorithm import Algorithm
 from collegium.core.dataset import TensorDataset
 from collegium.core.message import Message, pack, unpack

@@ -8,15 +8,10 @@ import torch
 
 from collegium.compression.half import Half
 from collegium.compression.identity import Identity
-from collegium.compression.session import (
-    CODEC_KEY,
-    ClientSession,
-    Codecs,
-    Exchange,
-    LostReference,
-    ModelLayout,
-    ServerSession,
-)
+from collegium.compression.session.client_session import ClientSession, LostReference
+from collegium.compression.session.groups import CODEC_KEY, Codecs
+from collegium.compression.session.layout import ModelLayout
+from collegium.compression.session.server_session import Exchange, ServerSession
 from collegium.core.message import pack, unpack
 from collegium.core.model_parts import find_parts
 from collegium.core.randomness import generator

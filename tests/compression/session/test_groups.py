@@ -3,8 +3,16 @@ import torch
 
 from collegium.compression.half import Half
 from collegium.compression.identity import Identity
-from collegium.compression.session import NO_CODECS, RESEND_REQUEST, Codecs, on_device
-from collegium.compression.session.groups import is_lossless, map_groups, origin, tensor_groups
+from collegium.compression.session.groups import (
+    NO_CODECS,
+    RESEND_REQUEST,
+    Codecs,
+    is_lossless,
+    map_groups,
+    on_device,
+    origin,
+    tensor_groups,
+)
 from collegium.compression.stc import STC
 from collegium.core.message import unpack
 from collegium.core.tensors import Tensors

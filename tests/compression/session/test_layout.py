@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from collegium.compression.session import ModelLayout
+from collegium.compression.session.layout import ModelLayout
 from collegium.core.tensors import Tensors
 
 SHAPES = {"a.weight": (2, 3), "a.bias": (2,), "b.weight": (3, 2), "b.mean": (3,)}

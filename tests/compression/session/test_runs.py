@@ -11,7 +11,7 @@ import torch
 from collegium.algorithms.fedavg import FedAvg
 from collegium.compression.half import Half
 from collegium.compression.identity import Identity
-from collegium.compression.session import CODEC_KEY, RESEND_REQUEST, Codecs
+from collegium.compression.session.groups import CODEC_KEY, RESEND_REQUEST, Codecs
 from collegium.core.algorithm import handler
 from collegium.core.message import Message, pack, unpack
 from collegium.core.tensors import Tensors

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from collegium.compression.half import Half
-from collegium.compression.session import CodecConfig, Codecs, CodecsConfig
+from collegium.compression.session.config import CodecConfig, CodecsConfig
+from collegium.compression.session.groups import Codecs
 from collegium.compression.stc import STC
 from collegium.errors import ConfigError
 from collegium.experiment.config.building import build_algorithm, build_codecs

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 
 import collegium
-from collegium.compression.session import CodecConfig, CodecsConfig
+from collegium.compression.session.config import CodecConfig, CodecsConfig
 from collegium.core.setting_problems import fields_of, leaf_types, literal_words
 from collegium.data.federation import FederationConfig, SiteConfig
 from collegium.data.repartition import PartitionRule
@@ -32,8 +32,7 @@ from collegium.experiment.config.experiment import (
     load_config,
 )
 from collegium.experiment.config.registry import ADAPTERS, ALGORITHMS, CODECS
-from collegium.models import MODELS
-from collegium.models.factory import build_model, parameter_problems
+from collegium.models.factory import MODELS, build_model, parameter_problems
 from collegium.runtime.engines import EngineConfig
 from collegium.runtime.participation import Participation
 from collegium.training.loop import TrainingConfig

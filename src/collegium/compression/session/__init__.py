@@ -18,25 +18,3 @@ Clients that hold the same share one encoding. A client of which the server does
 holds (it is new, failed, or reports that it lost its state) gets the part in full: as the others
 decode it, or the server's own if no client holds any version.
 """
-
-from collegium.compression.session.client_session import (
-    ClientSession,
-    EncodedReply,
-    LostReference,
-)
-from collegium.compression.session.config import CodecConfig, CodecsConfig
-from collegium.compression.session.groups import (
-    CODEC_KEY,
-    NO_CODECS,
-    RESEND_REQUEST,
-    Codecs,
-    on_device,
-)
-from collegium.compression.session.layout import ModelLayout
-from collegium.compression.session.server_session import Exchange, ServerSession
-
-__all__ = [
-    "CODEC_KEY", "NO_CODECS", "RESEND_REQUEST", "ClientSession", "CodecConfig", "Codecs",
-    "CodecsConfig", "EncodedReply", "Exchange", "LostReference", "ModelLayout", "ServerSession",
-    "on_device",
-]  # fmt: skip

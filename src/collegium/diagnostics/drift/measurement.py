@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from collegium.compression.session import on_device
+from collegium.compression.session.groups import on_device
 from collegium.core.algorithm import Algorithm
 from collegium.core.dataset import Dataset
 from collegium.core.message import Message

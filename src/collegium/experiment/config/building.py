@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from collegium.adaptation.base import Adapter
-from collegium.compression.session import Codecs
+from collegium.compression.session.groups import Codecs
 from collegium.core.algorithm import Algorithm, NetworkBuilder
 from collegium.errors import CollegiumError, ConfigError
 from collegium.experiment.config.experiment import (

@@ -12,7 +12,7 @@ from dataclasses import field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from collegium.compression.session import CodecsConfig
+from collegium.compression.session.config import CodecsConfig
 from collegium.core.settings import Fraction, PositiveInt, rule, settings
 from collegium.core.text import unknown_word
 from collegium.data.federation import FederationConfig, sites_of

@@ -13,8 +13,7 @@ from collegium.errors import ConfigError
 from collegium.experiment.config.registry import ADAPTERS, ALGORITHMS, CODECS
 from collegium.experiment.config.schema import parse, plain
 from collegium.experiment.config.yaml_file import KeyPath, Source
-from collegium.models import MODELS
-from collegium.models.factory import parameter_problems
+from collegium.models.factory import MODELS, parameter_problems
 
 _REFUSED: dict[str, Any] = {"name": "refused", "params": {}}
 """Stands for a part whose problems are known, so that the rest of the file can be checked."""
