@@ -106,8 +106,8 @@ def test_a_table_that_does_not_fit_is_refused(table: list[int], text: str):
 
 def test_a_table_that_is_too_long_or_empty_is_refused():
     encoder = RangeEncoder()
-    encoder.table(np.ones(5, np.int64))
-    with pytest.raises(ProtocolError, match="a table has 5 counts"):
-        decoder_of(encoder).table(4)
+    encoder.table(np.ones(CLASSES + 1, np.int64))
+    with pytest.raises(ProtocolError, match=f"a table has {CLASSES + 1} counts"):
+        decoder_of(encoder).classified(CLASSES + 1)
     with pytest.raises(ProtocolError, match="a table of counts is empty"):
         decoder_of(RangeEncoder()).symbols(3, np.zeros(2))

@@ -33,24 +33,29 @@ START = model(9)
 
 
 @pytest.mark.parametrize("width", [1, 7, 64, SIZE, 1 << 16])
-def test_gram_is_the_product_with_the_transpose_whatever_the_width(width: int) -> None:
+def test_gram_is_the_product_with_the_transpose_whatever_the_width(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("collegium.solvers.gram.WIDTH", width)
     expected = rows(MODELS) @ rows(MODELS).T
-    found = gram(MODELS, width=width)
+    found = gram(MODELS)
     assert found.dtype == np.float64
     np.testing.assert_allclose(found, expected, atol=1e-4, rtol=1e-5)
     assert np.array_equal(found, found.T)
 
 
-def test_differences_are_taken_from_the_start() -> None:
+def test_differences_are_taken_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("collegium.solvers.gram.WIDTH", 13)
     delta = rows(MODELS, START)
-    np.testing.assert_allclose(gram(MODELS, START, width=13), delta @ delta.T, rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(gram(MODELS, START), delta @ delta.T, rtol=1e-5, atol=1e-4)
 
 
-def test_float64_models_are_compared_in_float64() -> None:
+def test_float64_models_are_compared_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("collegium.solvers.gram.WIDTH", 13)
     models = [model(seed, torch.float64) for seed in range(3)]
     start = model(9, torch.float64)
     delta = rows(models, start)
-    np.testing.assert_allclose(gram(models, start, width=13), delta @ delta.T, rtol=1e-13)
+    np.testing.assert_allclose(gram(models, start), delta @ delta.T, rtol=1e-13)
 
 
 def test_half_precision_is_compared_in_float32() -> None:
@@ -68,8 +73,9 @@ def test_long_sums_keep_their_digits() -> None:
     np.testing.assert_allclose(gram(models), expected, rtol=1e-6)
 
 
-def test_every_tensor_has_a_gram_matrix_of_its_own() -> None:
-    found = gram_by_name(MODELS, START, width=10)
+def test_every_tensor_has_a_gram_matrix_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("collegium.solvers.gram.WIDTH", 10)
+    found = gram_by_name(MODELS, START)
     assert list(found) == list(SHAPES)
     for name, matrix in found.items():
         delta = rows([m.select([name]) for m in MODELS], START.select([name]))
@@ -91,8 +97,11 @@ def test_counters_do_not_count() -> None:
     np.testing.assert_allclose(gram(counted), 3.0)
 
 
-def test_blocks_are_as_wide_as_asked_and_cover_everything_once() -> None:
-    parts = [part.clone() for part in column_blocks(MODELS, START, width=100)]
+def test_blocks_are_as_wide_as_asked_and_cover_everything_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("collegium.solvers.gram.WIDTH", 100)
+    parts = [part.clone() for part in column_blocks(MODELS, START)]
     assert [part.shape[1] for part in parts] == [100] * (SIZE // 100) + [SIZE % 100]
     np.testing.assert_allclose(torch.cat(parts, 1), rows(MODELS, START), atol=1e-6)
 
@@ -162,5 +171,6 @@ def test_nothing_as_large_as_all_models_is_made(monkeypatch: pytest.MonkeyPatch)
         return made
 
     monkeypatch.setattr(torch, "empty", watched)
-    gram(models, models[0], width=1000)
+    monkeypatch.setattr("collegium.solvers.gram.WIDTH", 1000)
+    gram(models, models[0])
     assert sizes == [4 * (1000 + APART)]

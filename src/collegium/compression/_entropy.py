@@ -204,16 +204,12 @@ class RangeDecoder:
         """Return the next ``count`` numbers, in front of which the table of their classes is."""
         return self.numbers(count, self._table_of(count, CLASSES))
 
-    def table(self, longest: int) -> Numbers:
-        """Return the next table, of at most ``longest`` counts."""
+    def _table_of(self, count: int, longest: int) -> Numbers:
+        """Return the next table, of ``count`` numbers and of at most ``longest`` counts."""
         size = int(self.numbers(1)[0])
         if size > longest:
             raise ProtocolError(f"encoded tensors are damaged: a table has {size} counts")
-        return self.numbers(size)
-
-    def _table_of(self, count: int, longest: int) -> Numbers:
-        """Return the table of ``count`` symbols."""
-        counts = self.table(longest)
+        counts = self.numbers(size)
         if counts.sum() != count:
             raise ProtocolError(
                 f"encoded tensors are damaged: a table counts {counts.sum()} numbers, not {count}"

@@ -151,14 +151,12 @@ def make_encoder(name: str) -> Encoder:
     if not name:
         return SeededEncoder()
     built_in, _, weights = name.partition("@")
+    given = {"weights": weights} if weights and built_in in MODELS else {}
     try:
         with ambient(0, "encoder"):
-            if weights and built_in in MODELS:
-                return build_model(built_in, weights=weights).eval()
-            encoder: Encoder = build_model(name).eval()
+            return build_model(built_in if given else name, **given).eval()
     except ConfigError as error:
         raise ConfigError(f"encoder: {error}") from error
-    return encoder
 
 
 @dataclass(frozen=True)

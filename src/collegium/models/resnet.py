@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from collegium.core.settings import PositiveInt, validated
 from collegium.core.tensors import require_same_names
-from collegium.errors import CollegiumError, ConfigError
+from collegium.errors import CollegiumError, ConfigError, ProtocolError
 from collegium.models.files import import_safetensors
 
 _DILATIONS: Mapping[str, int] = {"layer3": 2, "layer4": 4}
@@ -144,17 +144,13 @@ def _load_weights(module: nn.Module, weights: str) -> None:
     try:
         loaded = counters | dict(import_safetensors(Path(weights).expanduser()))
         require_same_names(own, loaded)
+        for name, tensor in loaded.items():
+            if tensor.shape != own[name].shape:
+                shapes = f"{name} is {tuple(tensor.shape)}, not {tuple(own[name].shape)}"
+                raise ProtocolError(shapes)
     except CollegiumError as error:
-        raise _refusal(weights, str(error)) from error
-    for name, tensor in loaded.items():
-        if tensor.shape != own[name].shape:
-            shapes = f"{name} is {tuple(tensor.shape)}, not {tuple(own[name].shape)}"
-            raise _refusal(weights, shapes)
+        raise ConfigError(
+            f"model.weights is {weights!r}, which resnet18_encoder cannot load ({error}): name a "
+            f".safetensors file of this network."
+        ) from error
     module.load_state_dict(loaded)
-
-
-def _refusal(weights: str, reason: str) -> ConfigError:
-    return ConfigError(
-        f"model.weights is {weights!r}, which resnet18_encoder cannot load ({reason}): name a "
-        f".safetensors file of this network."
-    )

@@ -31,14 +31,13 @@ Rows a power of two apart would share lines of the cache, at two thirds of the s
 """
 
 
-def gram(vectors: Sequence[Tensors], start: Tensors | None = None, *, width: int = WIDTH) -> Array:
+def gram(vectors: Sequence[Tensors], start: Tensors | None = None) -> Array:
     """Return the inner products of some models, or of their differences from a common one.
 
     Args:
         vectors: M mappings with the same names and shapes. Names that share memory in the first of
             them (tied weights) count once; integer tensors do not count.
         start: subtracted from each of them, block by block; None: nothing is subtracted.
-        width: columns of a block.
 
     Returns:
         (M, M), float64, symmetric.
@@ -46,7 +45,7 @@ def gram(vectors: Sequence[Tensors], start: Tensors | None = None, *, width: int
     Raises:
         ProtocolError: names differ, or an inner product is not finite.
     """
-    return gram_of_blocks(column_blocks(vectors, start, width=width), len(vectors))
+    return gram_of_blocks(column_blocks(vectors, start), len(vectors))
 
 
 def gram_of_blocks(parts: Iterable[Tensor], count: int) -> Array:
@@ -73,9 +72,7 @@ def gram_of_blocks(parts: Iterable[Tensor], count: int) -> Array:
     return (total + total.T) / 2
 
 
-def gram_by_name(
-    vectors: Sequence[Tensors], start: Tensors | None = None, *, width: int = WIDTH
-) -> dict[str, Array]:
+def gram_by_name(vectors: Sequence[Tensors], start: Tensors | None = None) -> dict[str, Array]:
     """Return the result of `gram` for every tensor separately, in the models' order.
 
     The sum over the names is `gram` up to rounding.
@@ -83,13 +80,11 @@ def gram_by_name(
     Args:
         vectors: see `gram`.
         start: see `gram`.
-        width: see `gram`.
     """
     return {
         name: gram(
             [vector.select([name]) for vector in vectors],
             None if start is None else start.select([name]),
-            width=width,
         )
         for name in _compared_names(vectors)
     }
@@ -115,9 +110,7 @@ def cosines(products: Array) -> Array:
     return result
 
 
-def column_blocks(
-    vectors: Sequence[Tensors], start: Tensors | None = None, *, width: int = WIDTH
-) -> Iterator[Tensor]:
+def column_blocks(vectors: Sequence[Tensors], start: Tensors | None = None) -> Iterator[Tensor]:
     """Yield some models laid out as rows, a block of columns at a time, in one buffer.
 
     A block is overwritten when the next one is asked for. Small tensors share a block.
@@ -125,10 +118,10 @@ def column_blocks(
     Args:
         vectors: M mappings with the same names and shapes.
         start: subtracted from each of them; None: nothing is subtracted.
-        width: columns of a block; the last one may have fewer.
 
     Yields:
-        (M, at most ``width``), float64 if the models have float64 tensors, otherwise float32.
+        (M, `WIDTH`), fewer columns in the last block: float64 if the models have float64 tensors,
+        otherwise float32.
 
     Raises:
         ProtocolError: names differ.
@@ -138,7 +131,7 @@ def column_blocks(
         return
     for other in (*vectors, *([] if start is None else [start])):
         require_same_names(vectors[0], other)
-    buffer = _empty_block([vectors[0][name] for name in names], len(vectors), width)
+    buffer = _empty_block([vectors[0][name] for name in names], len(vectors))
     filled = 0
     for name in names:
         rows = [vector[name].detach().reshape(-1) for vector in vectors]
@@ -159,16 +152,12 @@ def column_blocks(
         yield buffer[:, :filled]
 
 
-def _empty_block(tensors: Sequence[Tensor], count: int, width: int) -> Tensor:
+def _empty_block(tensors: Sequence[Tensor], count: int) -> Tensor:
     """Return a buffer of ``count`` rows for the tensors of one model."""
     wide = any(tensor.dtype == torch.float64 for tensor in tensors)
-    columns = min(width, sum(tensor.numel() for tensor in tensors))
-    return torch.empty(
-        count,
-        columns + APART,
-        dtype=torch.float64 if wide else torch.float32,
-        device=tensors[0].device,
-    )[:, :columns]
+    columns = min(WIDTH, sum(tensor.numel() for tensor in tensors))
+    dtype, device = torch.float64 if wide else torch.float32, tensors[0].device
+    return torch.empty(count, columns + APART, dtype=dtype, device=device)[:, :columns]
 
 
 def _subtract(row: Tensor, origin: Tensor, target: Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -131,11 +132,8 @@ class ClassificationTask(WholeCaseTask):
         if rows and "balanced_accuracy" in rows[0]:
             correct = (probabilities.argmax(axis=1) == labels).astype(float)
             added["balanced_accuracy"] = balanced_accuracy_pseudovalues(correct, labels, patients)
-        of_class = [
-            {patient for patient, label in zip(patients, labels, strict=True) if label == c}
-            for c in {*labels}
-        ]
-        rarest = {RAREST_CLASS: min(map(len, of_class))} if added else {}
+        sizes = Counter(label for label, _ in {*zip(labels, patients, strict=True)})
+        rarest = {RAREST_CLASS: min(sizes.values())} if added else {}
         return [
             {name: value for name, value in row.items() if not name.startswith("_")}
             | {name: values[index] if values else None for name, values in added.items()}

@@ -86,7 +86,7 @@ class ClientSession:
         parts = dict(request)
         coding = parts.pop(CODEC_KEY, {})
         self._options = coding.get("order", {})
-        decoded: dict[str, Any] = decode_groups(parts, coding.get("parts", {}), self._decode_group)
+        decoded = decode_groups(parts, coding.get("parts", {}), self._decode_group)
         self._received = tensor_groups(decoded)
         return decoded
 
@@ -131,7 +131,7 @@ class ClientSession:
             line |= {"codec": type(up).__name__, "bytes": line["bytes"] + len(entry["data"][""])}
             return group.rest
 
-        parts: dict[str, Any] = encode_groups(reply, self._layout, encode)
+        parts = encode_groups(reply, self._layout, encode)
         for name, line in ledger.items():
             line["bytes"] += sum(t.numel() * t.element_size() for _, t in tensors_in(parts[name]))
         return EncodedReply(parts, coded, ledger)
@@ -153,15 +153,13 @@ class ClientSession:
         target, base, names = group.coded, self._find_base(group), list(group.coded)
         if base is not None:
             target = target.map(torch.sub, self._layout.align(self._received[base], names))
-        if not up.feedback:
-            encoded = up.encode(target, self._rng(group.path), self._options)
-            return {"base": base, **wrap_bytes(encoded.data)}
-        lost = self._state.setdefault("up", {})
+        lost = self._state.setdefault("up", {}) if up.feedback else {}
         key, start = f"{group.path} {self._layout.mask(names)}", origin(group.path, base)
         if key in lost and lost[key]["origin"] == start:
             target = target.map(torch.add, self._layout.align(lost[key]["residual"], names))
         encoded = up.encode(target, self._rng(group.path), self._options)
-        lost[key] = {"origin": start, "residual": target.map(torch.sub, encoded.decoded)}
+        if up.feedback:
+            lost[key] = {"origin": start, "residual": target.map(torch.sub, encoded.decoded)}
         return {"base": base, **wrap_bytes(encoded.data)}
 
     def _find_base(self, group: SplitGroup) -> str | None:

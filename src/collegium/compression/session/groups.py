@@ -140,7 +140,7 @@ def map_groups(
 
 def encode_groups(
     parts: Mapping[str, Any], layout: ModelLayout, encode: Callable[[SplitGroup], Tensors]
-) -> Any:
+) -> dict[str, Any]:
     """Return the parts of a message with every group replaced in which a codec takes something.
 
     Args:
@@ -159,14 +159,14 @@ def encode_groups(
         with _naming_part(path):
             return encode(SplitGroup(path, layout.align(group, names), group.without(names)))
 
-    return map_groups(parts, encode_one)
+    return dict(map_groups(parts, encode_one))
 
 
 def decode_groups(
     parts: Mapping[str, Any],
     entries: Any,
     decode: Callable[[str, Tensors, Mapping[str, Any]], Tensors],
-) -> Any:
+) -> dict[str, Any]:
     """Return the parts of a message with every group replaced that has an entry.
 
     Args:
@@ -190,7 +190,7 @@ def decode_groups(
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ProtocolError(f"part {path!r}: its coded form is damaged") from error
 
-    return map_groups(parts, decode_one)
+    return dict(map_groups(parts, decode_one))
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection, Hashable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -238,10 +239,7 @@ class Exchange:
         Raises:
             ProtocolError: they are damaged.
         """
-        decoded: dict[str, Any] = decode_groups(
-            parts, coded, lambda path, rest, entry: self._decode_group(client, path, rest, entry)
-        )
-        return decoded
+        return decode_groups(parts, coded, partial(self._decode_group, client))
 
     def _decode_group(
         self, client: str, path: str, rest: Tensors, entry: Mapping[str, Any]
