@@ -34,6 +34,8 @@ class SiteConfig:
         manifest: A CSV file with one line per case, relative to the federation's root. Beside a
             folder it names no images, but adds patient, split and class to them by their ids.
         table: A CSV or Parquet file with one row per case, if the federation learns from tables.
+        remote: Whether the files are described at the site alone, in its own file: no other
+            machine can open them, and an experiment reaches them over a network.
         layout: The layout of the folder, see `collegium.data.importers`; "auto" detects it.
         options: Settings of the layout, such as {modality: T1w} for BIDS.
         label_map: Stored value to class at this site, instead of task.label_map.
@@ -49,6 +51,7 @@ class SiteConfig:
     folder: str | None = None
     manifest: str | None = None
     table: str | None = None
+    remote: bool = False
     layout: str = "auto"
     options: dict[str, str | int] = field(default_factory=dict)
     label_map: dict[int, int] | None = None
@@ -59,6 +62,10 @@ class SiteConfig:
 
     def __post_init__(self) -> None:
         images = self.folder is not None or self.manifest is not None
+        if self.remote:
+            if self != SiteConfig(remote=True):
+                raise ConfigError("a remote site is described in its own file: leave the rest out")
+            return
         if images == (self.table is not None):
             raise ConfigError(
                 f"a site has folder {self.folder!r}, manifest {self.manifest!r} and table "
@@ -97,7 +104,7 @@ class FederationConfig:
 
     def __post_init__(self) -> None:
         for name, site in self.sites.items():
-            if (site.table is None) != (self.table is None):
+            if not site.remote and (site.table is None) != (self.table is None):
                 raise ConfigError(
                     f"site {name} has {'no table' if site.table is None else 'a table'} and "
                     f"federation.table is {'not ' if self.table is None else ''}given: name tables "
@@ -256,6 +263,11 @@ def list_cases(config: FederationConfig, name: str) -> tuple[list[Case], list[st
     if name not in config.sites:
         known = ", ".join(sorted(config.sites))
         raise ConfigError(f"the federation {config.name} has no site {name}: choose one of {known}")
+    if config.sites[name].remote:
+        raise ConfigError(
+            f"the files of site {name} can be opened only there (it is remote); run the experiment "
+            f"with engine.name=flare"
+        )
     root, site = expand_root(config.root), config.sites[name]
     problems: list[str] = []
     try:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from collegium.adaptation import outside
 from collegium.core.dataset import ConcatDataset, Dataset
 from collegium.data.federation import open_federation, open_site, sites_of
 from collegium.data.site import Site
+from collegium.experiment.adaptations import write_adaptation
 from collegium.experiment.config.building import (
     build_algorithm,
     build_codecs,
@@ -19,15 +21,33 @@ from collegium.experiment.config.building import (
     task_of,
 )
 from collegium.experiment.config.experiment import (
+    AdapterConfig,
     ExperimentConfig,
     load_federation,
     parse_config,
     to_dict,
 )
-from collegium.experiment.grid import Job, JobKey, holders, jobs_of, variations_of
-from collegium.experiment.scaling import agree_on_scaling
+from collegium.experiment.grid import Job, JobKey, folds_of, holders, jobs_of, variations_of
+from collegium.experiment.job_results import DEPLOYED, write_overlays
+from collegium.experiment.preflight import (
+    Sample,
+    check_adapters,
+    check_device,
+    check_network,
+    check_setups,
+)
+from collegium.experiment.scaling import (
+    EXCHANGE,
+    FILE,
+    FeatureSums,
+    agree_on_scaling,
+    write_scaling,
+)
 from collegium.runtime.client import ClientRuntime
+from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.federation import Federation
+from collegium.runtime.run import Run
+from collegium.runtime.server import Transport
 
 
 def cache_folder() -> Path:
@@ -65,19 +85,23 @@ def stored_splits(config: ExperimentConfig) -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def open_configured(config: ExperimentConfig, *, splits: Path | None) -> Federation:
+def open_configured(config: ExperimentConfig, *, splits: Path | None, only: str = "") -> Federation:
     """Open the federation that an experiment's settings describe; no site is asked for anything.
 
     Args:
         config: The experiment, in one variation and fold.
         splits: Where the sites' splits are stored and read back; None: they are drawn again.
+        only: The one site that is opened; empty: all that train.
 
     Raises:
         DataError: A site's files are unusable.
-        ConfigError: There is no such model.
+        ConfigError: There is no such model, or a site's files are elsewhere.
     """
+    federation = config.federation
+    if only:
+        federation = replace(federation, sites={only: federation.sites[only]}, outside=())
     return Federation(
-        open_federation(config.federation, cache_folder(), 0, splits),
+        open_federation(federation, cache_folder(), 0, splits),
         network_of(config),
         task_of(config),
         config.training,
@@ -85,23 +109,30 @@ def open_configured(config: ExperimentConfig, *, splits: Path | None) -> Federat
     )
 
 
-def for_training(config: ExperimentConfig, opened: Federation, folder: Path) -> Federation:
+def for_training(
+    config: ExperimentConfig,
+    opened: Federation,
+    folder: Path,
+    transport: Callable[[], Transport | None] = lambda: None,
+) -> Federation:
     """Return a federation as it trains: its network holds the scaling that the sites agree on.
 
     Args:
         config: The experiment, in one variation and fold.
         opened: Its federation; of its sites those that train in the fold are taken.
         folder: Where the exchange of the scaling is kept, if the experiment asks for one.
+        transport: Returns what carries that exchange; None: this process.
 
     Raises:
         EgressError: A site's policy does not let out what scaling needs.
         ClientError: A site failed.
     """
-    sites = {name: opened.sites[name] for name in sites_of(config.federation)}
+    inside = sites_of(config.federation)
+    sites = {name: site for name, site in opened.sites.items() if name in inside}
     federation, table = replace(opened, sites=sites), config.federation.table
     if table is None or table.scale != "federation":
         return federation
-    return agree_on_scaling(federation, table, folder)
+    return agree_on_scaling(federation, table, folder, transport)
 
 
 class OpenedExperiment:
@@ -109,10 +140,11 @@ class OpenedExperiment:
 
     Args:
         config: The experiment.
+        only: The one site whose data are on this machine; empty: all of them.
     """
 
-    def __init__(self, config: ExperimentConfig) -> None:
-        self.config = config
+    def __init__(self, config: ExperimentConfig, only: str = "") -> None:
+        self.config, self._only = config, only
         self._federations: dict[tuple[str, str], Federation] = {}
         self._outside: dict[tuple[str, str], Site] = {}
 
@@ -149,7 +181,7 @@ class OpenedExperiment:
         """
         if (name, "") not in self._federations:
             splits = Path(self.config.output) / name / "splits"
-            opened = open_configured(self.variations[name], splits=splits)
+            opened = open_configured(self.variations[name], splits=splits, only=self._only)
             self._federations[name, ""] = opened
         return self._federations[name, ""]
 
@@ -158,8 +190,108 @@ class OpenedExperiment:
         place = job.variation, f"without {job.left_out}"
         if place not in self._federations:
             opened = self.variation(job.variation)
-            self._federations[place] = for_training(job.config, opened, job.folder.parents[1])
+            self._federations[place] = for_training(
+                job.config, opened, job.folder.parents[1], partial(self._scaling_transport, job)
+            )
         return self._federations[place]
+
+    def scaling_clients(self, job: Job) -> dict[str, ClientRuntime]:
+        """Return the clients of the exchange of the scaling in which a job trains."""
+        table = job.config.federation.table
+        assert table is not None
+        root = job.folder.parents[1] / EXCHANGE
+        federation = self.variation(job.variation)
+        return federation.clients(FeatureSums(table.numeric), seed=0, root=root)
+
+    def _scaling_transport(self, job: Job) -> Transport | None:
+        """Return what carries the exchange of the scaling; None: this process."""
+        return None
+
+    def check(self) -> None:
+        """Check before the first round what can be known to fail.
+
+        Raises:
+            CollegiumError: In one sentence, what would fail.
+        """
+        for variation, config in self.variations.items():
+            sample = self.check_data(variation)
+            for _, fold in folds_of(config):
+                check_adapters(fold, sample, self.shares(fold))
+            check_setups(config, variation)
+
+    def check_data(self, variation: str) -> Sample | None:
+        """Check the sites of this machine: device, data, network, and what policies let out.
+
+        Args:
+            variation: The variation's name.
+
+        Returns:
+            What `check_network` saw.
+
+        Raises:
+            CollegiumError: In one sentence, what would fail.
+        """
+        config, federation = self.variations[variation], self.variation(variation)
+        check_device(config.engine.device, "engine.device")
+        sample = check_network(config, federation)
+        for algorithm in config.algorithms:
+            federation.check(build_algorithm(algorithm))
+        table = config.federation.table
+        if table is not None and table.scale == "federation":
+            federation.check(FeatureSums(table.numeric))
+        return sample
+
+    def shares(self, config: ExperimentConfig) -> bool:
+        """Return whether a site that trains in a fold shares its personal model.
+
+        Args:
+            config: The experiment, in one fold.
+        """
+        sites = config.federation.sites
+        return any("personal" in sites[name].share for name in sites_of(config.federation))
+
+    def transport(self, job: Job) -> Transport:
+        """Return what carries the requests of a job that trains to its clients."""
+        engine = self.config.engine
+        build = partial(self.clients, job)
+        if engine.workers > 1:  # these open the experiment themselves
+            build = partial(job_clients, self.data, job.key)
+        return InProcess(build, engine.workers, engine.threads)
+
+    def finish(
+        self,
+        job: Job,
+        run: Run,
+        scores: Mapping[str, Mapping[str, list[dict[str, Any]]]],
+        pictures: Path | None,
+    ) -> None:
+        """Write what is made of the sites' own data after a training: scalings and pictures.
+
+        Args:
+            job: The job that holds the training.
+            run: Its finished run.
+            scores: Its test scores, by site and kind of model, a mapping for each case.
+            pictures: Where pictures of test cases go; None: none are drawn.
+        """
+        for name, site in self.federation(job).sites.items():
+            if site.scaling is not None:
+                write_scaling(job.folder / "clients" / name / FILE, site.scaling)
+        if pictures is not None:
+            metric = task_of(job.config).metric
+            write_overlays(self.clients(job), run, scores, metric, pictures)
+
+    def adapt(self, job: Job, config: AdapterConfig, site: str, folder: Path) -> None:
+        """Adapt a job's models to one site outside, and store the outcome: the scores last.
+
+        Args:
+            job: The job.
+            config: The adapter.
+            site: The site's name.
+            folder: Where the record, the scores and, for the first seed, pictures go.
+        """
+        models = outside.ModelFiles(self.holder(job).folder / DEPLOYED)
+        federation, cases = self.variation(job.variation), (site, self.outside(job, site))
+        write_adaptation(federation, job, config, cases, models, folder)
 
     def clients(self, job: Job) -> dict[str, ClientRuntime]:
         """Return the clients of a job that trains."""

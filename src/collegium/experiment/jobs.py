@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
 from typing import Any
 
-from collegium.adaptation import outside
-from collegium.adaptation.base import Sources
-from collegium.core.files import write_atomically
 from collegium.evaluation.results import ROWS_FILE, ResultRow, results_frame, write_rows
+from collegium.experiment.adaptations import is_adapted
 from collegium.experiment.config.building import (
     adapters_of,
-    build_adapter,
     build_algorithm,
     build_codecs,
     task_of,
 )
-from collegium.experiment.config.experiment import AdapterConfig
-from collegium.experiment.federation import OpenedExperiment, job_clients
+from collegium.experiment.federation import OpenedExperiment
 from collegium.experiment.grid import Job, JobKey
-from collegium.experiment.job_results import (
-    ACCOUNT_FILE,
-    DEPLOYED,
-    SCORES_FILE,
-    PackedPredictions,
-    job_rows,
-    outside_rows,
-    write_models,
-    write_outside_overlays,
-    write_overlays,
-)
-from collegium.experiment.scaling import FILE, write_scaling
+from collegium.experiment.job_results import job_rows, outside_rows, write_models
 from collegium.runtime import process
-from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.run import RoundRecord, Run
 
 
@@ -113,12 +94,8 @@ def run_job(opened: OpenedExperiment, key: JobKey, observe: Observer) -> None:
     }
     observe(Event("job", **about))
     run, scores = _train(opened, holder, lambda record: observe(_round_event(record, about)))
-    for name, site in opened.federation(holder).sites.items():
-        if site.scaling is not None:
-            write_scaling(holder.folder / "clients" / name / FILE, site.scaling)
-    if job.seed == config.seeds[0]:
-        clients, folder = opened.clients(holder), job.folder / "overlays"
-        write_overlays(clients, run, scores, about["metric"], folder)
+    pictures = job.folder / "overlays" if job.seed == config.seeds[0] else None
+    opened.finish(holder, run, scores, pictures)
     rows = [*job_rows(job, run, scores), *_adapt(opened, job, about, observe)]
     write_rows(job.folder / ROWS_FILE, results_frame(rows))
     observe(Event("done", **about))
@@ -129,11 +106,7 @@ def _train(
 ) -> tuple[Run, dict[str, Any]]:
     """Train and test; return the run and its test scores. Does nothing twice."""
     config, federation = job.config, opened.federation(job)
-    workers = config.engine.workers
-    build = partial(opened.clients, job)
-    if workers > 1:  # these open the experiment themselves
-        build = partial(job_clients, opened.data, job.key)
-    transport = InProcess(build, workers, config.engine.threads)
+    transport = opened.transport(job)
     run = federation.run(
         build_algorithm(job.algorithm),
         transport,
@@ -141,7 +114,7 @@ def _train(
         seed=job.seed,
         root=job.folder,
         evaluate_every=config.evaluation.every,
-        participation=config.participation,
+        participation=config.participation.among(federation.names),
         codecs=build_codecs(config, job.algorithm),
     )
     try:
@@ -177,52 +150,7 @@ def _adapt(
     for site in sites if adapters else ():
         for adapter in adapters:
             folder = job.folder / "outside" / site / adapter.label
-            if not _is_done(folder, adapter):
+            if not is_adapted(folder, adapter):
                 observe(Event("adapt", **about, text=f"{adapter.label} at {site}"))
-                _adapt_once(opened, job, adapter, site, folder)
+                opened.adapt(job, adapter, site, folder)
             yield from outside_rows(job, site, adapter.label, folder)
-
-
-def _is_done(folder: Path, adapter: AdapterConfig) -> bool:
-    """Whether an adaptation with these settings is stored."""
-    if not (folder / SCORES_FILE).exists():
-        return False
-    stored = json.loads((folder / ACCOUNT_FILE).read_text(encoding="utf-8"))["adapter"]
-    return bool(stored == adapter.to_dict())
-
-
-def _adapt_once(
-    opened: OpenedExperiment, job: Job, config: AdapterConfig, site: str, folder: Path
-) -> None:
-    """Adapt to one site, and store the outcome: the account first, the scores last."""
-    models = outside.ModelFiles(opened.holder(job).folder / DEPLOYED)
-    data = opened.outside(job, site)
-    federation = opened.variation(job.variation)
-    sources = Sources(
-        models,
-        federation.builder(build_algorithm(job.algorithm)),
-        federation.task,
-        federation.device,
-        job.seed,
-        models.server,
-    )
-    kept = PackedPredictions() if job.seed == job.config.seeds[0] else None
-    found = outside.adapt_and_score(build_adapter(config), sources, data, on_prediction=kept)
-    account = {
-        "adapter": config.to_dict(),
-        "algorithm": job.algorithm.label,
-        "seed": job.seed,
-        "site": site,
-        "cases": len(data),
-        "seconds": found.seconds,
-        **found.result.record.to_dict(),
-    }
-    (folder / SCORES_FILE).unlink(missing_ok=True)  # of an adaptation with other settings
-    write_atomically(folder / ACCOUNT_FILE, json.dumps(account, indent=1).encode())
-    if kept is not None:
-        about = {"site": site, "model": config.label}
-        write_outside_overlays(
-            kept, data, found.scores, about, sources.task.metric, folder / "overlays"
-        )
-    scores = {"seconds": found.seconds, "cases": found.scores}
-    write_atomically(folder / SCORES_FILE, json.dumps(scores).encode())

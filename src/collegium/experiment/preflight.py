@@ -133,18 +133,17 @@ def check_setups(config: ExperimentConfig, variation: str = "") -> None:
                 raise ConfigError(f"{', '.join(filter(None, names))}: {error}") from error
 
 
-def check_adapters(config: ExperimentConfig, sample: Sample | None) -> None:
+def check_adapters(config: ExperimentConfig, sample: Sample | None, shared: bool) -> None:
     """Check that every adapter finds what it needs in the models that sites outside will get.
 
     Args:
         config: The experiment, in one fold.
         sample: What `check_network` saw.
+        shared: Whether a site that trains shares its personal model.
 
     Raises:
         ConfigError: an adapter does not suit an algorithm, the sites' policies or the network.
     """
-    sites = config.federation.sites
-    shared = any("personal" in sites[name].share for name in sites_of(config.federation))
     for algorithm in config.algorithms:
         method = build_algorithm(algorithm)
         models = {

@@ -23,7 +23,7 @@ from collegium import __version__
 from collegium.core.files import lock, write_atomically
 from collegium.errors import CheckpointError, ClientError
 from collegium.evaluation.results import ROWS_FILE, read_rows, write_results
-from collegium.experiment.config.building import adapters_of, build_algorithm
+from collegium.experiment.config.building import adapters_of
 from collegium.experiment.config.experiment import (
     ExperimentConfig,
     difference,
@@ -32,11 +32,9 @@ from collegium.experiment.config.experiment import (
     to_dict,
 )
 from collegium.experiment.federation import OpenedExperiment
-from collegium.experiment.grid import Job, JobKey, folds_of, holders, jobs_of
+from collegium.experiment.grid import Job, JobKey, holders, jobs_of
 from collegium.experiment.jobs import Event, Observer, run_job
-from collegium.experiment.preflight import check_adapters, check_engine, check_network, check_setups
 from collegium.runtime import process
-from collegium.runtime.federation import Federation
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,12 +48,17 @@ RUN_FILE = "run.json"
 """The file of what a run was made with: configuration, versions, machine."""
 
 
-def run_experiment(config: ExperimentConfig, observe: Observer = lambda event: None) -> Path:
+def run_experiment(
+    config: ExperimentConfig,
+    observe: Observer = lambda event: None,
+    opened: OpenedExperiment | None = None,
+) -> Path:
     """Run every job that is not finished, then write the results, the tables and the report.
 
     Args:
         config: the experiment.
         observe: called with every event.
+        opened: the experiment opened otherwise than on this machine.
 
     Returns:
         The output folder.
@@ -67,24 +70,13 @@ def run_experiment(config: ExperimentConfig, observe: Observer = lambda event: N
     with lock(output):
         _write_run_file(config, output)
         process.prepare(config.engine.threads)
-        opened = OpenedExperiment(config)
+        opened = opened or OpenedExperiment(config)
+        opened.check()
         for variation, settings in opened.variations.items():
-            _check(settings, opened.variation(variation))
-            check_setups(settings, variation)
             _warn_of_idle_adapters(settings, variation)
         _run_jobs(opened, observe)
         _write_results(collect_rows(config), output)
     return output
-
-
-def _check(config: ExperimentConfig, federation: Federation) -> None:
-    """Check before the first round what can be known to fail."""
-    check_engine(config)
-    sample = check_network(config, federation)
-    for algorithm in config.algorithms:
-        federation.check(build_algorithm(algorithm))
-    for _, fold in folds_of(config):
-        check_adapters(fold, sample)
 
 
 def _warn_of_idle_adapters(config: ExperimentConfig, variation: str) -> None:

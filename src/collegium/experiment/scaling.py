@@ -9,9 +9,9 @@ including one for a hospital outside, carries its scaling with it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 from pathlib import Path
 from typing import ClassVar
@@ -28,6 +28,7 @@ from collegium.data.tables import Moments, Scaling, TableConfig
 from collegium.models.standardised import Standardised
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.federation import Federation, Network
+from collegium.runtime.server import Transport
 
 FILE = "scaling.json"
 """The result of the exchange, beside the trainings; in a site's folder, its own scaling."""
@@ -74,7 +75,12 @@ class FeatureSums(Algorithm):
         return Message.of(feature_sums={"unit": "", "cases": len(data), "columns": columns})
 
 
-def agree_on_scaling(federation: Federation, table: TableConfig, folder: Path) -> Federation:
+def agree_on_scaling(
+    federation: Federation,
+    table: TableConfig,
+    folder: Path,
+    transport: Callable[[], Transport | None] = lambda: None,
+) -> Federation:
     """Return a federation whose network scales as all sites together do.
 
     The sites are asked once; the answer is kept in a folder, where a second call finds it. Of
@@ -84,6 +90,7 @@ def agree_on_scaling(federation: Federation, table: TableConfig, folder: Path) -
         federation: The sites, and a network that begins with a `Standardised` layer.
         table: What the columns are.
         folder: Where the answer, and the sites' ledgers of the exchange, are kept.
+        transport: Returns what carries the exchange; None: this process.
 
     Raises:
         EgressError: A site's policy does not let the sums out.
@@ -95,14 +102,17 @@ def agree_on_scaling(federation: Federation, table: TableConfig, folder: Path) -
         federation.check(algorithm)
         with lock(folder / EXCHANGE, wait=True):
             if not path.exists():
-                write_scaling(path, _exchange(algorithm, federation, folder / EXCHANGE))
+                scaling = _exchange(algorithm, federation, folder / EXCHANGE, transport())
+                write_scaling(path, scaling)
     return replace(federation, network=_scaled(federation.network, table, read_scaling(path)))
 
 
-def _exchange(algorithm: FeatureSums, federation: Federation, root: Path) -> Scaling:
+def _exchange(
+    algorithm: FeatureSums, federation: Federation, root: Path, transport: Transport | None
+) -> Scaling:
     """Ask the sites for their sums, and return the scaling that follows from them."""
-    clients = federation.clients(algorithm, seed=0, root=root)
-    server = federation.server(algorithm, InProcess(lambda: clients), seed=0, root=root)
+    carrier = transport or InProcess(partial(federation.clients, algorithm, seed=0, root=root))
+    server = federation.server(algorithm, carrier, seed=0, root=root)
     replies = server.evaluate(algorithm.sum_columns).values()
     sums = [[*reply["feature_sums"]["columns"].values()] for reply in replies]
     moments = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any, Literal
 
 import torch
@@ -67,6 +67,14 @@ class Participation:
         if self.absent:
             data["absent"] = {name: list(rounds) for name, rounds in self.absent.items()}
         return data
+
+    def among(self, clients: Sequence[str]) -> Participation:
+        """Return the same for some of the clients, such as those of a fold.
+
+        Args:
+            clients: their names.
+        """
+        return replace(self, absent={n: r for n, r in self.absent.items() if n in clients})
 
     def present(self, clients: Sequence[str], number: int) -> list[str]:
         """Return the clients that are not known to be away in a round, sorted.

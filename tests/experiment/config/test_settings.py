@@ -53,8 +53,8 @@ CONFIGS = {
         EngineConfig(), EvaluationConfig(), FEDERATION, ImageConfig(), InferenceConfig(),
         ExperimentConfig("x", FEDERATION, ModelConfig("unet"), (AlgorithmConfig("fedavg"),), 1),
         ModelConfig("unet"), Participation(), PartitionRule("ratio"), SamplingConfig(),
-        SiteConfig(folder="a"), SplitConfig(), TableConfig("ill", ("age",)), TaskConfig(), TrackingConfig(),
-        TrainingConfig(),
+        SiteConfig(folder="a"), SplitConfig(), TableConfig("ill", ("age",)), TaskConfig(),
+        TrackingConfig(), TrainingConfig(),
     )
 }  # fmt: skip
 

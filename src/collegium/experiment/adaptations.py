@@ -1,0 +1,83 @@
+"""Adaptations of a job's models to the sites outside, and what is stored of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from collegium.adaptation import outside
+from collegium.adaptation.base import Sources
+from collegium.core.dataset import Dataset
+from collegium.core.files import write_atomically
+from collegium.experiment.config.building import build_adapter, build_algorithm
+from collegium.experiment.config.experiment import AdapterConfig
+from collegium.experiment.grid import Job
+from collegium.experiment.job_results import (
+    ACCOUNT_FILE,
+    SCORES_FILE,
+    PackedPredictions,
+    write_outside_overlays,
+)
+from collegium.runtime.federation import Federation
+
+
+def is_adapted(folder: Path, adapter: AdapterConfig) -> bool:
+    """Return whether an adaptation with these settings is stored.
+
+    Args:
+        folder: The adaptation's folder.
+        adapter: The adapter.
+    """
+    if not (folder / SCORES_FILE).exists():
+        return False
+    stored = json.loads((folder / ACCOUNT_FILE).read_text(encoding="utf-8"))["adapter"]
+    return bool(stored == adapter.to_dict())
+
+
+def write_adaptation(
+    federation: Federation,
+    job: Job,
+    config: AdapterConfig,
+    outside_site: tuple[str, Dataset],
+    models: outside.ModelFiles,
+    folder: Path,
+) -> None:
+    """Adapt to one site outside, and store the outcome: the record first, the scores last.
+
+    Args:
+        federation: Network, task and device.
+        job: The job that trained the models.
+        config: The adapter.
+        outside_site: The site's name and its cases.
+        models: What the sites inside hand out.
+        folder: Where the record, the scores and, for the first seed, pictures go.
+    """
+    site, data = outside_site
+    sources = Sources(
+        models,
+        federation.builder(build_algorithm(job.algorithm)),
+        federation.task,
+        federation.device,
+        job.seed,
+        models.server,
+    )
+    kept = PackedPredictions() if job.seed == job.config.seeds[0] else None
+    found = outside.adapt_and_score(build_adapter(config), sources, data, on_prediction=kept)
+    account = {
+        "adapter": config.to_dict(),
+        "algorithm": job.algorithm.label,
+        "seed": job.seed,
+        "site": site,
+        "cases": len(data),
+        "seconds": found.seconds,
+        **found.result.record.to_dict(),
+    }
+    (folder / SCORES_FILE).unlink(missing_ok=True)  # of an adaptation with other settings
+    write_atomically(folder / ACCOUNT_FILE, json.dumps(account, indent=1).encode())
+    if kept is not None:
+        about = {"site": site, "model": config.label}
+        write_outside_overlays(
+            kept, data, found.scores, about, sources.task.metric, folder / "overlays"
+        )
+    scores = {"seconds": found.seconds, "cases": found.scores}
+    write_atomically(folder / SCORES_FILE, json.dumps(scores).encode())
