@@ -4,7 +4,7 @@ import csv
 import io
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from collegium.data.pairing import case_id, pair_cases
@@ -351,14 +351,8 @@ def group_channels(
         The files of each image, the cases that lack a channel, and a sentence for each of these.
     """
     labelled = {case_id(path) for path in labels}
-    groups: dict[str, dict[str, Path]] = {}
-    single = []
-    for path in images:
-        base, _, channel = case_id(path).rpartition("_")
-        if re.fullmatch(r"\d{4}", channel) and base in labelled:
-            groups.setdefault(base, {})[channel] = path
-        else:
-            single.append((path,))
+    named = ((case_id(path), path) for path in images)
+    single, groups = split_channels(named, lambda base: base in labelled)
     wanted = sorted({channel for group in groups.values() for channel in group})
 
     def place(base: str, channel: str) -> Path:
@@ -366,7 +360,31 @@ def group_channels(
         return there.with_name(there.name.replace(case_id(there), f"{base}_{channel}", 1))
 
     complete, problems = complete_channels(site, groups, wanted, place=place)
-    return [*single, *complete.values()], groups.keys() - complete.keys(), problems
+    whole = [(path,) for _, path in single]
+    return [*whole, *complete.values()], groups.keys() - complete.keys(), problems
+
+
+def split_channels(
+    files: Iterable[tuple[str, Path]], is_image: Callable[[str], bool]
+) -> tuple[list[tuple[str, Path]], dict[str, dict[str, Path]]]:
+    """Separate images that are one file from channels such as b01_0000 and b01_0001 of b01.
+
+    Args:
+        files: The files with their stems.
+        is_image: Whether a stem without the number of its channel is the name of an image.
+
+    Returns:
+        The images that are one file, and the files of the others by image and channel.
+    """
+    single = []
+    groups: dict[str, dict[str, Path]] = {}
+    for stem, path in files:
+        match = re.fullmatch(r"(.+)_(\d{4})", stem)
+        if match and is_image(match[1]):
+            groups.setdefault(match[1], {})[match[2]] = path
+        else:
+            single.append((stem, path))
+    return single, groups
 
 
 def complete_channels(

@@ -3,8 +3,7 @@
 Their names only need to distinguish the cases.
 """
 
-import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from collegium.data.discovery import (
     files_in,
     files_of_row,
     read_manifest,
+    split_channels,
 )
 from collegium.data.formats import FILE_SUFFIXES, SUFFIXES
 from collegium.data.formats.dicom import Series, find_series, is_dicom
@@ -30,8 +30,6 @@ from collegium.errors import DataError
 
 SITE = "outside"
 """The site of such cases in messages."""
-
-_CHANNEL = re.compile(r"(.+)_(\d{4})")
 
 
 def list_images(
@@ -167,20 +165,16 @@ def _channels(files: Sequence[Path]) -> tuple[dict[str, tuple[Path, ...]], list[
 
     Channels count from 0000; files that count otherwise, such as x_0001 to x_0100, are images.
     """
-    numbered: dict[str, dict[str, Path]] = defaultdict(dict)
     groups: dict[str, tuple[Path, ...]] = {}
     counted = {case_id(path).removesuffix("_0000") for path in files}
-    for path in files:
-        stem = case_id(path)
-        match = _CHANNEL.fullmatch(stem)
-        if match and match[1] in counted:
-            numbered[match[1]][match[2]] = path
-        elif stem in groups:
+    named = ((case_id(path), path) for path in files)
+    single, numbered = split_channels(named, lambda base: base in counted)
+    for stem, path in single:
+        if stem in groups:
             raise DataError(
                 f"{groups[stem][0].name} and {path.name} are both the case {stem}; rename one"
             )
-        else:
-            groups[stem] = (path,)
+        groups[stem] = (path,)
     wanted = sorted({channel for group in numbered.values() for channel in group})
     problems = []
     for case, group in numbered.items():

@@ -6,12 +6,11 @@ folders' names does not matter.
 """
 
 import logging
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from collegium.data.discovery import complete_channels
+from collegium.data.discovery import complete_channels, split_channels
 from collegium.data.importers.common import (
     DatasetDescription,
     FoundCases,
@@ -142,12 +141,11 @@ def _part(
 ) -> FoundCases:
     """Return the cases of the training part (Tr) or the test part (Ts)."""
     images, ending = _sub(folder, f"images{part}"), dataset.ending
-    labels = {
-        path.name.removesuffix(ending): path
-        for path in visible_entries(_sub(folder, f"labels{part}"))
-        if path.name.endswith(ending)
-    }
-    whole, groups = _images(images, ending, set(labels))
+    labels = _by_stem(_sub(folder, f"labels{part}"), ending)
+    files = _by_stem(images, ending)
+    unlabelled = ((stem, path) for stem, path in files.items() if stem not in labels)
+    single, groups = split_channels(unlabelled, lambda _: True)
+    whole = {stem: path for stem, path in files.items() if stem in labels} | dict(single)
     wanted = [f"{index:04d}" for index in range(len(dataset.channels))]
     complete, problems = complete_channels(
         site, groups, wanted, place=lambda case, channel: images / f"{case}_{channel}{ending}"
@@ -169,22 +167,10 @@ def _part(
     return cases, problems
 
 
-def _images(
-    folder: Path, ending: str, labelled: set[str]
-) -> tuple[dict[str, Path], dict[str, dict[str, Path]]]:
-    """Return the images that are one file, and the files by case and channel of the others."""
-    whole: dict[str, Path] = {}
-    groups: dict[str, dict[str, Path]] = {}
-    for path in visible_entries(folder):
-        if not path.name.endswith(ending):
-            continue
-        stem = path.name.removesuffix(ending)
-        match = re.fullmatch(r"(.+)_(\d{4})", stem)
-        if match and stem not in labelled:
-            groups.setdefault(match[1], {})[match[2]] = path
-        else:
-            whole[stem] = path
-    return whole, groups
+def _by_stem(folder: Path, ending: str) -> dict[str, Path]:
+    """Return the files of a folder by their names without the ending."""
+    files = [path for path in visible_entries(folder) if path.name.endswith(ending)]
+    return {path.name.removesuffix(ending): path for path in files}
 
 
 def _unpaired(
