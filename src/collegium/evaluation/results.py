@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -167,9 +166,7 @@ def write_results(results: pd.DataFrame, folder: Path) -> tuple[Path, Path]:
     """
     paths = folder / _CSV, folder / _PARQUET
     write_atomically(paths[0], results.to_csv(index=False, lineterminator="\n").encode())
-    buffer = BytesIO()
-    results.to_parquet(buffer, index=False)
-    write_atomically(paths[1], buffer.getvalue())
+    write_atomically(paths[1], results.to_parquet(index=False))
     return paths
 
 

@@ -50,14 +50,7 @@ class SiteDistances:
     @property
     def geometry(self) -> dict[str, Any]:
         """The same as `collegium.evaluation.report.assessment.network_svg` takes it."""
-        return {
-            "made_of": self.made_of,
-            "sites": self.sites,
-            "matrix": self.matrix,
-            "edges": self.edges,
-            "most_distant": self.most_distant,
-            "clusters": {"recommended": self.clusters} if self.clusters else {},
-        }
+        return vars(self) | {"clusters": {"recommended": self.clusters} if self.clusters else {}}
 
 
 @dataclass

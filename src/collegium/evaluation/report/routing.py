@@ -166,14 +166,11 @@ def loss_lines(rows: Sequence[Mapping[str, float]]) -> tuple[ChartLine, ...]:
         for name, value in row.items():
             if name != "step" and value is not None:
                 lines[name][int(row["step"])].append(value)
-    drawn = [
-        ChartLine(
-            name, place, False, {step: fmean(values) for step, values in sorted(points.items())}
-        )
+    return tuple(
+        ChartLine(name, place, False, {step: fmean(points[step]) for step in sorted(points)})
         for place, (name, points) in enumerate(lines.items())
-        if name == "total" or points != lines.get("total")
-    ]
-    return tuple(line for line in drawn if len(line.points) > 1)
+        if len(points) > 1 and (name == "total" or points != lines.get("total"))
+    )
 
 
 def mean_routes(found: Sequence[Mapping[str, Any] | None]) -> RoutingCoefficients | None:
