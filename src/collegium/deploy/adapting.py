@@ -17,7 +17,7 @@ from collegium.deploy.models import OpenedModels
 from collegium.deploy.predicting import PredictionWriter
 from collegium.errors import ConfigError
 from collegium.evaluation.report.account import write_account
-from collegium.experiment.config.building import build_adapter, task_of
+from collegium.experiment.config.building import build_adapter
 from collegium.experiment.config.experiment import AdapterConfig
 from collegium.experiment.job_results import ACCOUNT_FILE
 from collegium.experiment.model_settings import write_settings
@@ -61,7 +61,6 @@ def adapt_folder(
         DataError: a case cannot be used, or the output folder is not empty.
     """
     check_device(device)
-    task = task_of(opened.config)
     with new_folder(output) as folder:
         cases = open_cases(opened, images, labels)
         if adapter.name == "average" and not cases.labelled:
@@ -69,14 +68,13 @@ def adapt_folder(
                 "average gives a prediction for every personal model, none of its own; choose "
                 "ensemble"
             )
-        classes = opened.config.federation.task.classes
         masks = folder / "predictions"
-        writer = PredictionWriter(cases, task, classes, masks, most_pictures=MOST_PICTURES)
+        writer = PredictionWriter(opened, cases, masks, most_pictures=MOST_PICTURES)
 
         def deliver(model: str, index: int, prediction: Tensor) -> None:
             writer.write(model, index, cases.data.example(index), prediction)
 
-        start, seed = time.perf_counter(), opened.seed
+        start, task, seed = time.perf_counter(), writer.task, opened.seed
         sources = Sources(opened.models, opened.network, task, device, seed, opened.server)
         adapted = build_adapter(adapter).adapt(sources, UnlabelledCases(cases.data), deliver)
         seconds = time.perf_counter() - start

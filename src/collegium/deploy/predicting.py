@@ -20,7 +20,6 @@ from collegium.evaluation.report.overlays import draw_overlay
 from collegium.experiment.config.building import task_of
 from collegium.experiment.job_results import plane_of
 from collegium.experiment.preflight import check_device
-from collegium.tasks import Task
 from collegium.training.loop import LocalTraining, TrainingConfig
 
 PROBABILITIES = "predictions.csv"
@@ -68,9 +67,8 @@ def predict_folder(
         cases = open_cases(opened, place, labels, site=name)
         with ambient(0, "predict"):
             network = opened.network()
-        task = task_of(opened.config)
-        writer = PredictionWriter(cases, task, opened.config.federation.task.classes, folder)
-        training = LocalTraining(network, task, TrainingConfig(), device)
+        writer = PredictionWriter(opened, cases, folder)
+        training = LocalTraining(network, writer.task, TrainingConfig(), device)
         for index, example, prediction in training.predictions(model, cases.data):
             writer.write("", index, example, prediction)
         writer.write_tables(folder)
@@ -81,23 +79,17 @@ class PredictionWriter:
     """Writes predictions as masks or as a table of probabilities, and scores them by labels.
 
     Args:
+        opened: The models.
         cases: The cases.
-        task: Scores predictions.
-        classes: Names of the classes.
         folder: Where masks go; those of one of several models into a folder in it.
         most_pictures: How many predicted masks are drawn.
     """
 
     def __init__(
-        self,
-        cases: Cases,
-        task: Task,
-        classes: tuple[str, ...],
-        folder: Path,
-        *,
-        most_pictures: int = 0,
+        self, opened: OpenedModels, cases: Cases, folder: Path, *, most_pictures: int = 0
     ) -> None:
-        self.cases, self._task, self._classes, self._folder = cases, task, classes, folder
+        self.cases, self.task, self._folder = cases, task_of(opened.config), folder
+        self._classes = opened.config.federation.task.classes
         self._labelled, self._most_pictures = cases.labelled, most_pictures
         self._rows: dict[tuple[str, int], dict[str, str]] = {}
         self._scores: dict[str, list[dict[str, Any]]] = {}
@@ -115,10 +107,10 @@ class PredictionWriter:
         scores: dict[str, Any] = {}
         if self._labelled:
             about = {"case": example.case, "patient": example.patient}
-            scores = {**about, **self._task.scores(prediction, example)}
+            scores = {**about, **self.task.scores(prediction, example)}
             self._scores.setdefault(model, []).append(scores)
         if self.cases.files is None:
-            row = probabilities(self.cases.names[index], prediction, self._classes)
+            row = _probabilities(self.cases.names[index], prediction, self._classes)
             self._rows[model, index] = _of_model(model) | row
             return
         folder, data = self._folder / model, self.cases.data
@@ -129,9 +121,9 @@ class PredictionWriter:
         if len(self.pictures) < self._most_pictures:
             caption = f"{example.case}{f', {model}' if model else ''}"
             if self._labelled:
-                value = scores.get(self._task.metric)
+                value = scores.get(self.task.metric)
                 score = "undefined" if value is None else f"{value:.3f}"
-                caption += f": {self._task.metric} {score}"
+                caption += f": {self.task.metric} {score}"
             drawn = draw_overlay(*plane_of(example, prediction))
             self.pictures.append(CasePicture(caption, drawn))
 
@@ -141,7 +133,7 @@ class PredictionWriter:
         return [
             _of_model(model) | row
             for model, rows in self._scores.items()
-            for row in self._task.add_set_scores(rows)
+            for row in self.task.add_set_scores(rows)
         ]
 
     def write_tables(self, folder: Path) -> dict[str, int] | None:
@@ -160,14 +152,8 @@ def _of_model(model: str) -> dict[str, str]:
     return {"model": model} if model else {}
 
 
-def probabilities(case: str, prediction: Tensor, classes: Sequence[str]) -> dict[str, str]:
-    """Return the row of a case: its class, and the probability of every class.
-
-    Args:
-        case: The case.
-        prediction: Probabilities (B, classes); of several slices their mean counts.
-        classes: Names of the classes.
-    """
+def _probabilities(case: str, prediction: Tensor, classes: Sequence[str]) -> dict[str, str]:
+    """Return the row of a case from (B, classes); of several slices their mean counts."""
     chances = [float(chance) for chance in prediction.double().mean(dim=0)]
     row = {"case": case, "class": classes[chances.index(max(chances))]}
     for name, chance in zip(classes, chances, strict=True):

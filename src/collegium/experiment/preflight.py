@@ -90,25 +90,23 @@ def check_network(config: ExperimentConfig, federation: Federation) -> Sample | 
             raise
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             reason = str(error).strip().partition("\n")[0]
+            samples, remedy = _samples(site.name, shape)
             raise ConfigError(
-                f"the model {config.model.name!r} cannot take the {_samples(site.name, shape)} "
-                f"({reason}); correct {_remedy(shape)}"
+                f"the model {config.model.name!r} cannot take the {samples} ({reason}); "
+                f"correct {remedy}"
             ) from error
         sample = batch["image"].to("meta"), output.to("meta")
     return sample
 
 
-def _samples(site: str, shape: tuple[int, ...]) -> str:
-    """Return in words what a site trains on: images, or rows of a table."""
+def _samples(site: str, shape: tuple[int, ...]) -> tuple[str, str]:
+    """Return in words what a site trains on, images or rows of a table, and what decides on it."""
     if len(shape) == 1:
-        return f"rows of site {site}, which have {shape[0]} features"
-    return f"images of site {site}, whose samples have {shape[0]} channels and {shape[1:]} pixels"
-
-
-def _remedy(shape: tuple[int, ...]) -> str:
-    if len(shape) == 1:
-        return "model.in_features, or choose a model for tables, such as mlp"
-    return "model.in_channels, sampling.crop or image.channels"
+        rows = f"rows of site {site}, which have {shape[0]} features"
+        return rows, "model.in_features, or choose a model for tables, such as mlp"
+    sizes = f"{shape[0]} channels and {shape[1:]} pixels"
+    images = f"images of site {site}, whose samples have {sizes}"
+    return images, "model.in_channels, sampling.crop or image.channels"
 
 
 def check_setups(config: ExperimentConfig, variation: str = "") -> None:

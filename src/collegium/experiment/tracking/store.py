@@ -105,11 +105,12 @@ class MlflowStore:
 
         key, value = tag
         found = self._client.search_runs([self._experiment], f"tags.`{key}` = '{value}'")
-        run = (
-            found[0]
-            if found
-            else self._client.create_run(self._experiment, tags={**tags, key: value}, run_name=name)
-        )
+        if found:
+            run = found[0]
+        else:
+            run = self._client.create_run(
+                self._experiment, tags={**tags, key: value}, run_name=name
+            )
         lacking = [Param(k, v) for k, v in parameters.items() if k not in run.data.params]
         for some in _chunks(lacking, PARAMETERS_AT_ONCE):
             self._client.log_batch(run.info.run_id, params=some)
