@@ -23,9 +23,10 @@ PICTURE = HERE / "architecture.svg"
 
 JOBS = {
     "cli": "The command line",
-    "diagnostics": "How different sites are, and how sure",
-    "deploy": "Predict, adapt and export models",
-    "testing": "Conformance suite and toy federation",
+    "diagnostics": "How different sites are",
+    "deploy": "Predict, adapt, export",
+    "testing": "Conformance suite, toy sites",
+    "distributed": "Sites over NVIDIA FLARE",
     "experiment": "From a file to jobs and results",
     "evaluation": "Results, statistics, tables, report",
     "runtime": "Server, clients, engines, ledger",

@@ -48,10 +48,8 @@ def run_tracked(config: "ExperimentConfig", observe: "Observer") -> Path:
     Returns:
         The run's folder.
     """
-    from collegium.experiment.runner import run_experiment
-
     if config.tracking is None:
-        return run_experiment(config, observe)
+        return _run(config, observe)
     from collegium.experiment.tracking import Tracker
 
     tracker = Tracker(config, uri=config.tracking.uri, experiment=config.tracking.experiment)
@@ -61,13 +59,28 @@ def run_tracked(config: "ExperimentConfig", observe: "Observer") -> Path:
         tracker(event)
 
     try:
-        output = run_experiment(config, observe_and_track)
+        output = _run(config, observe_and_track)
     except ClientError:
         with suppress(StorageError):  # the failure of the run is more informative
             tracker.finish(Path(config.output))
         raise
     tracker.finish(output)
     return output
+
+
+def _run(config: "ExperimentConfig", observe: "Observer") -> Path:
+    """Run an experiment by its engine."""
+    from collegium.experiment.runner import run_experiment
+
+    if config.engine.name == "inprocess":
+        return run_experiment(config, observe)
+    from collegium.distributed.experiment import RemoteExperiment
+
+    remote = RemoteExperiment(config)
+    try:
+        return run_experiment(config, observe, remote)
+    finally:
+        remote.close()
 
 
 @app.command()

@@ -63,7 +63,7 @@ class SiteConfig:
     def __post_init__(self) -> None:
         images = self.folder is not None or self.manifest is not None
         if self.remote:
-            if self != SiteConfig(remote=True):
+            if any(value for name, value in vars(self).items() if name not in ("layout", "remote")):
                 raise ConfigError("a remote site is described in its own file: leave the rest out")
             return
         if images == (self.table is not None):

@@ -11,6 +11,7 @@ from typing import Any
 
 from collegium.adaptation import outside
 from collegium.core.dataset import ConcatDataset, Dataset
+from collegium.core.tensors import Tensors
 from collegium.data.federation import open_federation, open_site, sites_of
 from collegium.data.site import Site
 from collegium.experiment.adaptations import write_adaptation
@@ -46,7 +47,6 @@ from collegium.experiment.scaling import (
 from collegium.runtime.client import ClientRuntime
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.federation import Federation
-from collegium.runtime.run import Run
 from collegium.runtime.server import Transport
 
 
@@ -261,7 +261,7 @@ class OpenedExperiment:
     def finish(
         self,
         job: Job,
-        run: Run,
+        selected: Tensors | None,
         scores: Mapping[str, Mapping[str, list[dict[str, Any]]]],
         pictures: Path | None,
     ) -> None:
@@ -269,7 +269,7 @@ class OpenedExperiment:
 
         Args:
             job: The job that holds the training.
-            run: Its finished run.
+            selected: Its selected global model; None for a method without one.
             scores: Its test scores, by site and kind of model, a mapping for each case.
             pictures: Where pictures of test cases go; None: none are drawn.
         """
@@ -278,7 +278,7 @@ class OpenedExperiment:
                 write_scaling(job.folder / "clients" / name / FILE, site.scaling)
         if pictures is not None:
             metric = task_of(job.config).metric
-            write_overlays(self.clients(job), run, scores, metric, pictures)
+            write_overlays(self.clients(job), selected, scores, metric, pictures)
 
     def adapt(self, job: Job, config: AdapterConfig, site: str, folder: Path) -> None:
         """Adapt a job's models to one site outside, and store the outcome: the scores last.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from collegium.adaptation.outside import INDEX_FILE, SETTINGS_FILE
 from collegium.core.dataset import Dataset, Example
 from collegium.core.files import write_atomically
+from collegium.core.tensors import Tensors
 from collegium.evaluation.report.overlays import choose_cases, draw_layers, draw_overlay
 from collegium.evaluation.results import ResultRow
 from collegium.experiment.config.building import task_of
@@ -131,14 +132,34 @@ def write_models(run: Run, job: Job, sites: Sequence[str]) -> None:
     if selected:
         export_model(selected["model"], root / "server" / "global.safetensors")
     if not (root / DEPLOYED / INDEX_FILE).exists():
-        models = run.deploy()
-        for name, model in models.items():
-            export_model(model, root / DEPLOYED / f"{name}.safetensors")
         write_settings(root / DEPLOYED / SETTINGS_FILE, job.config, job.algorithm, job.seed)
-        roles: dict[str, list[str]] = {"server": [], "personal": []}
-        for name in sorted(models):
-            roles["personal" if name in sites else "server"].append(name)
-        write_atomically(root / DEPLOYED / INDEX_FILE, json.dumps(roles).encode())
+        write_model_files(root / DEPLOYED, run.deploy(), sites)
+    write_personal_models(root, sites)
+
+
+def write_model_files(folder: Path, models: Mapping[str, Tensors], sites: Collection[str]) -> None:
+    """Write models for sites outside, a file each, and last the index of whose they are.
+
+    Args:
+        folder: where they go.
+        models: the models by name.
+        sites: the names of the sites, whose models are personal ones.
+    """
+    for name, model in models.items():
+        export_model(model, folder / f"{name}.safetensors")
+    roles: dict[str, list[str]] = {"server": [], "personal": []}
+    for name in sorted(models):
+        roles["personal" if name in sites else "server"].append(name)
+    write_atomically(folder / INDEX_FILE, json.dumps(roles).encode())
+
+
+def write_personal_models(root: Path, sites: Iterable[str]) -> None:
+    """Write the selected personal models of sites as plain safetensors, each into its own folder.
+
+    Args:
+        root: the job's folder.
+        sites: the sites' names.
+    """
     for site in sites:
         folder = root / "clients" / site
         best = BestModel(folder).load()
@@ -148,7 +169,7 @@ def write_models(run: Run, job: Job, sites: Sequence[str]) -> None:
 
 def write_overlays(
     clients: Mapping[str, ClientRuntime],
-    run: Run,
+    selected: Tensors | None,
     scores: Mapping[str, Any],
     metric: str,
     folder: Path,
@@ -160,17 +181,16 @@ def write_overlays(
 
     Args:
         clients: the clients, by site.
-        run: the finished run.
+        selected: the selected global model; None for a method without one.
         scores: the test scores, by site and kind of model.
         metric: ranks the cases.
         folder: where the pictures go.
     """
     index: list[dict[str, Any]] = []
-    selected = run.best()
     drawable = any(isinstance(c.training.task, SegmentationTask) for c in clients.values())
     for site, by_model in sorted(scores.items()) if drawable else ():
         kind = "personal" if "personal" in by_model else "global"
-        model = clients[site].best() if kind == "personal" else (selected or {}).get("model")
+        model = clients[site].best() if kind == "personal" else selected
         chosen = choose_cases(by_model.get(kind, []), metric)
         if model is None or not chosen:
             continue

@@ -289,7 +289,10 @@ def decisive(config: ExperimentConfig) -> dict[str, Any]:
     """Return the mapping of what determines the numbers; places of data and results do not."""
     data = to_dict(config)
     del data["output"], data["tracking"], data["federation"]["root"]
-    del data["engine"]["workers"], data["engine"]["jobs"]
+    for key in ("workers", "jobs", "folder", "deadline", "patience"):
+        del data["engine"][key]
+    for key in ("on_failure", "min_clients", "retry_seconds"):
+        del data["participation"][key]
     return data
 
 

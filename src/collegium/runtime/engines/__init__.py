@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from collegium.core.settings import PositiveInt, settings
+from collegium.core.settings import NonNegative, Positive, PositiveInt, settings
 
 
 @settings
@@ -10,15 +10,24 @@ class EngineConfig:
     """The engine that carries requests to the clients, and its share of the hardware.
 
     Attributes:
-        name: The engine.
+        name: The engine: "inprocess" has all sites on this machine, "flare" reaches them by NVIDIA
+            FLARE.
         workers: Client processes of each job; never changes a result.
         threads: Torch threads of each process; results depend on it in the last bits.
         jobs: Jobs, that is (algorithm, seed) pairs, at once; never changes a result.
-        device: Where models are trained, as torch writes it.
+        device: Where models are trained, as torch writes it; with "flare" each site's own file
+            says it.
+        folder: Of "flare": the folder with the start-up kits ``server`` and ``admin``.
+        deadline: Of "flare": the seconds that a site may work on one request.
+        patience: Of "flare": the seconds to wait for the server, and for sites that are not
+            connected.
     """
 
-    name: Literal["inprocess"] = "inprocess"
+    name: Literal["inprocess", "flare"] = "inprocess"
     workers: PositiveInt = 1
     threads: PositiveInt = 1
     jobs: PositiveInt = 1
     device: str = "cpu"
+    folder: str | None = None
+    deadline: Positive = 3600.0
+    patience: NonNegative = 120.0

@@ -1,0 +1,182 @@
+"""The commands of a federation over NVIDIA FLARE: `federation`, `server`, `site` and `status`."""
+
+import json
+import logging
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from collegium.cli.base import AsJson, app, guarded, print_table
+from collegium.errors import NotInstalled
+
+federation_app = typer.Typer(help="Prepare a federation of real sites.", no_args_is_help=True)
+server_app = typer.Typer(help="Run the server of a federation.", no_args_is_help=True)
+site_app = typer.Typer(help="Take part in a federation as a site.", no_args_is_help=True)
+app.add_typer(federation_app, name="federation")
+app.add_typer(server_app, name="server")
+app.add_typer(site_app, name="site")
+
+KitFolder = Annotated[Path, typer.Argument(metavar="KIT", help="The start-up kit.")]
+SiteFile = Annotated[Path, typer.Argument(metavar="SITE", help="The site's own YAML file.")]
+
+
+def _need_flare() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("nvflare") is None:
+        raise NotInstalled("NVIDIA FLARE is not installed; run: pip install 'collegium[flare]'")
+
+
+@federation_app.command("init")
+@guarded
+def federation_init(
+    folder: Annotated[Path, typer.Argument(help="Where the kits go.")],
+    *,
+    server: Annotated[str, typer.Option(help="Host name under which sites reach the server.")],
+    site: Annotated[list[str], typer.Option(help="A site's name; once for each site.")],
+    port: Annotated[int, typer.Option(help="The server's port.")] = 8002,
+    scheme: Annotated[str, typer.Option(help="grpc, tcp or http, below mutual TLS.")] = "grpc",
+    days: Annotated[int, typer.Option(help="How long the certificates are valid.")] = 360,
+) -> None:
+    """Make the start-up kits of a federation; again with more sites to add them."""
+    _need_flare()
+    from collegium.core.settings import from_mapping
+    from collegium.distributed.kits import Provision, fingerprint, make_kits, read_kit
+    from collegium.errors import ConfigError
+
+    wanted, problems = from_mapping(
+        Provision,
+        {"server": server, "sites": site, "port": port, "scheme": scheme, "days": days},
+    )
+    if wanted is None:
+        raise ConfigError("; ".join(f"{'.'.join(map(str, p.path))}: {p.text}" for p in problems))
+    for name, place in make_kits(folder, wanted).items():
+        role = place.name if place.parent == folder else "site"
+        kit = read_kit(place, role)
+        typer.echo(f"{role} {name}: {place}, certificate {fingerprint(kit)[:16]}")
+    typer.echo(
+        f"{folder / 'authority'} signs certificates: it stays here, and nobody else reads it"
+    )
+
+
+@server_app.command("start")
+@guarded
+def server_start(kit: KitFolder) -> None:
+    """Run FLARE's server in the foreground, until it is ended."""
+    _need_flare()
+    from collegium.distributed.kits import read_kit
+    from collegium.distributed.processes import replace_process, server_command
+
+    found = read_kit(kit, "server")
+    replace_process(found, *server_command(found))
+
+
+@site_app.command("start")
+@guarded
+def site_start(
+    site: SiteFile,
+    *,
+    kit: Annotated[
+        Path | None,
+        typer.Option(help="The start-up kit; without it only the site process runs, no relay."),
+    ] = None,
+) -> None:
+    """Run the site process, and beside it the relay, until it is ended."""
+    from collegium.distributed.site import SiteProcess, read_site_settings
+
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
+    )
+    logging.getLogger("collegium").setLevel(logging.INFO)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    settings = read_site_settings(site)
+    if kit is None:
+        SiteProcess(settings).serve()
+        return
+    _need_flare()
+    from collegium.distributed.kits import read_kit
+    from collegium.distributed.processes import relay_beside
+    from collegium.distributed.site import check_name
+
+    found = read_kit(kit, "site")
+    check_name(settings, found)
+    with relay_beside(found, settings.socket):
+        SiteProcess(settings).serve()
+
+
+@site_app.command("relay")
+@guarded
+def site_relay(
+    site: SiteFile, *, kit: Annotated[Path, typer.Option(help="The start-up kit.")]
+) -> None:
+    """Run the relay alone, such as by another user who may not read the images."""
+    _need_flare()
+    from collegium.distributed.kits import read_kit
+    from collegium.distributed.processes import relay_command, replace_process
+    from collegium.distributed.site import check_name, read_site_settings
+
+    settings, found = read_site_settings(site), read_kit(kit, "site")
+    check_name(settings, found)
+    replace_process(found, *relay_command(found, settings.socket))
+
+
+@site_app.command("experiments")
+@guarded
+def site_experiments(site: SiteFile, *, as_json: AsJson = False) -> None:
+    """List the experiments that the server asked for, and whether they are accepted."""
+    from collegium.distributed.acceptance import Acceptance
+    from collegium.distributed.site import read_site_settings
+
+    found = Acceptance(Path(read_site_settings(site).state)).listed()
+    if as_json:
+        typer.echo(
+            json.dumps(
+                {d: {"accepted": yes, **about} for d, (yes, about) in found.items()}, indent=1
+            )
+        )
+        return
+    rows = []
+    for digest, (accepted, about) in found.items():
+        settings = about["settings"]
+        methods = ", ".join(algorithm["label"] for algorithm in settings["algorithms"])
+        rows.append((digest, "accepted" if accepted else "waits", settings["name"], methods))
+    print_table(rows, ("digest", "state", "experiment", "algorithms"))
+
+
+@site_app.command("accept")
+@guarded
+def site_accept(
+    site: SiteFile, digest: Annotated[str, typer.Argument(help="The digest, or its first digits.")]
+) -> None:
+    """Accept an experiment that the server asked for."""
+    from collegium.distributed.acceptance import Acceptance
+    from collegium.distributed.site import read_site_settings
+
+    Acceptance(Path(read_site_settings(site).state)).accept(digest)
+
+
+@app.command("status")
+@guarded
+def status(
+    folder: Annotated[Path, typer.Argument(help="The folder that 'federation init' made.")],
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Show the server of a federation, its sites, when they were seen, and certificates."""
+    _need_flare()
+    from collegium.distributed.status import federation_status
+
+    found = federation_status(folder)
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+        return
+    typer.echo(f"server {found['server']}: {found['state']}; job {found['job'] or 'none'}")
+    rows = [
+        (s["name"], s["state"], "" if s["seen"] is None else f"{s['seen']:.0f} s ago",
+         "" if s["certificate_days"] is None else f"{s['certificate_days']} days")
+        for s in found["sites"]
+    ]  # fmt: skip
+    print_table(rows, ("site", "state", "last seen", "certificate"))

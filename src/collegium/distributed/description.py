@@ -1,0 +1,135 @@
+"""What the server tells a site of an experiment, and what a site checks before it takes part.
+
+A description holds settings and names only: no path, no code, no address of another site.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from collegium import __version__
+from collegium.distributed.acceptance import Refused
+from collegium.errors import ConfigError
+from collegium.experiment.config.experiment import ExperimentConfig, decisive
+from collegium.experiment.config.registry import ADAPTERS, ALGORITHMS, CODECS, Registry
+from collegium.experiment.grid import variations_of
+
+
+def describe(config: ExperimentConfig) -> dict[str, Any]:
+    """Return what a site is told of an experiment.
+
+    Args:
+        config: the experiment, as its server reads it; of its sites only the names are told.
+
+    Raises:
+        ConfigError: it uses a class from a file, which cannot travel.
+    """
+    settings = decisive(config)
+    federation = settings["federation"]
+    federation["sites"] = {site: {"remote": True} for site in sorted(federation["sites"])}
+    settings["engine"] = {"threads": config.engine.threads}
+    kinds = {
+        f"{registry.word} {name}": _sources(registry, name) for registry, name in _names(config)
+    }
+    return {
+        "settings": settings,
+        "collegium": __version__,
+        "torch": torch.__version__.partition("+")[0],
+        "sources": dict(sorted(kinds.items())),
+    }
+
+
+def digest(description: Mapping[str, Any]) -> str:
+    """Return 32 hexadecimal digits by which a site's operator accepts an experiment.
+
+    Args:
+        description: see `describe`.
+    """
+    text = json.dumps(description, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def check_versions(description: Mapping[str, Any], methods: Collection[str]) -> None:
+    """Check that this site runs the very code that the server means; before anything is imported.
+
+    Args:
+        description: see `describe`.
+        methods: names of the form `package.module:Class` that the site's operator permits.
+
+    Raises:
+        Refused: a version or a source differs, or a name is not permitted.
+    """
+    if description["collegium"] != __version__:
+        raise Refused(
+            f"the server runs Collegium {description['collegium']} and this site {__version__}; "
+            f"install the same version"
+        )
+    own_torch = torch.__version__.partition("+")[0]
+    if description["torch"] != own_torch:
+        raise Refused(
+            f"the server runs torch {description['torch']} and this site {own_torch}, whose "
+            f"results differ; install the same version"
+        )
+    registries = {registry.word: registry for registry in (ALGORITHMS, ADAPTERS, CODECS)}
+    for key, theirs in description["sources"].items():
+        word, _, name = str(key).partition(" ")
+        base = name.removesuffix("+distance")
+        if word not in registries or (base not in registries[word].names() and base not in methods):
+            raise Refused(
+                f"the {key} is not installed here; if it is a package of your own, install it and "
+                f"name it under methods in the site's file"
+            )
+        if _sources(registries[word], name) != theirs:
+            raise Refused(
+                f"the code of the {key} differs from the one that is installed here; install the "
+                f"same version"
+            )
+
+
+def _names(config: ExperimentConfig) -> Iterator[tuple[Registry[Any], str]]:
+    """Yield every class that an experiment names."""
+    for settings in variations_of(config).values():
+        for algorithm in settings.algorithms:
+            yield ALGORITHMS, algorithm.name
+            for adapter in algorithm.adapters or ():
+                yield ADAPTERS, adapter.name
+            yield from ((CODECS, name) for name in _codec_names(algorithm.codec))
+        for adapter in settings.adapters:
+            yield ADAPTERS, adapter.name
+        yield from ((CODECS, name) for name in _codec_names(settings.codec))
+
+
+def _codec_names(codecs: Any) -> list[str]:
+    """Return the names of codecs in a setting."""
+    found: list[str] = []
+
+    def look(value: Any) -> None:
+        if isinstance(value, Mapping):
+            found.extend(str(value[key]) for key in ("name", "then") if value.get(key))
+            for item in value.values():
+                look(item)
+
+    look(codecs.to_dict() if codecs is not None else {})
+    return found
+
+
+def _sources(registry: Registry[Any], name: str) -> str:
+    """Return a digest of the source files of a class and of those that it derives from."""
+    if ".py:" in name:
+        raise ConfigError(
+            f"the {registry.word} {name!r} stands in a file, and no code travels to the sites; "
+            f"make it a package, install it everywhere, and write package.module:Class"
+        )
+    standard = Path(inspect.__file__).parent
+    modules = {kind.__module__ for kind in registry.load(name).__mro__}
+    files = {Path(getattr(sys.modules[module], "__file__", None) or "") for module in modules}
+    mine = sorted(file for file in files if file.name and file.parent != standard)
+    return hashlib.blake2b(b"".join(map(Path.read_bytes, mine)), digest_size=8).hexdigest()

@@ -1,0 +1,217 @@
+"""An experiment whose sites are elsewhere: the same jobs, results and report, over FLARE."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from collegium.adaptation import outside
+from collegium.core.dataset import ConcatDataset
+from collegium.core.files import write_atomically
+from collegium.core.message import pack, unpack
+from collegium.core.tensors import Tensors
+from collegium.data.site import Site
+from collegium.distributed.connection import Answer, Call, Connection
+from collegium.distributed.description import describe, digest
+from collegium.distributed.jobs import Coordinator
+from collegium.distributed.kits import read_kit
+from collegium.distributed.processes import SOCKET
+from collegium.errors import KINDS, ClientError, ConfigError, MissingReply
+from collegium.experiment.config.building import network_of, task_of
+from collegium.experiment.config.experiment import AdapterConfig, ExperimentConfig
+from collegium.experiment.federation import OpenedExperiment
+from collegium.experiment.grid import Job
+from collegium.experiment.job_results import ACCOUNT_FILE, DEPLOYED, SCORES_FILE
+from collegium.experiment.scaling import FILE
+from collegium.runtime.federation import Federation
+from collegium.runtime.server import Request, Response, Transport
+
+logger = logging.getLogger(__name__)
+
+
+class RemoteExperiment(OpenedExperiment):
+    """An experiment that asks its sites over FLARE; no file of theirs is opened here.
+
+    Args:
+        config: the experiment, whose `engine.folder` holds the kits of the server and of the
+            administrator.
+
+    Raises:
+        ConfigError: the kits are not there or not valid, or the experiment cannot travel.
+    """
+
+    def __init__(self, config: ExperimentConfig) -> None:
+        super().__init__(config)
+        engine = config.engine
+        if (engine.workers, engine.jobs) != (1, 1):
+            raise ConfigError("engine.workers and engine.jobs are for inprocess: leave them at 1")
+        if engine.folder is None:
+            raise ConfigError(
+                "engine.folder is missing: name the folder that 'collegium federation init' made"
+            )
+        self._description = describe(config)
+        server = read_kit(Path(engine.folder) / "server", "server")
+        coordinator = Coordinator(read_kit(Path(engine.folder) / "admin", "admin"))
+        unknown = sorted(set(config.federation.sites) - set(server.sites))
+        if unknown:
+            raise ConfigError(
+                f"there is no start-up kit for {', '.join(unknown)}; make one with 'collegium "
+                f"federation init', or correct the name"
+            )
+        self._connection = Connection(
+            coordinator,
+            server.folder / SOCKET,
+            config.federation.sites,
+            deadline=engine.deadline,
+            patience=engine.patience,
+        )
+        self._shares: dict[str, set[str]] | None = None
+
+    def variation(self, name: str) -> Federation:
+        """Return the federation of a variation, of whose sites only the names are known."""
+        config, nothing = self.variations[name], ConcatDataset([])
+        sites = {s: Site(s, nothing, nothing, nothing) for s in config.federation.sites}
+        return Federation(sites, network_of(config), task_of(config), config.training)
+
+    def check(self) -> None:
+        """Check here, and at every site, what can be known to fail before the first round.
+
+        Raises:
+            CollegiumError: in one sentence, what would fail.
+        """
+        super().check()
+        calls = (self._call(site, "open") for site in sorted(self.config.federation.sites))
+        shares = {}
+        for answer in self._connection.ask(calls):
+            if answer.missing and self.config.participation.on_failure == "skip":
+                logger.warning("site %s: %s", answer.site, answer.missing)
+                continue
+            shares[answer.site] = set(self._checked(answer)["share"])
+        self._shares = shares
+        super().check()  # the adapters, now that it is known who shares a model
+
+    def shares(self, config: ExperimentConfig) -> bool:
+        """Return whether a site that trains shares its personal model, as it said itself."""
+        return self._shares is None or any("personal" in shared for shared in self._shares.values())
+
+    def transport(self, job: Job) -> Transport:
+        """Return what carries the requests of a job that trains to its sites."""
+        return _Requests(self, {"job": job.key, **self._scaling(job)})
+
+    def _scaling_transport(self, job: Job) -> Transport:
+        return _Requests(self, {"job": job.key, "purpose": "scaling"})
+
+    def _scaling(self, job: Job) -> dict[str, Any]:
+        path = job.folder.parents[1] / FILE
+        return {"scaling": json.loads(path.read_text("utf-8"))} if path.exists() else {}
+
+    def finish(
+        self,
+        job: Job,
+        selected: Tensors | None,
+        scores: Mapping[str, Mapping[str, list[dict[str, Any]]]],
+        pictures: Path | None,
+    ) -> None:
+        """Let every site draw its pictures; those that a policy lets out are written here."""
+        data = pack({} if selected is None else {"model": selected})
+        about = {"job": job.key, **self._scaling(job), "pictures": pictures is not None}
+        calls = (
+            Call(site, {**self._call(site, "finish").header, **about, "scores": scores[site]}, data)
+            for site in sorted(scores)
+        )
+        index: list[dict[str, Any]] = []
+        for answer in self._ask_patiently(calls):
+            found = unpack(answer.data) if answer.data else {}
+            index += found.get("index", [])
+            for name, picture in found.get("files", {}).items():
+                if Path(name).name == name and name.endswith(".png") and pictures is not None:
+                    write_atomically(pictures / name, picture.numpy().tobytes())
+        if pictures is not None:
+            write_atomically(pictures / "index.json", json.dumps(index).encode())
+
+    def adapt(self, job: Job, config: AdapterConfig, site: str, folder: Path) -> None:
+        """Send a job's models to one site outside, which adapts them, and store what it sends."""
+        models = outside.ModelFiles(self.holder(job).folder / DEPLOYED)
+        data = pack({"models": {name: models[name] for name in models}, "server": models.server})
+        header = {**self._call(site, "adapt").header, "job": job.key, **self._scaling(job)}
+        header["adapter"] = config.to_dict()
+        (answer,) = self._ask_patiently([Call(site, header, data)])
+        shutil.rmtree(folder, ignore_errors=True)
+        write_atomically(folder / ACCOUNT_FILE, json.dumps(answer.header["account"]).encode())
+        write_atomically(folder / SCORES_FILE, json.dumps(answer.header["scores"]).encode())
+
+    def _ask_patiently(self, calls: Iterable[Call]) -> Iterator[Answer]:
+        """Yield the answers to calls, which are made again where they got lost."""
+        waiting = list(calls)
+        while waiting:
+            by_site = {call.site: call for call in waiting}
+            waiting = []
+            for answer in self._connection.ask(iter(by_site.values())):
+                if answer.again:
+                    waiting.append(by_site[answer.site])
+                elif answer.missing and self.config.participation.on_failure == "skip":
+                    logger.warning("site %s: %s", answer.site, answer.missing)
+                else:
+                    self._checked(answer)
+                    yield answer
+
+    def _call(self, site: str, do: str) -> Call:
+        return Call(site, {"do": do, "site": site, "experiment": self._description})
+
+    def _checked(self, answer: Answer) -> dict[str, Any]:
+        """Return an answer's header, or raise the failure that it holds."""
+        if answer.missing or answer.again:
+            raise MissingReply(f"site {answer.site} {answer.missing or 'lost its connection'}")
+        error = answer.header.get("error")
+        if error is not None:
+            raise KINDS.get(str(error.get("kind")), ClientError)(
+                f"site {answer.site}: {error.get('text')}"
+            )
+        return answer.header
+
+    def close(self) -> None:
+        """End the FLARE job and the session."""
+        self._connection.close()
+
+    @property
+    def accepted_as(self) -> str:
+        """The digest by which a site's operator accepts the experiment."""
+        return digest(self._description)
+
+
+class _Requests:
+    """A transport: the runtime's requests as calls of one job.
+
+    Args:
+        experiment: the experiment.
+        about: what the sites are told of the job.
+    """
+
+    def __init__(self, experiment: RemoteExperiment, about: Mapping[str, Any]) -> None:
+        self._experiment, self._about = experiment, dict(about)
+
+    def exchange(self, requests: Iterable[Request]) -> Iterator[Response]:
+        """Deliver the requests, which are built as they are sent; yield responses as they come."""
+        for answer in self._experiment._connection.ask(map(self._call, requests)):
+            yield _response(answer)
+
+    def _call(self, request: Request) -> Call:
+        call = self._experiment._call(request.client, "handle")
+        names = ("round", "exchange", "stage", "method", "floor")
+        call.header |= self._about | {"request": {name: getattr(request, name) for name in names}}
+        call.payload = request.payload
+        return call
+
+    def close(self) -> None:
+        """Nothing is held: the connection serves the whole experiment."""
+
+
+def _response(answer: Answer) -> Response:
+    if "error" in answer.header:
+        return Response(answer.site, pack({"error": answer.header["error"]}), 0.0)
+    seconds = float(answer.header.get("seconds", 0.0))
+    return Response(answer.site, answer.data, seconds, answer.missing, answer.again)

@@ -1,0 +1,316 @@
+"""Start-up kits of a federation: certificates and settings, made by FLARE's own provisioning.
+
+`collegium federation init` makes them once, on a machine of whoever runs the server. A kit holds a
+private key: it goes to its site over a channel that others cannot read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import shutil
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+import yaml
+
+from collegium.core.files import write_atomically
+from collegium.core.settings import PositiveInt, settings
+from collegium.errors import ConfigError, StorageError
+
+ADMIN = "coordinator@collegium.org"
+"""The administrator by whose kit `collegium run` submits jobs."""
+
+SETTINGS = "federation.json"
+"""The file of a kit that says what it is for; see `Kit`."""
+
+ALLOWED = (
+    "nvflare.collab.runtime.controller.CollabController",
+    "nvflare.collab.runtime.executor.CollabExecutor",
+    "collegium.distributed.relay.",
+)
+"""The classes that a job may name; an entry that ends in a dot is a prefix. No code travels."""
+
+
+@settings
+class Provision:
+    """What a federation's kits are made of.
+
+    Attributes:
+        server: the host name under which the sites reach the server; its certificate is for it.
+        sites: the sites' names.
+        port: the port to which sites and `collegium run` connect.
+        scheme: the protocol below mutual TLS.
+        days: how long the certificates are valid.
+    """
+
+    server: str
+    sites: tuple[str, ...]
+    port: PositiveInt = 8002
+    scheme: Literal["grpc", "tcp", "http"] = "grpc"
+    days: PositiveInt = 360
+
+    def __post_init__(self) -> None:
+        names = [*self.sites, self.server]
+        if not self.sites or len({name.lower() for name in names}) < len(names):
+            raise ConfigError("name one or more sites, each once and none like the server")
+        for name in self.sites:
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
+                raise ConfigError(
+                    f"the site {name!r} cannot be in a certificate; use a-z, 0-9, _, -"
+                )
+
+
+@dataclass(frozen=True)
+class Kit:
+    """A participant's start-up kit, a folder.
+
+    Attributes:
+        folder: the folder.
+        role: server, site or admin.
+        name: the participant's name, which is in its certificate.
+        server: the host name of the server.
+        port: the server's port.
+        sites: the sites for which kits were made; empty in a site's kit.
+    """
+
+    folder: Path
+    role: Literal["server", "site", "admin"]
+    name: str
+    server: str
+    port: int
+    sites: tuple[str, ...] = ()
+
+    @property
+    def certificate(self) -> Path:
+        """The file of its own certificate."""
+        return self.folder / "startup" / ("server.crt" if self.role == "server" else "client.crt")
+
+
+def read_kit(folder: Path, role: str) -> Kit:
+    """Read what a kit is for, and check that FLARE can use it today.
+
+    FLARE's client waits for ever, without a word, where its certificate is of no use.
+
+    Args:
+        folder: the kit.
+        role: server, site or admin.
+
+    Raises:
+        ConfigError: it is no such kit, or its certificate is expired, not valid yet, of another
+            authority or for another name.
+    """
+    path = folder / SETTINGS
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+        kit = Kit(folder.resolve(), **{**about, "sites": tuple(about["sites"])})
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ConfigError(
+            f"{folder} is no start-up kit ({SETTINGS} is missing or damaged); name the folder that "
+            f"'collegium federation init' made"
+        ) from error
+    if kit.role != role:
+        raise ConfigError(f"{folder} is the kit of a {kit.role}, and a {role}'s is needed")
+    check_certificate(kit)
+    return kit
+
+
+def check_certificate(kit: Kit, now: datetime | None = None) -> datetime:
+    """Check dates, authority and name of a kit's certificate.
+
+    Args:
+        kit: the kit.
+        now: the time of the check; None: this machine's clock.
+
+    Returns:
+        When the kit ends to be valid: its own certificate, or that of its authority.
+
+    Raises:
+        ConfigError: the certificate is of no use.
+    """
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.x509.oid import NameOID
+
+    now = now or datetime.now(UTC)
+    own, root = kit.certificate, kit.folder / "startup" / "rootCA.pem"
+    try:
+        found = {path: x509.load_pem_x509_certificate(path.read_bytes()) for path in (own, root)}
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{kit.folder} holds no readable certificate ({type(error).__name__}); ask for the "
+            f"start-up kit of {kit.name} again"
+        ) from error
+    for path, certificate in found.items():
+        if now > certificate.not_valid_after_utc:
+            raise ConfigError(
+                f"{path}: the certificate expired on {certificate.not_valid_after_utc:%Y-%m-%d}; "
+                f"ask whoever runs the server for a new start-up kit"
+            )
+        if now < certificate.not_valid_before_utc:
+            raise ConfigError(
+                f"{path}: the certificate is not valid before "
+                f"{certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC, and it is "
+                f"{now:%Y-%m-%d %H:%M} here; set this machine's clock"
+            )
+    try:
+        found[own].verify_directly_issued_by(found[root])
+    except (ValueError, TypeError, InvalidSignature) as error:
+        raise ConfigError(
+            f"{own} is not signed by the authority in {root.name}; the files of two federations "
+            f"are mixed up: ask for the start-up kit of {kit.name} again"
+        ) from error
+    names = [str(a.value) for a in found[own].subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    if kit.name[:64] not in names:
+        raise ConfigError(
+            f"{own} is for {', '.join(names)}, and the kit is that of {kit.name}; ask for the "
+            f"start-up kit of {kit.name} again"
+        )
+    return min(certificate.not_valid_after_utc for certificate in found.values())
+
+
+def make_kits(folder: Path, wanted: Provision) -> dict[str, Path]:
+    """Make the start-up kits of a federation: ``server``, ``admin`` and ``sites/<name>``.
+
+    A folder that holds a federation already keeps its authority: only the kits of sites that it
+    has not are made, so that sites can join later.
+
+    Args:
+        folder: where; the certificate authority is in ``authority``, which stays there.
+        wanted: what the kits are made of.
+
+    Returns:
+        The new kits by the participants' names.
+
+    Raises:
+        ConfigError: the folder holds a federation of another server.
+        StorageError: it cannot be written.
+    """
+    places = {wanted.server: folder / "server", ADMIN: folder / "admin"}
+    places |= {site: folder / "sites" / site for site in wanted.sites}
+    if (folder / "server" / SETTINGS).exists():
+        wanted = _extended(folder / "server", wanted)
+    missing = {name: place for name, place in places.items() if not place.exists()}
+    if not missing:
+        return {}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "authority").mkdir(mode=0o700, exist_ok=True)
+        made = _provision(folder / "authority", wanted)
+        for name, place in missing.items():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copytree(made / name, place)
+            _describe(place, wanted, name)
+        for name in (wanted.server, ADMIN):  # which sites there are
+            _describe(places[name], wanted, name)
+        shutil.rmtree(made)  # the keys are in the kits now
+    except OSError as error:
+        raise StorageError(f"the kits cannot be written to {folder} ({error.strerror})") from error
+    return missing
+
+
+def _extended(kit: Path, wanted: Provision) -> Provision:
+    """Return what is wanted together with the sites for which there are kits."""
+    about = json.loads((kit / SETTINGS).read_text(encoding="utf-8"))
+    if (about["server"], about["port"]) != (wanted.server, wanted.port):
+        raise ConfigError(
+            f"{kit.parent} holds the federation of {about['server']}, port {about['port']}; choose "
+            f"another folder, or add sites with the same server and port"
+        )
+    return replace(wanted, sites=tuple(dict.fromkeys([*about["sites"], *wanted.sites])))
+
+
+def _provision(root: Path, wanted: Provision) -> Path:
+    """Run FLARE's provisioning; return the folder with a kit for every participant."""
+    from nvflare.lighter.provision import prepare_builders, prepare_project
+    from nvflare.lighter.provisioner import Provisioner
+
+    org = {"org": "collegium"}
+    project = {
+        "api_version": 3,
+        "name": "federation",
+        "participants": [
+            {"name": wanted.server, "type": "server", **org, "fed_learn_port": wanted.port}
+            | {"admin_port": wanted.port},
+            *({"name": site, "type": "client", **org} for site in wanted.sites),
+            {"name": ADMIN, "type": "admin", **org, "role": "project_admin"},
+        ],
+        "builders": [
+            {"path": "nvflare.lighter.impl.workspace.WorkspaceBuilder"},
+            {
+                "path": "nvflare.lighter.impl.static_file.StaticFileBuilder",
+                "args": {"config_folder": "config", "scheme": wanted.scheme},
+            },
+            {
+                "path": "nvflare.lighter.impl.cert.CertBuilder",
+                "args": {"root_valid_days": wanted.days},
+            },
+            {"path": "nvflare.lighter.impl.signature.SignatureBuilder"},
+        ],
+    }
+    write_atomically(root / "project.yml", yaml.safe_dump(project, sort_keys=False).encode())
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        context = Provisioner(str(root), prepare_builders(project)).provision(
+            prepare_project(project)
+        )
+    if context.get("build_error"):
+        raise ConfigError(f"the kits could not be made: {said.getvalue().strip()[-300:]}")
+    return Path(context["current_prod_dir"])
+
+
+def _describe(kit: Path, wanted: Provision, name: str) -> None:
+    """Write what a kit is for, and keep its private keys to their owner."""
+    role = "server" if name == wanted.server else "admin" if name == ADMIN else "site"
+    about = {"role": role, "name": name, "server": wanted.server, "port": wanted.port}
+    about["sites"] = [] if role == "site" else list(wanted.sites)
+    write_atomically(kit / SETTINGS, json.dumps(about, indent=1).encode())
+    for key in kit.rglob("*.key"):
+        key.chmod(0o600)
+
+
+def write_settings(kit: Kit) -> None:
+    """Write FLARE's settings of a server or a site from its defaults, before each start.
+
+    Jobs may name our classes only; no log is streamed to the server, since a site's log may hold
+    tracebacks and paths; the job store is in the kit, not in a folder that all servers of a machine
+    share.
+
+    Args:
+        kit: the kit.
+    """
+    local = kit.folder / "local"
+    found = json.loads((local / "resources.json.default").read_text(encoding="utf-8"))
+    found["class_allow_list"] = list(ALLOWED)
+    found["class_list_enforcement_mode"] = "enforce"
+    found["allow_log_streaming"] = False
+    found["components"] = [
+        part for part in found.get("components", []) if part["id"] != "site_log_streamer"
+    ]
+    text = json.dumps(found, indent=1).replace("/tmp/nvflare/", f"{kit.folder / 'store'}/")
+    write_atomically(local / "resources.json", text.encode())
+
+
+def days_left(kits: Sequence[Kit], now: datetime | None = None) -> dict[str, int]:
+    """Return for how many days the certificate of each kit is valid still.
+
+    Args:
+        kits: the kits.
+        now: see `check_certificate`.
+    """
+    now = now or datetime.now(UTC)
+    return {kit.name: (check_certificate(kit, now) - now).days for kit in kits}
+
+
+def fingerprint(kit: Kit) -> str:
+    """Return the SHA-256 of a kit's certificate, which two people can compare by telephone."""
+    from hashlib import sha256
+
+    data = ssl.PEM_cert_to_DER_cert(kit.certificate.read_text(encoding="ascii"))
+    return sha256(data).hexdigest()

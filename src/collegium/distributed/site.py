@@ -1,0 +1,324 @@
+"""The site process: it holds a hospital's data, network, state and policy, and answers the server.
+
+It opens its own file, of which the server learns nothing. FLARE's processes reach it by a Unix
+socket that only its owner may open.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from collegium.adaptation import outside
+from collegium.core.files import write_atomically
+from collegium.core.message import pack, unpack
+from collegium.core.settings import Positive, settings
+from collegium.data.federation import SiteConfig
+from collegium.distributed.acceptance import Acceptance, Refused
+from collegium.distributed.description import check_versions, digest
+from collegium.distributed.frames import Line, listen
+from collegium.distributed.kits import Kit
+from collegium.errors import (
+    ClientError,
+    CollegiumError,
+    ConfigError,
+    EgressError,
+    ProtocolError,
+    describe_failure,
+)
+from collegium.experiment.adaptations import write_adaptation
+from collegium.experiment.config import schema
+from collegium.experiment.config.building import adapters_of
+from collegium.experiment.config.experiment import ExperimentConfig, parse_config
+from collegium.experiment.config.yaml_file import read_yaml_file
+from collegium.experiment.federation import OpenedExperiment
+from collegium.experiment.grid import Job
+from collegium.experiment.job_results import (
+    ACCOUNT_FILE,
+    SCORES_FILE,
+    write_model_files,
+    write_personal_models,
+)
+from collegium.experiment.scaling import FILE
+from collegium.runtime import process
+from collegium.runtime.client import ClientRuntime
+from collegium.runtime.server import Request, respond
+
+logger = logging.getLogger(__name__)
+
+
+@settings
+class SiteSettings:
+    """A site's own file.
+
+    Attributes:
+        name: the site's name, as in its start-up kit and in experiments.
+        data: the site's files and what may leave, as under `federation.sites` of an experiment.
+        root: the folder that paths in `data` are relative to.
+        state: the folder of the site's state: trained models, ledger, key to the pseudonyms.
+        device: where models are trained, as torch writes it.
+        accept: "all" takes part in every experiment of the server; "listed" in those that the
+            operator accepted with `collegium site accept`.
+        release: what of the test cases may leave the site beside counts and means: "pictures".
+        methods: algorithms, adapters and codecs of installed packages other than Collegium that an
+            experiment may name, written `package.module:Class`.
+        largest: the largest message that is taken, in MB.
+    """
+
+    name: str
+    data: SiteConfig
+    root: str = "."
+    state: str = "state"
+    device: str = "cpu"
+    accept: Literal["all", "listed"] = "listed"
+    release: tuple[Literal["pictures"], ...] = ()
+    methods: tuple[str, ...] = ()
+    largest: Positive = 4096.0
+
+    @property
+    def socket(self) -> Path:
+        """The socket on which the site process listens."""
+        return Path(self.state) / "site.sock"
+
+
+def read_site_settings(path: Path) -> SiteSettings:
+    """Read a site's own file; relative paths in it start from its folder.
+
+    Args:
+        path: the YAML file.
+
+    Raises:
+        ConfigError: with one sentence for every problem found.
+    """
+    data, source = read_yaml_file(path)
+    found = schema.parse(SiteSettings, data, (), source)
+    source.raise_problems()
+    assert found is not None
+    base = path.resolve().parent
+    root, state = (base / Path(place).expanduser() for place in (found.root, found.state))
+    return replace(found, root=str(root), state=str(state))
+
+
+def check_name(settings: SiteSettings, kit: Kit) -> None:
+    """Check that a site's own file and its start-up kit are of the same site.
+
+    Args:
+        settings: the site's own file.
+        kit: the kit.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    if settings.name != kit.name:
+        raise ConfigError(
+            f"the site's file is of {settings.name!r}, and the start-up kit {kit.folder} of "
+            f"{kit.name!r}; correct name in the file, or take the site's own kit"
+        )
+
+
+class SiteProcess:
+    """Answers the server's calls, one at a time.
+
+    Args:
+        settings: the site's own file.
+    """
+
+    def __init__(self, settings: SiteSettings) -> None:
+        self.settings = settings
+        self.acceptance = Acceptance(Path(settings.state))
+        self._experiments: dict[str, SiteExperiment] = {}
+        self._at_work = threading.Lock()
+
+    def serve(self) -> None:
+        """Answer until the process is ended; a relay that goes away costs only its own call."""
+        server = listen(self.settings.socket)
+        logger.info("site %s listens at %s", self.settings.name, self.settings.socket)
+        while True:
+            sock, _ = server.accept()
+            threading.Thread(target=self._serve_one, args=(Line(sock),), daemon=True).start()
+
+    def _serve_one(self, line: Line) -> None:
+        try:
+            header, data = line.receive(int(self.settings.largest * 1e6))
+            answer, reply = self.answer(header, data)
+            del data
+            line.send(answer, reply)
+        except ValueError as error:
+            logger.warning("a message was refused: %s", error)
+            with suppress(OSError):
+                line.send({"error": describe_failure(ProtocolError(str(error)))})
+        except (OSError, EOFError) as error:
+            logger.warning("a relay went away (%s)", type(error).__name__)
+        finally:
+            line.close()
+
+    def answer(self, header: Mapping[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+        """Return the header and the bytes of the answer to a call; a failure is an answer too.
+
+        Args:
+            header: the call's.
+            data: its payload.
+        """
+        if header.get("do") == "state":
+            return {"idle": not self._at_work.locked(), "name": self.settings.name}, b""
+        with self._at_work:
+            try:
+                experiment = self._experiment(header)
+                return experiment.answer(header, data)
+            except Exception as error:
+                logger.warning("refused: %s", error, exc_info=not isinstance(error, CollegiumError))
+                return {"error": _failure(error)}, b""
+
+    def _experiment(self, header: Mapping[str, Any]) -> SiteExperiment:
+        """Return the experiment of a call, opened once; see `SiteExperiment`.
+
+        Raises:
+            ConfigError: it is not accepted, or not the code that is installed here.
+            ProtocolError: the call is for another site.
+        """
+        if header.get("site") != self.settings.name:
+            raise ProtocolError(
+                f"this is site {self.settings.name!r}, and the call is for {header.get('site')!r}"
+            )
+        description = header["experiment"]
+        name = digest(description)
+        if name not in self._experiments:
+            if self.settings.accept != "all":
+                self.acceptance.check(self.settings.name, name, description)
+            check_versions(description, self.settings.methods)
+            self._experiments = {name: SiteExperiment(self.settings, description)}
+            logger.info("opened the experiment %s", name)
+        return self._experiments[name]
+
+
+class SiteExperiment:
+    """One experiment as a site takes part in it.
+
+    Args:
+        own: the site's own file.
+        description: what the server tells; see `collegium.distributed.description.describe`.
+
+    Raises:
+        ConfigError: the settings are not valid.
+    """
+
+    def __init__(self, own: SiteSettings, description: Mapping[str, Any]) -> None:
+        self._own, self._name = own, own.name
+        self._opened = OpenedExperiment(_own_config(own, description["settings"]), only=own.name)
+        self._clients: dict[str, ClientRuntime] = {}
+        process.prepare(self._opened.config.engine.threads)
+
+    def answer(self, header: Mapping[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+        """Return the header and the bytes of the answer to a call.
+
+        Args:
+            header: the call's: `do` says what is asked.
+            data: its payload.
+
+        Raises:
+            CollegiumError: it cannot be done.
+        """
+        do = header.get("do")
+        if do == "open":
+            return self._open(), b""
+        if do == "finish":
+            return {}, self._finish(header, data)
+        if do == "adapt":
+            return self._adapt(header, data), b""
+        if do != "handle":
+            raise ProtocolError(f"{do!r} is not among what a site does")
+        request = Request(client=self._name, payload=data, **header["request"])
+        response = respond(self._client(header), request)
+        return {"seconds": response.seconds}, response.data
+
+    def _open(self) -> dict[str, Any]:
+        """Open the data and check it, and what the policy lets out, in every variation."""
+        for variation in self._opened.variations:
+            self._opened.check_data(variation)
+        return {"share": sorted(self._opened.config.federation.sites[self._name].share)}
+
+    def _finish(self, header: Mapping[str, Any], data: bytes) -> bytes:
+        """Write the site's scaling and pictures; return the pictures that may leave, packed."""
+        job = self._job(header)
+        pictures = job.folder / "overlays" if header["pictures"] else None
+        scores = {self._name: header["scores"]}
+        self._opened.finish(job, unpack(data).get("model"), scores, pictures)
+        write_personal_models(job.folder, [self._name])
+        if pictures is None or "pictures" not in self._own.release:
+            return b""
+        files = {path.name: path.read_bytes() for path in sorted(pictures.glob("*.png"))}
+        index = json.loads((pictures / "index.json").read_text(encoding="utf-8"))
+        tensors = {
+            name: torch.frombuffer(bytearray(b), dtype=torch.uint8) for name, b in files.items()
+        }
+        return pack({"index": index, "files": tensors})
+
+    def _adapt(self, header: Mapping[str, Any], data: bytes) -> dict[str, Any]:
+        """Adapt the models to this site's cases; return the record and the scores."""
+        job, sent = self._job(header), unpack(data)
+        folder = job.folder / "outside" / self._name
+        sites = set(sent["models"]) - set(sent["server"])
+        write_model_files(folder / "models", sent["models"], sites)
+        models = outside.ModelFiles(folder / "models")
+        adapter = next(
+            a for a in adapters_of(job.config, job.algorithm) if a.to_dict() == header["adapter"]
+        )
+        own = folder / adapter.label
+        federation = self._opened.variation(job.variation)
+        cases = self._name, self._opened.outside(job, self._name)
+        write_adaptation(federation, job, adapter, cases, models, own)
+        read = {
+            name: json.loads((own / name).read_text("utf-8"))
+            for name in (ACCOUNT_FILE, SCORES_FILE)
+        }
+        return {"account": read[ACCOUNT_FILE], "scores": read[SCORES_FILE]}
+
+    def _job(self, header: Mapping[str, Any]) -> Job:
+        variation, left_out, label, seed = header["job"]
+        return self._opened.job((str(variation), str(left_out), str(label), int(seed)))
+
+    def _client(self, header: Mapping[str, Any]) -> ClientRuntime:
+        """Return the client of a job; that of the job before is dropped."""
+        name = json.dumps([header["job"], header.get("scaling"), header.get("purpose")])
+        if name not in self._clients:
+            job, scaling = self._job(header), header.get("scaling")
+            if scaling is not None:  # what all sites agreed on; see `agree_on_scaling`
+                write_atomically(job.folder.parents[1] / FILE, json.dumps(scaling).encode())
+            clients = (
+                self._opened.scaling_clients(job)
+                if header.get("purpose") == "scaling"
+                else self._opened.clients(job)
+            )
+            self._clients = {name: clients[self._name]}
+        return self._clients[name]
+
+
+def _own_config(own: SiteSettings, told: Mapping[str, Any]) -> ExperimentConfig:
+    """Return an experiment's settings with the site's own paths, policy and device."""
+    federation = {**told["federation"], "root": own.root}
+    federation["sites"] = {**federation["sites"], own.name: schema.plain(own.data)}
+    data = {
+        **told,
+        "federation": federation,
+        "engine": {"threads": told["engine"]["threads"], "device": own.device},
+    }
+    config = parse_config(data, where="the experiment of the server")
+    return replace(config, output=str(Path(own.state) / "runs" / config.name))
+
+
+def _failure(error: Exception) -> dict[str, str]:
+    """Return a failure as the server may see it; sentences about the site's files stay here."""
+    if isinstance(error, EgressError | ClientError | Refused):
+        return describe_failure(error)
+    if isinstance(error, CollegiumError):
+        kind = type(error).__name__
+        return {"kind": kind, "text": f"{kind}; the details are in the log of this site"}
+    return describe_failure(error)
