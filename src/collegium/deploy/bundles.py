@@ -108,12 +108,7 @@ def _carried(opened: OpenedModels) -> AlgorithmConfig | None:
 
 
 def _network(config: ExperimentConfig, carried: AlgorithmConfig | None) -> dict[str, Any]:
-    """Return how the network is built, with MONAI's classes if it has them.
-
-    Args:
-        config: The experiment.
-        carried: The algorithm that extends the network, if predictions need it.
-    """
+    """Return how the network is built, by MONAI's class if it has one that suffices."""
     params = network_of(config).params
     if config.model.name == "unet" and carried is None:
         channels = list(params.get("channels", (16, 32, 64, 128)))
@@ -179,11 +174,7 @@ def _axes(opened: OpenedModels) -> int:
 
 
 def _sees(opened: OpenedModels, pictured: bool | None) -> Sees:
-    """Return what the network takes; in two dimensions, whether these are pictures may be known.
-
-    Raises:
-        ConfigError: The federation has both pictures and volumes.
-    """
+    """Return what the network takes; in two dimensions, whether these are pictures may be known."""
     if _axes(opened) == 3:
         return "volumes"
     if pictured is None:

@@ -105,7 +105,7 @@ def open_models(
     folder = trained / DEPLOYED
     if not folder.is_dir():
         raise CheckpointError(
-            f"{folder.parent} holds no models for hospitals outside; go on with: "
+            f"{folder.parent} holds no models for hospitals outside; continue with: "
             f"collegium resume {place}"
         )
     models = outside.ModelFiles(folder)
@@ -282,8 +282,8 @@ def open_model(
     if not file.is_file():
         what = "global model" if site is None else f"personal model of {site}"
         raise CheckpointError(
-            f"{job.name} has no {what}; choose another model with --site or --algorithm, or go on "
-            f"with: collegium resume {place}"
+            f"{job.name} has no {what}; choose another model with --site or --algorithm, or "
+            f"continue with: collegium resume {place}"
         )
     model, kept = import_model(file), file.parent / FILE
     return OpenedModels(

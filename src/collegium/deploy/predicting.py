@@ -62,14 +62,14 @@ def predict_folder(
         StorageError: Something cannot be written.
     """
     check_device(device)
-    (name, model), *_ = opened.models.items()
+    name = next(iter(opened.models))
     with new_folder(output) as folder:
         cases = open_cases(opened, place, labels, site=name)
         with ambient(0, "predict"):
             network = opened.network()
         writer = PredictionWriter(opened, cases, folder)
         training = LocalTraining(network, writer.task, TrainingConfig(), device)
-        for index, example, prediction in training.predictions(model, cases.data):
+        for index, example, prediction in training.predictions(opened.models[name], cases.data):
             writer.write("", index, example, prediction)
         writer.write_tables(folder)
     return output

@@ -167,10 +167,6 @@ def check_adapters(config: ExperimentConfig, sample: Sample | None, shared: bool
 
 
 def _sample_network(build: Callable[[], nn.Module]) -> nn.Module:
-    """Return a network to try things with; torch's generator stays as it is.
-
-    Raises:
-        ConfigError: It cannot be built.
-    """
+    """Return a network to try things with; torch's generator stays as it is."""
     with ambient(0, "preflight"):
         return build()

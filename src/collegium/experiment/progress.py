@@ -1,4 +1,4 @@
-"""Shows a run as it goes: live bars in a terminal, single plain lines anywhere else."""
+"""Shows the progress of a run: live bars in a terminal, single plain lines anywhere else."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Clock:
             self.first[job] = self.now(), -1
         elif event.kind == "round":
             began, before = self.first.get(job, (0.0, -1))
-            if before < 0:  # the first round seen tells from where the run goes on
+            if before < 0:  # the first round seen shows where the run continues
                 self.first[job] = (began or self.now()), event.round - 1
             self.last[job] = self.now(), event.round
         elif event.kind == "done":

@@ -120,7 +120,7 @@ def read_run_config(output: Path) -> ExperimentConfig:
         stored = {**json.loads(path.read_text(encoding="utf-8"))["config"]}
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"{path} is damaged; remove it and go on with 'collegium run' and the same file"
+            f"{path} is damaged; remove it and continue with 'collegium run' and the same file"
         ) from error
     return parse_config({**stored, "output": str(output)}, where=str(path))
 
@@ -155,7 +155,7 @@ def _write_run_file(config: ExperimentConfig, output: Path) -> None:
 def _extend(stored: ExperimentConfig, config: ExperimentConfig, output: Path) -> None:
     """Check that all jobs that have begun are still wanted, and drop the rows that are not.
 
-    Rows are written anew from what is stored; trainings and adaptations are kept.
+    Rows are written again from what is stored; trainings and adaptations are kept.
     """
     planned = {job.key: job for job in jobs_of(config)}
     begun = [job for job in jobs_of(stored) if job.folder.exists()]
@@ -197,7 +197,7 @@ def _run_jobs(opened: OpenedExperiment, observe: Observer) -> None:
 
 @contextmanager
 def _noting_failure(job: Job, failures: list[ClientError], observe: Observer) -> Iterator[None]:
-    """Go on after the block if a client fails in it; the error names the job."""
+    """Note the failure of a client inside the block, and continue after the block."""
     try:
         yield
     except ClientError as error:

@@ -361,7 +361,7 @@ def test_unreachable_server_costs_one_warning_and_not_the_run(federation, tmp_pa
         output = run_experiment(config, tracker)
     assert [record.getMessage() for record in caplog.records] == [
         f"MLflow at {uri} did not take what a run told it ([Errno 111] Connection refused); "
-        f"the run goes on, and sends it at its end"
+        f"the run continues, and sends it at its end"
     ]
     assert (output / "report.html").exists()
     with pytest.raises(StorageError, match=r"127\.0\.0\.1:9 .*'collegium resume .*/run' sends it"):

@@ -221,8 +221,8 @@ def models_of(folder: Path) -> Sequence[Path]:
     With them go the files that say how they are used. A site's personal model that the site's
     policy keeps lies elsewhere, and stays there.
     """
-    handed_out = sorted((folder / DEPLOYED).iterdir()) if (folder / DEPLOYED).is_dir() else []
+    deployed = sorted((folder / DEPLOYED).iterdir()) if (folder / DEPLOYED).is_dir() else []
     selected = folder / "server" / "global.safetensors"
-    if selected.exists() and selected.name not in {file.name for file in handed_out}:
-        return [selected, *handed_out]
-    return handed_out
+    if selected.exists() and selected.name not in {file.name for file in deployed}:
+        return [selected, *deployed]
+    return deployed

@@ -80,7 +80,7 @@ class MlflowStore:
         if own and database and found and found.artifact_location != artifacts:
             raise StorageError(
                 f"its files lie in {found.artifact_location}, where the run was before it moved; "
-                f"remove {database.parent}, and all of it is written anew"
+                f"remove {database.parent}, and all of it is written again"
             )
         self._experiment = (
             found.experiment_id if found else self._client.create_experiment(experiment, artifacts)

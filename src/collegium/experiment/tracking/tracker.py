@@ -1,6 +1,6 @@
 """MLflow tracking: a run's parameters, metrics, report and models, in a store of one's own choice.
 
-A run needs none of it: where the store does not answer, training goes on, and `Tracker.finish`
+A run needs none of it: if the store does not answer, training continues, and `Tracker.finish`
 sends what is missing.
 """
 
@@ -33,20 +33,20 @@ TOKEN_FILE = "tracking.json"
 """Holds what names an output folder to a store without saying where it lies."""
 
 LIVE_SECONDS, FINAL_SECONDS = 10, 60
-"""How long a server may take to answer while a run goes on, and at its end."""
+"""How long a server may take to answer during a run, and at its end."""
 
 FINAL_RETRIES = 1
-"""How often a server is asked again at the end of a run; while the run goes on, it is not."""
+"""How often a server is asked again at the end of a run; during the run it is not."""
 
 PAUSE_SECONDS = 300.0
-"""How long a store that failed is left alone while the run goes on."""
+"""How long a store that failed is left alone during a run."""
 
 
 class Tracker:
-    """An observer that logs a run into an MLflow store while it goes on, and completes it.
+    """An observer that logs a run into an MLflow store as it proceeds, and completes it.
 
     The experiment becomes an MLflow run with a nested one for each job. A run that is resumed or
-    extended goes on in the same ones, found by the tags ``collegium.run`` and ``collegium.job``,
+    extended continues in the same ones, found by the tags ``collegium.run`` and ``collegium.job``,
     and logs no round twice.
 
     Args:
@@ -84,17 +84,19 @@ class Tracker:
         try:
             with store.environment(LIVE_SECONDS):
                 self._follow(job, event)
-        except Exception as error:  # whatever becomes of tracking, the training goes on
+        except Exception as error:  # whatever becomes of tracking, the training continues
             self._silent_until = time.monotonic() + PAUSE_SECONDS
             if not self._warned:
                 self._warned = True
-                logger.warning("%s; the run goes on, and sends it at its end", self._trouble(error))
+                logger.warning(
+                    "%s; the run continues, and sends it at its end", self._trouble(error)
+                )
 
     def finish(self, output: Path) -> None:
         """Log what is missing and what is known at the end only.
 
         That is the scores of test cases, the configuration, the report, the tables, and the models
-        of every job: the global one, and those that the sites' policies hand out. May be called
+        of every job: the global one, and those that the sites' policies share. May be called
         where jobs failed, too; the experiment is then marked so.
 
         Args:
