@@ -5,6 +5,12 @@ from collegium.tasks.classification import SET_METRICS, ClassificationTask
 from collegium.tasks.segmentation import SegmentationTask
 
 __all__ = [
-    "NON_SCORE_KEYS", "RAREST_CLASS", "SET_METRICS", "CaseScores", "ClassificationTask",
-    "SegmentationTask", "SupervisedTask", "Task",
-]  # fmt: skip
+    "NON_SCORE_KEYS",
+    "RAREST_CLASS",
+    "SET_METRICS",
+    "CaseScores",
+    "ClassificationTask",
+    "SegmentationTask",
+    "SupervisedTask",
+    "Task",
+]
