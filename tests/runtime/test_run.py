@@ -1,4 +1,5 @@
 import json
+import shutil
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,7 +16,7 @@ from collegium.core.tensors import Tensors
 from collegium.runtime import run as module
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.run import RoundRecord, Run
-from collegium.testing.conformance import dying_save
+from collegium.testing.conformance import after_writes
 from collegium.testing.toy import ToyFederation
 
 
@@ -138,14 +139,12 @@ def test_every_write_may_be_the_last_and_no_record_is_lost(tmp_path):
     def records(run: Run) -> list[dict]:
         return [{**vars(record), "seconds": set(record.seconds)} for record in run.records()]
 
-    reference = run_of(ToyFederation(FineTune(), tmp_path / "whole"))
-    with dying_save(-1) as writes:
+    whole, stops = tmp_path / "whole", tmp_path / "stops"
+    reference = run_of(ToyFederation(FineTune(), whole))
+    with after_writes(lambda number: shutil.copytree(whole, stops / str(number))):
         scores = reference.execute()
     assert len(records(reference)) == 3
-    for number in range(1, writes[0] + 1):
-        root = tmp_path / str(number)
-        with pytest.raises(KeyboardInterrupt), dying_save(number):
-            run_of(ToyFederation(FineTune(), root)).execute()
+    for root in stops.iterdir():
         resumed = run_of(ToyFederation(FineTune(), root))
         assert resumed.execute() == scores
         assert records(resumed) == records(reference)

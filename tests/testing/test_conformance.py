@@ -12,7 +12,7 @@ from collegium.core.model_parts import find_parts
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.participation import SKIPPING
 from collegium.runtime.server import Request
-from collegium.testing.conformance import conformance_checks, dying_save
+from collegium.testing.conformance import after_writes, conformance_checks
 from collegium.testing.toy import (
     SIZES,
     ShuffledTransport,
@@ -70,7 +70,11 @@ def test_wire_shuffles_and_logs_every_reply(tmp_path):
 
 @pytest.mark.parametrize("number", [0, 4])
 def test_wire_dies_at_the_request_it_is_told(tmp_path, number):
-    federation = ToyFederation(FedAvg(), tmp_path, lambda f: ShuffledTransport(f, die_at=number))
+    def die(count: int) -> None:
+        if count == number:
+            raise KeyboardInterrupt
+
+    federation = ToyFederation(FedAvg(), tmp_path, lambda f: ShuffledTransport(f, before=die))
     with pytest.raises(KeyboardInterrupt):
         federation.run(2)
     assert len(federation.server.transport.log) == number  # type: ignore[attr-defined]
@@ -113,16 +117,18 @@ def test_toy_worker_builds_whichever_client_is_asked_for(tmp_path):
     assert clients[key] is client
 
 
-def test_dying_save_counts_every_kind_of_write_and_ends_with_the_block(tmp_path):
-    with dying_save(-1) as count:
+def test_writes_of_every_kind_are_counted_until_the_block_ends(tmp_path):
+    count: list[int] = []
+    with after_writes(count.append):
         ToyFederation(FedAvg(), tmp_path / "a").run(1)
+    assert count == [*range(1, len(count) + 1)]
     files = [p for p in (tmp_path / "a").rglob("*") if p.is_file() and p.name != "ledger.jsonl"]
     kinds = {p.suffix for p in files}
     assert kinds == {".state", ".json", ".csv"}
-    assert count[0] >= len(files)
-    with pytest.raises(KeyboardInterrupt), dying_save(1):
-        ToyFederation(FedAvg(), tmp_path / "b").run(1)
+    assert len(count) >= len(files)
+    seen = len(count)
     ToyFederation(FedAvg(), tmp_path / "b").run(1)
+    assert len(count) == seen
 
 
 def test_states_differ_where_a_bit_does(tmp_path):

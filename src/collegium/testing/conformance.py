@@ -13,6 +13,7 @@ import json
 import math
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -54,10 +55,11 @@ class ConformanceError(AssertionError):
 
 
 @contextmanager
-def dying_save(number: int) -> Iterator[list[int]]:
-    """Raise KeyboardInterrupt right after the ``number``-th write to disk inside the block.
+def after_writes(then: Callable[[int], None]) -> Iterator[None]:
+    """Call a function right after every write to disk inside the block, with its number from 1.
 
-    Yields the count of writes.
+    Args:
+        then: the function; a KeyboardInterrupt from it stops the run there.
     """
     original = files_module.write_atomically
     users: list[Any] = [state_module, client_module, run_module]
@@ -66,16 +68,21 @@ def dying_save(number: int) -> Iterator[list[int]]:
     def write(path: Path, data: bytes) -> None:
         original(path, data)
         count[0] += 1
-        if count[0] == number:
-            raise KeyboardInterrupt
+        then(count[0])
 
     for module in users:
         module.write_atomically = write
     try:
-        yield count
+        yield
     finally:
         for module in users:
             module.write_atomically = original
+
+
+def _keep(root: Path, stops: Path, number: int) -> None:
+    """Copy a run as it would be found if it were stopped now."""
+    root.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(root, stops / f"{number:06d}")
 
 
 def _require(condition: bool, text: str) -> None:
@@ -176,27 +183,22 @@ class Conformance:
 
     def check_interrupted_requests(self) -> None:
         """Stopped before every request and resumed, the run has the same bits."""
-        counting = self._run(ShuffledTransport)
-        total = counting.server.transport.count  # type: ignore[attr-defined]
-        for number in range(total):
-            federation = self._federation(partial(ShuffledTransport, die_at=number))
-            try:
-                federation.run(self._rounds)
-            except KeyboardInterrupt:
-                what = f"a stop before request {number}"
-                self._require_same_after_restart(federation.root, what, ShuffledTransport)
+        stops = self._folder / "requests"
+        federation = self._federation(
+            lambda f: ShuffledTransport(f, before=partial(_keep, f.root, stops))
+        )
+        federation.run(self._rounds)
+        for root in sorted(stops.iterdir()):
+            what = f"a stop before request {int(root.name)}"
+            self._require_same_after_restart(root, what, ShuffledTransport)
 
     def check_interrupted_saves(self) -> None:
         """Stopped after every write to disk and resumed, the run has the same bits."""
-        with dying_save(-1) as count:
-            self._run()
-        for number in range(1, count[0] + 1):
-            federation = self._federation()
-            try:
-                with dying_save(number):
-                    federation.run(self._rounds)
-            except KeyboardInterrupt:
-                self._require_same_after_restart(federation.root, f"a stop after write {number}")
+        stops, federation = self._folder / "writes", self._federation()
+        with after_writes(partial(_keep, federation.root, stops)):
+            federation.run(self._rounds)
+        for root in sorted(stops.iterdir()):
+            self._require_same_after_restart(root, f"a stop after write {int(root.name)}")
 
     def check_repeated_requests(self) -> None:
         """Every request delivered twice gives the same bits."""

@@ -152,23 +152,25 @@ class ToyFederation:
 class ShuffledTransport:
     """A transport that shuffles requests and rebuilds every client for each of them.
 
-    It may also die, repeat requests or lose clients.
+    It may also repeat requests or lose clients.
+
+    Args:
+        federation: the federation.
+        before: called before every request, with its number from 0; it may raise KeyboardInterrupt.
+        repeat: whether every request arrives twice.
+        lose: by round a client that does not answer in training.
     """
 
     def __init__(
         self,
         federation: ToyFederation,
         *,
-        die_at: int = -1,
+        before: Callable[[int], None] = lambda number: None,
         repeat: bool = False,
         lose: Mapping[int, str] | None = None,
     ) -> None:
-        self._federation, self._die_at, self._repeat, self._lose = (
-            federation,
-            die_at,
-            repeat,
-            lose or {},
-        )
+        self._federation, self._before = federation, before
+        self._repeat, self._lose = repeat, lose or {}
         self.count = 0
         self.log: list[tuple[Request, Message]] = []
 
@@ -178,8 +180,7 @@ class ShuffledTransport:
         order = torch.randperm(len(shuffled), generator=generator(self.count, "order"))
         shuffled = [shuffled[position] for position in order]
         for request in shuffled:
-            if self.count == self._die_at:
-                raise KeyboardInterrupt
+            self._before(self.count)
             self.count += 1
             if self._lose.get(request.round) == request.client and request.stage == "train":
                 error = {"kind": MissingReply.__name__, "text": "no answer in 1 s"}
