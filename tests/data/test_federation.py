@@ -228,8 +228,8 @@ def test_a_site_is_opened_with_its_splits_and_its_policy(tmp_path):
     )  # fmt: skip
     site = open_site(config, "A", tmp_path / "cache", 3, tmp_path / "splits.json")
     assert (len(site.train), len(site.val), len(site.test)) == (5, 2, 3)
-    expected = ({"model"}, {"personal"}, {"spectra"})
-    assert site.policy == EgressPolicy(*map(frozenset, expected))
+    allow, share, forbid = map(frozenset, ({"model"}, {"personal"}, {"spectra"}))
+    assert site.policy == EgressPolicy(allow, share, forbid, case_scores=True)
     ids = [[part.example(i).case for i in range(len(part))] for part in (site.train, site.test)]
     again = open_site(config, "A", tmp_path / "cache", 4, tmp_path / "splits.json")
     assert [again.train.example(i).case for i in range(5)] == ids[0]

@@ -32,10 +32,10 @@ CONFIG = {
 
 def test_numbers_that_clients_tell_of_a_round_become_rows(tmp_path: Path) -> None:
     federation = ToyFederation(ResFIM(delta=50), tmp_path).run(2)
-    run = Run(federation.server, 2, "negative_loss")
+    records = Run(federation.server, 2, "negative_loss").records()
     rows = [
         row
-        for row in job_rows(jobs_of(parse_config(CONFIG))[0], run, {})
+        for row in job_rows(jobs_of(parse_config(CONFIG))[0], records, {})
         if row["metric"].startswith("masking_rates/")
     ]
     tensors = ("0.weight", "0.bias", "1.weight", "1.bias", "4.weight", "4.bias")

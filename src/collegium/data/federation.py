@@ -46,6 +46,8 @@ class SiteConfig:
         share: Names of opt-in parts that may leave in addition, such as `personal`: the site's
             personal model, for sites outside the federation.
         forbid: Names of the parts that may not leave.
+        case_scores: Whether the scores of single cases may leave, under pseudonyms; otherwise their
+            number and means leave, and the site alone can tell how sure a difference is.
     """
 
     folder: str | None = None
@@ -59,11 +61,12 @@ class SiteConfig:
     allow: tuple[str, ...] | None = None
     share: tuple[str, ...] = ()
     forbid: tuple[str, ...] = ()
+    case_scores: bool = True
 
     def __post_init__(self) -> None:
         images = self.folder is not None or self.manifest is not None
         if self.remote:
-            if any(value for name, value in vars(self).items() if name not in ("layout", "remote")):
+            if images or self.table or self.share or self.forbid or self.allow is not None:
                 raise ConfigError("a remote site is described in its own file: leave the rest out")
             return
         if images == (self.table is not None):
@@ -173,7 +176,7 @@ def _open(
     splits = load_or_draw_splits(cases, config.splits, seed, splits_file)
     site = config.sites[name]
     allow = None if site.allow is None else frozenset(site.allow)
-    policy = EgressPolicy(allow, frozenset(site.share), frozenset(site.forbid))
+    policy = EgressPolicy(allow, frozenset(site.share), frozenset(site.forbid), site.case_scores)
     if config.table is not None:
         return open_table_site(
             name, read_site_table(config, name), splits, (config.table, config.task), policy

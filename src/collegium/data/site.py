@@ -54,11 +54,14 @@ class EgressPolicy:
         share: Names of opt-in parts that may leave in addition, such as `personal`: the site's
             personal model, for sites outside the federation.
         forbid: Names of the parts that may not leave, whatever the others allow.
+        case_scores: Whether the scores of single cases may leave, under pseudonyms; otherwise their
+            number and means.
     """
 
     allow: frozenset[str] | None = None
     share: frozenset[str] = frozenset()
     forbid: frozenset[str] = frozenset()
+    case_scores: bool = True
 
 
 @dataclass(frozen=True)

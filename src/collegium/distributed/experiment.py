@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from collegium.adaptation import outside
 from collegium.core.dataset import ConcatDataset
 from collegium.core.files import write_atomically
 from collegium.core.message import pack, unpack
-from collegium.core.tensors import Tensors
 from collegium.data.site import Site
 from collegium.distributed.connection import Answer, Call, Connection
 from collegium.distributed.description import describe, digest
@@ -25,9 +25,15 @@ from collegium.experiment.config.building import network_of, task_of
 from collegium.experiment.config.experiment import AdapterConfig, ExperimentConfig
 from collegium.experiment.federation import OpenedExperiment
 from collegium.experiment.grid import Job
-from collegium.experiment.job_results import ACCOUNT_FILE, DEPLOYED, SCORES_FILE
+from collegium.experiment.job_results import (
+    ACCOUNT_FILE,
+    DEPLOYED,
+    SCORES_FILE,
+    selected_model,
+)
 from collegium.experiment.scaling import FILE
 from collegium.runtime.federation import Federation
+from collegium.runtime.run import Run
 from collegium.runtime.server import Request, Response, Transport
 
 logger = logging.getLogger(__name__)
@@ -110,28 +116,33 @@ class RemoteExperiment(OpenedExperiment):
         return {"scaling": json.loads(path.read_text("utf-8"))} if path.exists() else {}
 
     def finish(
-        self,
-        job: Job,
-        selected: Tensors | None,
-        scores: Mapping[str, Mapping[str, list[dict[str, Any]]]],
-        pictures: Path | None,
+        self, job: Job, run: Run, scores: Mapping[str, Mapping[str, list[dict[str, Any]]]]
     ) -> None:
-        """Let every site draw its pictures; those that a policy lets out are written here."""
+        """Let every site write its own rows and pictures; those that it lets out come back here."""
+        holder, records = self.holder(job), [asdict(record) for record in run.records()]
+        selected, about = selected_model(run), {"job": job.key, **self._scaling(holder)}
         data = pack({} if selected is None else {"model": selected})
-        about = {"job": job.key, **self._scaling(job), "pictures": pictures is not None}
-        calls = (
-            Call(site, {**self._call(site, "finish").header, **about, "scores": scores[site]}, data)
-            for site in sorted(scores)
-        )
+
+        def call(site: str) -> Call:
+            own = [_of_site(record, site) for record in records]
+            header = {**self._call(site, "finish").header, **about}
+            return Call(site, {**header, "records": own, "scores": scores[site]}, data)
+
         index: list[dict[str, Any]] = []
-        for answer in self._ask_patiently(calls):
+        for answer in self._ask_patiently(map(call, sorted(scores))):
             found = unpack(answer.data) if answer.data else {}
             index += found.get("index", [])
             for name, picture in found.get("files", {}).items():
-                if Path(name).name == name and name.endswith(".png") and pictures is not None:
-                    write_atomically(pictures / name, picture.numpy().tobytes())
-        if pictures is not None:
-            write_atomically(pictures / "index.json", json.dumps(index).encode())
+                if Path(name).name == name and name.endswith(".png"):
+                    write_atomically(job.folder / "overlays" / name, picture.numpy().tobytes())
+        if job.seed == job.config.seeds[0]:
+            write_atomically(job.folder / "overlays" / "index.json", json.dumps(index).encode())
+
+    def conclude(self) -> None:
+        """Let every site write its own tables and report."""
+        calls = (self._call(site, "report") for site in sorted(self.config.federation.sites))
+        for _ in self._ask_patiently(calls):
+            pass
 
     def adapt(self, job: Job, config: AdapterConfig, site: str, folder: Path) -> None:
         """Send a job's models to one site outside, which adapts them, and store what it sends."""
@@ -215,3 +226,14 @@ def _response(answer: Answer) -> Response:
         return Response(answer.site, pack({"error": answer.header["error"]}), 0.0)
     seconds = float(answer.header.get("seconds", 0.0))
     return Response(answer.site, answer.data, seconds, answer.missing, answer.again)
+
+
+def _of_site(record: Mapping[str, Any], site: str) -> dict[str, Any]:
+    """Return what the record of a round says of one site."""
+    own: dict[str, Any] = {"round": record["round"], "left_out": []}
+    own["scores"] = {
+        kind: {site: found[site]} for kind, found in record["scores"].items() if site in found
+    }
+    for name in ("losses", "bytes_up", "bytes_down", "seconds", "numbers"):
+        own[name] = {site: record[name][site]} if site in record[name] else {}
+    return own

@@ -17,16 +17,18 @@ from typing import Any, Literal
 
 import torch
 
-from collegium.adaptation import outside
+from collegium.adaptation.outside import ModelFiles
 from collegium.core.files import write_atomically
 from collegium.core.message import pack, unpack
 from collegium.core.settings import Positive, settings
+from collegium.core.tensors import Tensors
 from collegium.data.federation import SiteConfig
 from collegium.distributed.acceptance import Acceptance, Refused
 from collegium.distributed.description import check_versions, digest
 from collegium.distributed.frames import Line, listen
 from collegium.distributed.kits import Kit
 from collegium.errors import (
+    CheckpointError,
     ClientError,
     CollegiumError,
     ConfigError,
@@ -34,6 +36,7 @@ from collegium.errors import (
     ProtocolError,
     describe_failure,
 )
+from collegium.evaluation.results import ROWS_FILE, results_frame, write_rows
 from collegium.experiment.adaptations import write_adaptation
 from collegium.experiment.config import schema
 from collegium.experiment.config.building import adapters_of
@@ -44,12 +47,16 @@ from collegium.experiment.grid import Job
 from collegium.experiment.job_results import (
     ACCOUNT_FILE,
     SCORES_FILE,
+    job_rows,
+    outside_rows,
     write_model_files,
-    write_personal_models,
 )
+from collegium.experiment.runner import collect_rows, write_outcome, write_run_file
 from collegium.experiment.scaling import FILE
 from collegium.runtime import process
 from collegium.runtime.client import ClientRuntime
+from collegium.runtime.run import RoundRecord
+from collegium.runtime.selection import mean_row
 from collegium.runtime.server import Request, respond
 
 logger = logging.getLogger(__name__)
@@ -67,7 +74,8 @@ class SiteSettings:
         device: where models are trained, as torch writes it.
         accept: "all" takes part in every experiment of the server; "listed" in those that the
             operator accepted with `collegium site accept`.
-        release: what of the test cases may leave the site beside counts and means: "pictures".
+        release: what of single test cases may leave the site, beside counts and means: "scores",
+            under pseudonyms, and "pictures".
         methods: algorithms, adapters and codecs of installed packages other than Collegium that an
             experiment may name, written `package.module:Class`.
         largest: the largest message that is taken, in MB.
@@ -79,7 +87,7 @@ class SiteSettings:
     state: str = "state"
     device: str = "cpu"
     accept: Literal["all", "listed"] = "listed"
-    release: tuple[Literal["pictures"], ...] = ()
+    release: tuple[Literal["scores", "pictures"], ...] = ()
     methods: tuple[str, ...] = ()
     largest: Positive = 4096.0
 
@@ -214,7 +222,15 @@ class SiteExperiment:
         self._own, self._name = own, own.name
         self._opened = OpenedExperiment(_own_config(own, description["settings"]), only=own.name)
         self._clients: dict[str, ClientRuntime] = {}
-        process.prepare(self._opened.config.engine.threads)
+        config = self._opened.config
+        try:
+            write_run_file(config, Path(config.output))
+        except CheckpointError as error:
+            raise Refused(
+                f"site {own.name!r} holds a run {config.name!r} made with other settings; choose "
+                f"another name for the experiment"
+            ) from error
+        process.prepare(config.engine.threads)
 
     def answer(self, header: Mapping[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
         """Return the header and the bytes of the answer to a call.
@@ -233,6 +249,9 @@ class SiteExperiment:
             return {}, self._finish(header, data)
         if do == "adapt":
             return self._adapt(header, data), b""
+        if do == "report":
+            self._report()
+            return {}, b""
         if do != "handle":
             raise ProtocolError(f"{do!r} is not among what a site does")
         request = Request(client=self._name, payload=data, **header["request"])
@@ -246,40 +265,55 @@ class SiteExperiment:
         return {"share": sorted(self._opened.config.federation.sites[self._name].share)}
 
     def _finish(self, header: Mapping[str, Any], data: bytes) -> bytes:
-        """Write the site's scaling and pictures; return the pictures that may leave, packed."""
+        """Write the site's own rows and pictures; return the pictures that may leave, packed."""
         job = self._job(header)
-        pictures = job.folder / "overlays" if header["pictures"] else None
-        scores = {self._name: header["scores"]}
-        self._opened.finish(job, unpack(data).get("model"), scores, pictures)
-        write_personal_models(job.folder, [self._name])
-        if pictures is None or "pictures" not in self._own.release:
+        scores = {self._name: self._own_scores(job, header["scores"])}
+        self._opened.finish_sites(job, unpack(data).get("model"), scores)
+        records = [RoundRecord(**record) for record in header["records"]]
+        write_rows(job.folder / ROWS_FILE, results_frame(job_rows(job, records, scores)))
+        pictures = job.folder / "overlays"
+        if "pictures" not in self._own.release or not pictures.exists():
             return b""
-        files = {path.name: path.read_bytes() for path in sorted(pictures.glob("*.png"))}
         index = json.loads((pictures / "index.json").read_text(encoding="utf-8"))
-        tensors = {
-            name: torch.frombuffer(bytearray(b), dtype=torch.uint8) for name, b in files.items()
+        files = {
+            path.name: torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
+            for path in sorted(pictures.glob("*.png"))
         }
-        return pack({"index": index, "files": tensors})
+        return pack({"index": index, "files": Tensors(files)})
+
+    def _own_scores(self, job: Job, sent: Any) -> Any:
+        """Return the site's test scores by case, which may never have left it."""
+        path = self._opened.holder(job).folder / "clients" / self._name / "scores-test.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else sent
 
     def _adapt(self, header: Mapping[str, Any], data: bytes) -> dict[str, Any]:
-        """Adapt the models to this site's cases; return the record and the scores."""
+        """Adapt the models to this site's cases; return of record and scores what may leave."""
         job, sent = self._job(header), unpack(data)
         folder = job.folder / "outside" / self._name
         sites = set(sent["models"]) - set(sent["server"])
         write_model_files(folder / "models", sent["models"], sites)
-        models = outside.ModelFiles(folder / "models")
-        adapter = next(
-            a for a in adapters_of(job.config, job.algorithm) if a.to_dict() == header["adapter"]
-        )
-        own = folder / adapter.label
-        federation = self._opened.variation(job.variation)
+        adapters = adapters_of(job.config, job.algorithm)
+        adapter = next(a for a in adapters if a.to_dict() == header["adapter"])
         cases = self._name, self._opened.outside(job, self._name)
-        write_adaptation(federation, job, adapter, cases, models, own)
-        read = {
-            name: json.loads((own / name).read_text("utf-8"))
+        federation, models = self._opened.variation(job.variation), ModelFiles(folder / "models")
+        write_adaptation(federation, job, adapter, cases, models, folder / adapter.label)
+        done = [a.label for a in adapters if (folder / a.label / SCORES_FILE).exists()]
+        rows = [row for a in done for row in outside_rows(job, self._name, a, folder / a)]
+        write_rows(job.folder / ROWS_FILE, results_frame(rows))
+        account, scores = (
+            json.loads((folder / adapter.label / name).read_text(encoding="utf-8"))
             for name in (ACCOUNT_FILE, SCORES_FILE)
-        }
-        return {"account": read[ACCOUNT_FILE], "scores": read[SCORES_FILE]}
+        )
+        if "scores" in self._own.release:
+            return {"account": account, "scores": scores}
+        kept = ("adapter", "algorithm", "seed", "site", "cases", "seconds")
+        scores["cases"] = mean_row(scores["cases"], federation.task.metric)
+        return {"account": {name: account[name] for name in kept}, "scores": scores}
+
+    def _report(self) -> None:
+        """Write the site's own tables and report, of its own cases."""
+        if not collect_rows(self._opened.config).empty:
+            write_outcome(self._opened.config)
 
     def _job(self, header: Mapping[str, Any]) -> Job:
         variation, left_out, label, seed = header["job"]
@@ -304,7 +338,8 @@ class SiteExperiment:
 def _own_config(own: SiteSettings, told: Mapping[str, Any]) -> ExperimentConfig:
     """Return an experiment's settings with the site's own paths, policy and device."""
     federation = {**told["federation"], "root": own.root}
-    federation["sites"] = {**federation["sites"], own.name: schema.plain(own.data)}
+    data_of_site = {**schema.plain(own.data), "case_scores": "scores" in own.release}
+    federation["sites"] = {**federation["sites"], own.name: data_of_site}
     data = {
         **told,
         "federation": federation,

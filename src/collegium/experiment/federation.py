@@ -29,7 +29,12 @@ from collegium.experiment.config.experiment import (
     to_dict,
 )
 from collegium.experiment.grid import Job, JobKey, folds_of, holders, jobs_of, variations_of
-from collegium.experiment.job_results import DEPLOYED, write_overlays
+from collegium.experiment.job_results import (
+    DEPLOYED,
+    selected_model,
+    write_overlays,
+    write_personal_models,
+)
 from collegium.experiment.preflight import (
     Sample,
     check_adapters,
@@ -47,6 +52,7 @@ from collegium.experiment.scaling import (
 from collegium.runtime.client import ClientRuntime
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.federation import Federation
+from collegium.runtime.run import Run
 from collegium.runtime.server import Transport
 
 
@@ -259,26 +265,42 @@ class OpenedExperiment:
         return InProcess(build, engine.workers, engine.threads)
 
     def finish(
-        self,
-        job: Job,
-        selected: Tensors | None,
-        scores: Mapping[str, Mapping[str, list[dict[str, Any]]]],
-        pictures: Path | None,
+        self, job: Job, run: Run, scores: Mapping[str, Mapping[str, list[dict[str, Any]]]]
     ) -> None:
         """Write what is made of the sites' own data after a training: scalings and pictures.
 
         Args:
-            job: The job that holds the training.
-            selected: Its selected global model; None for a method without one.
+            job: The job; its training may be held by another.
+            run: The finished run of that training.
             scores: Its test scores, by site and kind of model, a mapping for each case.
-            pictures: Where pictures of test cases go; None: none are drawn.
         """
-        for name, site in self.federation(job).sites.items():
+        self.finish_sites(job, selected_model(run), scores)
+
+    def finish_sites(
+        self,
+        job: Job,
+        selected: Tensors | None,
+        scores: Mapping[str, Mapping[str, list[dict[str, Any]]]],
+    ) -> None:
+        """Write the scalings, personal models and pictures of the sites of this machine.
+
+        Args:
+            job: The job; its training may be held by another.
+            selected: The selected global model; None for a method without one.
+            scores: See `finish`.
+        """
+        holder = self.holder(job)
+        sites = self.federation(holder).sites
+        for name, site in sites.items():
             if site.scaling is not None:
-                write_scaling(job.folder / "clients" / name / FILE, site.scaling)
-        if pictures is not None:
-            metric = task_of(job.config).metric
-            write_overlays(self.clients(job), selected, scores, metric, pictures)
+                write_scaling(holder.folder / "clients" / name / FILE, site.scaling)
+        write_personal_models(holder.folder, sites)
+        if job.seed == job.config.seeds[0]:
+            metric, folder = task_of(job.config).metric, job.folder / "overlays"
+            write_overlays(self.clients(holder), selected, scores, metric, folder)
+
+    def conclude(self) -> None:
+        """Do what remains after the results of all jobs are written; nothing on one machine."""
 
     def adapt(self, job: Job, config: AdapterConfig, site: str, folder: Path) -> None:
         """Adapt a job's models to one site outside, and store the outcome: the scores last.

@@ -25,7 +25,7 @@ from collegium.experiment.grid import Job
 from collegium.experiment.model_settings import write_settings
 from collegium.models.files import export_model
 from collegium.runtime.client import ClientRuntime
-from collegium.runtime.run import Run
+from collegium.runtime.run import RoundRecord, Run
 from collegium.runtime.selection import BestModel
 from collegium.tasks import NON_SCORE_KEYS, RAREST_CLASS, SegmentationTask
 
@@ -56,17 +56,18 @@ def _about(job: Job) -> dict[str, Any]:
 
 
 def job_rows(
-    job: Job, run: Run, scores: Mapping[str, Mapping[str, list[dict[str, Any]]]]
+    job: Job,
+    records: Sequence[RoundRecord],
+    scores: Mapping[str, Mapping[str, list[dict[str, Any]]]],
 ) -> Iterator[ResultRow]:
     """Yield a row per round, site and measurement, then one per test case, model and metric.
 
     Args:
         job: the job.
-        run: its finished run.
+        records: the records of its rounds.
         scores: its test scores, by site and kind of model, a mapping for each case.
     """
     task, about = task_of(job.config), _about(job)
-    records = run.records()
     for record in records:
         train = {**about, "round": record.round, "split": "train"}
         for site, loss in record.losses.items():
@@ -116,11 +117,18 @@ def _score_rows(
         yield dict(**about, metric=RAREST_CLASS, value=cases[0][RAREST_CLASS], unit="patients")
 
 
-def write_models(run: Run, job: Job, sites: Sequence[str]) -> None:
-    """Write the selected models as plain safetensors.
+def selected_model(run: Run) -> Tensors | None:
+    """Return the selected global model of a finished run; None for a method without one."""
+    best = run.best()
+    model: Tensors | None = best["model"] if best else None
+    return model
 
-    The server's are the global one and, under `DEPLOYED` with their settings, those for sites
-    outside the federation; each site's personal one stays at the site.
+
+def write_models(run: Run, job: Job, sites: Sequence[str]) -> None:
+    """Write the server's models as plain safetensors.
+
+    They are the global one and, under `DEPLOYED` with their settings, those for sites outside the
+    federation.
 
     Args:
         run: the finished run.
@@ -128,13 +136,12 @@ def write_models(run: Run, job: Job, sites: Sequence[str]) -> None:
         sites: the sites' names.
     """
     root = job.folder
-    selected = run.best()
-    if selected:
-        export_model(selected["model"], root / "server" / "global.safetensors")
+    selected = selected_model(run)
+    if selected is not None:
+        export_model(selected, root / "server" / "global.safetensors")
     if not (root / DEPLOYED / INDEX_FILE).exists():
         write_settings(root / DEPLOYED / SETTINGS_FILE, job.config, job.algorithm, job.seed)
         write_model_files(root / DEPLOYED, run.deploy(), sites)
-    write_personal_models(root, sites)
 
 
 def write_model_files(folder: Path, models: Mapping[str, Tensors], sites: Collection[str]) -> None:

@@ -94,10 +94,8 @@ def run_job(opened: OpenedExperiment, key: JobKey, observe: Observer) -> None:
     }
     observe(Event("job", **about))
     run, scores = _train(opened, holder, lambda record: observe(_round_event(record, about)))
-    pictures = job.folder / "overlays" if job.seed == config.seeds[0] else None
-    best = run.best()
-    opened.finish(holder, best["model"] if best else None, scores, pictures)
-    rows = [*job_rows(job, run, scores), *_adapt(opened, job, about, observe)]
+    opened.finish(job, run, scores)
+    rows = [*job_rows(job, run.records(), scores), *_adapt(opened, job, about, observe)]
     write_rows(job.folder / ROWS_FILE, results_frame(rows))
     observe(Event("done", **about))
 

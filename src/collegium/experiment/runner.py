@@ -68,14 +68,15 @@ def run_experiment(
     """
     output = Path(config.output)
     with lock(output):
-        _write_run_file(config, output)
+        write_run_file(config, output)
         process.prepare(config.engine.threads)
         opened = opened or OpenedExperiment(config)
         opened.check()
         for variation, settings in opened.variations.items():
             _warn_of_idle_adapters(settings, variation)
         _run_jobs(opened, observe)
-        _write_results(collect_rows(config), output)
+        write_outcome(config)
+        opened.conclude()
     return output
 
 
@@ -92,11 +93,12 @@ def _warn_of_idle_adapters(config: ExperimentConfig, variation: str) -> None:
         )
 
 
-def _write_results(results: pd.DataFrame, output: Path) -> None:
+def write_outcome(config: ExperimentConfig) -> None:
     """Write what a run ends with: its rows, the tables of its test cases, and the report."""
     from collegium.evaluation.report.html import write_report
     from collegium.evaluation.writing import write_tables
 
+    results, output = collect_rows(config), Path(config.output)
     write_results(results, output)
     if (results["case"] != "").any():
         write_tables(output)
@@ -125,8 +127,8 @@ def read_run_config(output: Path) -> ExperimentConfig:
     return parse_config({**stored, "output": str(output)}, where=str(path))
 
 
-def _write_run_file(config: ExperimentConfig, output: Path) -> None:
-    """Write what the run is made with.
+def write_run_file(config: ExperimentConfig, output: Path) -> None:
+    """Write what a run is made with.
 
     A run may be extended: by algorithms, seeds, variations or adapters. One that would train what
     has begun otherwise is refused.

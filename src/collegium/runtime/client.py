@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -41,7 +42,7 @@ from collegium.errors import (
     describe_failure,
 )
 from collegium.runtime.ledger import Ledger
-from collegium.runtime.selection import BestModel
+from collegium.runtime.selection import BestModel, mean_row
 from collegium.runtime.server import Request, handler_of
 from collegium.runtime.state import Store
 from collegium.training.fisher import diagonal_fisher
@@ -185,6 +186,8 @@ class ClientRuntime:
                 "loss": main.loss,
                 "steps": sum(p.steps for p in self._progress.values()),
             }
+        if "scores" in reply and not self.site.policy.case_scores:
+            reply["scores"] = self._withhold_cases(request.method, reply["scores"])
         self._check_egress(reply)
         sent = EncodedReply(reply, {}, {}) if session is None else session.encode_reply(reply)
         if request.stage == "train":
@@ -231,6 +234,14 @@ class ClientRuntime:
         else:
             self.store.remove(name)
 
+    def _withhold_cases(
+        self, method: str, scores: Mapping[str, Sequence[Mapping[str, Any]]]
+    ) -> dict[str, list[dict[str, Any]]]:
+        """Keep the scores of single cases in the site's own folder; return their means."""
+        write_atomically(self.root / f"scores-{method}.json", json.dumps(scores).encode())
+        metric = self.training.task.metric
+        return {kind: mean_row(rows, metric) for kind, rows in scores.items()}
+
     def _check_egress(self, reply: Mapping[str, Any]) -> None:
         for name in reply:
             if name not in self.algorithm.all_sends():
@@ -246,7 +257,14 @@ class ClientRuntime:
     def may_send(self, part: str) -> bool:
         """Return whether the site's policy lets this part of a message out."""
         schema = self.algorithm.all_sends()[part]
-        return may_leave(part, opt_in=schema.opt_in, **vars(self.site.policy))
+        policy = self.site.policy
+        return may_leave(
+            part,
+            opt_in=schema.opt_in,
+            allow=policy.allow,
+            forbid=policy.forbid,
+            share=policy.share,
+        )
 
     def rng(self, purpose: str) -> torch.Generator:
         """Return the generator for ``purpose``; a purpose may be used once in a handler."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from collegium.core.files import write_atomically
 from collegium.core.tensors import Tensors
-from collegium.runtime.selection import BestModel, mean_defined
+from collegium.runtime.selection import BestModel, mean_defined, scores_of
 from collegium.runtime.server import ServerRuntime
 
 GLOBAL = "global"
@@ -140,7 +140,7 @@ class Run:
 
     def _means(self, replies: Mapping[str, Any], kind: str) -> dict[str, float | None]:
         return {
-            client: mean_defined([row[self.metric] for row in reply["scores"].get(kind, [])])
+            client: mean_defined(scores_of(reply["scores"].get(kind, []), self.metric))
             for client, reply in replies.items()
         }
 
@@ -149,7 +149,7 @@ class Run:
         if not self.server.algorithm.has_global:
             return
         rows = [row for reply in replies.values() for row in reply["scores"].get("global", [])]
-        values = [row[self.metric] for row in rows]
+        values = scores_of(rows, self.metric)
         self._best.offer(self.server.state["model"], values, number=self.server.round)
 
     def best(self) -> dict[str, Any] | None:

@@ -2,14 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from collegium.core.tensors import Tensors
 from collegium.runtime.state import Store
+from collegium.tasks import CASES, NON_SCORE_KEYS, RAREST_CLASS
 
 _NAME = "best"
+
+
+def mean_row(rows: Sequence[Mapping[str, Any]], metric: str) -> list[dict[str, Any]]:
+    """Return one row of scores that stands for all, without saying anything of a single case.
+
+    Args:
+        rows: scores by case; see `collegium.tasks.CaseScores`.
+        metric: the metric by which models are selected; the row counts the cases that have it.
+
+    Returns:
+        The row, whose case and patient are "mean"; nothing for no rows.
+    """
+    if not rows:
+        return []
+    scores = [name for name in rows[0] if name not in NON_SCORE_KEYS]
+    kept = {name: rows[0][name] for name in (RAREST_CLASS,) if name in rows[0]}
+    defined = sum(row[metric] is not None for row in rows)
+    means = {name: mean_defined([row[name] for row in rows]) for name in scores}
+    return [{"case": "mean", "patient": "mean", CASES: defined, **means, **kept}]
+
+
+def scores_of(rows: Iterable[Mapping[str, Any]], metric: str) -> list[float | None]:
+    """Return a metric of every case; a row that stands for several counts as often.
+
+    Args:
+        rows: scores by case, or one row of `mean_row`.
+        metric: the metric.
+    """
+    return [value for row in rows for value in [row[metric]] * row.get(CASES, 1)]
 
 
 def mean_defined(values: Sequence[float | None]) -> float | None:

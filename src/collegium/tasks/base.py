@@ -19,7 +19,10 @@ CaseScores = dict[str, Any]
 RAREST_CLASS = "rarest_class"
 """The number of patients of the rarest class, given beside scores that depend on it."""
 
-NON_SCORE_KEYS = ("case", "patient", RAREST_CLASS)
+CASES = "cases"
+"""In a row that stands for several cases: how many of them have a score."""
+
+NON_SCORE_KEYS = ("case", "patient", CASES, RAREST_CLASS)
 """The keys of `CaseScores` that are not metrics."""
 
 
