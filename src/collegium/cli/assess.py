@@ -31,7 +31,14 @@ def assess(
     from collegium.experiment.config.experiment import load_config
 
     settings = load_config(config, overrides or ())
-    folder = assess_federation(settings, Assessment(summary=summary, encoder=encoder))  # type: ignore[arg-type]
+    survey = Assessment(summary=summary, encoder=encoder)  # type: ignore[arg-type]
+    if settings.engine.name == "inprocess":
+        folder = assess_federation(settings, survey)
+    else:
+        from collegium.distributed.experiment import RemoteExperiment
+
+        with RemoteExperiment(settings, survey) as remote:
+            folder = assess_federation(settings, survey, remote)
     data = json.loads((folder / "assessment.json").read_text(encoding="utf-8"))
     rows, sentences = overview(data)
     print_table((row.values() for row in rows), rows[0])

@@ -76,11 +76,8 @@ def _run(config: "ExperimentConfig", observe: "Observer") -> Path:
         return run_experiment(config, observe)
     from collegium.distributed.experiment import RemoteExperiment
 
-    remote = RemoteExperiment(config)
-    try:
+    with RemoteExperiment(config) as remote:
         return run_experiment(config, observe, remote)
-    finally:
-        remote.close()
 
 
 @app.command()

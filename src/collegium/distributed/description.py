@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from collegium import __version__
+from collegium.diagnostics.assessment.survey import Assessment
 from collegium.distributed.acceptance import Refused
 from collegium.errors import ConfigError
 from collegium.experiment.config.experiment import ExperimentConfig, decisive
@@ -23,15 +24,21 @@ from collegium.experiment.config.registry import ADAPTERS, ALGORITHMS, CODECS, R
 from collegium.experiment.grid import variations_of
 
 
-def describe(config: ExperimentConfig) -> dict[str, Any]:
+def describe(config: ExperimentConfig, survey: Assessment | None = None) -> dict[str, Any]:
     """Return what a site is told of an experiment.
 
     Args:
         config: the experiment, as its server reads it; of its sites only the names are told.
+        survey: what the sites are asked instead of training.
 
     Raises:
-        ConfigError: it uses a class from a file, which cannot travel.
+        ConfigError: it uses a class or a network from a file, which cannot travel.
     """
+    if ".py:" in config.model.name or (survey is not None and survey.encoder):
+        raise ConfigError(
+            "a network of your own stands in a file, and no code travels to the sites; choose one "
+            "of 'collegium list models', and no --encoder"
+        )
     settings = decisive(config)
     federation = settings["federation"]
     federation["sites"] = {site: {"remote": True} for site in sorted(federation["sites"])}
@@ -39,7 +46,9 @@ def describe(config: ExperimentConfig) -> dict[str, Any]:
     kinds = {
         f"{registry.word} {name}": _sources(registry, name) for registry, name in _names(config)
     }
+    asked = {} if survey is None else {"survey": survey.hyperparameters()}
     return {
+        **asked,
         "settings": settings,
         "collegium": __version__,
         "torch": torch.__version__.partition("+")[0],

@@ -6,15 +6,17 @@ import json
 import logging
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from collegium.adaptation import outside
 from collegium.core.dataset import ConcatDataset
 from collegium.core.files import write_atomically
 from collegium.core.message import pack, unpack
+from collegium.data.federation import sites_of
 from collegium.data.site import Site
+from collegium.diagnostics.assessment.survey import Assessment
 from collegium.distributed.connection import Answer, Call, Connection
 from collegium.distributed.description import describe, digest
 from collegium.distributed.jobs import Coordinator
@@ -45,12 +47,13 @@ class RemoteExperiment(OpenedExperiment):
     Args:
         config: the experiment, whose `engine.folder` holds the kits of the server and of the
             administrator.
+        survey: what the sites are asked before any training, instead of training; see `assess`.
 
     Raises:
         ConfigError: the kits are not there or not valid, or the experiment cannot travel.
     """
 
-    def __init__(self, config: ExperimentConfig) -> None:
+    def __init__(self, config: ExperimentConfig, survey: Assessment | None = None) -> None:
         super().__init__(config)
         engine = config.engine
         if (engine.workers, engine.jobs) != (1, 1):
@@ -59,7 +62,7 @@ class RemoteExperiment(OpenedExperiment):
             raise ConfigError(
                 "engine.folder is missing: name the folder that 'collegium federation init' made"
             )
-        self._description = describe(config)
+        self._description = describe(config, survey)
         server = read_kit(Path(engine.folder) / "server", "server")
         coordinator = Coordinator(read_kit(Path(engine.folder) / "admin", "admin"))
         unknown = sorted(set(config.federation.sites) - set(server.sites))
@@ -103,6 +106,15 @@ class RemoteExperiment(OpenedExperiment):
     def shares(self, config: ExperimentConfig) -> bool:
         """Return whether a site that trains shares its personal model, as it said itself."""
         return self._shares is None or any("personal" in shared for shared in self._shares.values())
+
+    def federation_to_survey(self) -> Federation:
+        """Return the federation, of whose sites only the names are known."""
+        federation, inside = self.variation(""), sites_of(self.config.federation)
+        return replace(federation, sites={name: federation.sites[name] for name in inside})
+
+    def survey_transport(self) -> Transport:
+        """Return what carries the survey to the sites that train."""
+        return _Requests(self, {"purpose": "survey"})
 
     def transport(self, job: Job) -> Transport:
         """Return what carries the requests of a job that trains to its sites."""
@@ -187,6 +199,12 @@ class RemoteExperiment(OpenedExperiment):
     def close(self) -> None:
         """End the FLARE job and the session."""
         self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     @property
     def accepted_as(self) -> str:

@@ -23,6 +23,7 @@ from collegium.core.message import pack, unpack
 from collegium.core.settings import Positive, settings
 from collegium.core.tensors import Tensors
 from collegium.data.federation import SiteConfig
+from collegium.diagnostics.assessment.survey import FOLDER, Assessment
 from collegium.distributed.acceptance import Acceptance, Refused
 from collegium.distributed.description import check_versions, digest
 from collegium.distributed.frames import Line, listen
@@ -219,6 +220,7 @@ class SiteExperiment:
     """
 
     def __init__(self, own: SiteSettings, description: Mapping[str, Any]) -> None:
+        self._survey: Mapping[str, Any] = description.get("survey", {})
         self._own, self._name = own, own.name
         self._opened = OpenedExperiment(_own_config(own, description["settings"]), only=own.name)
         self._clients: dict[str, ClientRuntime] = {}
@@ -281,6 +283,13 @@ class SiteExperiment:
         }
         return pack({"index": index, "files": Tensors(files)})
 
+    def _survey_client(self) -> ClientRuntime:
+        """Return the client that answers a survey, which the policy limits part by part."""
+        config = self._opened.config
+        federation, root = self._opened.variation(""), Path(config.output) / FOLDER
+        survey = Assessment(**self._survey)
+        return federation.clients(survey, seed=config.seeds[0], root=root)[self._name]
+
     def _own_scores(self, job: Job, sent: Any) -> Any:
         """Return the site's test scores by case, which may never have left it."""
         path = self._opened.holder(job).folder / "clients" / self._name / "scores-test.json"
@@ -321,7 +330,9 @@ class SiteExperiment:
 
     def _client(self, header: Mapping[str, Any]) -> ClientRuntime:
         """Return the client of a job; that of the job before is dropped."""
-        name = json.dumps([header["job"], header.get("scaling"), header.get("purpose")])
+        name = json.dumps([header.get(key) for key in ("job", "scaling", "purpose")])
+        if name not in self._clients and header.get("purpose") == "survey":
+            self._clients = {name: self._survey_client()}
         if name not in self._clients:
             job, scaling = self._job(header), header.get("scaling")
             if scaling is not None:  # what all sites agreed on; see `agree_on_scaling`

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from collegium.core.algorithm import Algorithm, Client, Server, handler
 from collegium.core.message import Message
@@ -25,14 +25,26 @@ from collegium.heterogeneity.survey import (
 from collegium.runtime import process
 from collegium.runtime.client import ClientRuntime
 from collegium.runtime.engines.inprocess import InProcess
+from collegium.runtime.federation import Federation
 from collegium.runtime.ledger import describe_part
 from collegium.runtime.participation import SKIPPING
+from collegium.runtime.server import Transport
 
 FOLDER = "assessment"
 """Where in an experiment's output folder the assessment is."""
 
 ASKED = ("intensity_maxima", "label_volumes", "label_histogram", "embeddings")
 """What a report shows, and a site is asked for."""
+
+
+class RemoteSites(Protocol):
+    """Sites that are asked over a network."""
+
+    def federation_to_survey(self) -> Federation:
+        """Return the federation, of whose sites only the names are known."""
+
+    def survey_transport(self) -> Transport:
+        """Return what carries the survey to the sites that train."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +84,7 @@ class Assessment(SurveyMixin, Algorithm):
 
 
 def survey_sites(
-    config: ExperimentConfig, survey: Assessment
+    config: ExperimentConfig, survey: Assessment, remote: RemoteSites | None = None
 ) -> tuple[Mapping[str, Message], dict[str, dict[str, Any]]]:
     """Ask all inside sites at once; one that fails is left out.
 
@@ -81,6 +93,7 @@ def survey_sites(
     Args:
         config: the experiment, whose sites are asked.
         survey: what they are asked for.
+        remote: the sites, if they are not on this machine.
 
     Returns:
         By site its answer, without the sites that failed; and by site the parts that left it with
@@ -91,16 +104,15 @@ def survey_sites(
         ConfigError: the engine or the network cannot be used.
         DataError: a site's files are unusable.
     """
-    engine = config.engine
-    process.prepare(engine.threads)
+    process.prepare(config.engine.threads)
     check_engine(config)
-    federation = open_configured(config, splits=stored_splits(config))
     make_encoder(survey.encoder)
+    if remote is not None:
+        federation, transport = remote.federation_to_survey(), remote.survey_transport()
+    else:
+        federation = open_configured(config, splits=stored_splits(config))
+        transport = _local_transport(config, survey, federation)
     seed, root = config.seeds[0], Path(config.output) / FOLDER
-    build = partial(federation.clients, survey, seed=seed, root=root)
-    if engine.workers > 1:  # these open the federation themselves
-        build = partial(survey_clients, to_dict(config), survey.hyperparameters())
-    transport = InProcess(build, engine.workers, engine.threads)
     server = federation.server(survey, transport, seed=seed, root=root, participation=SKIPPING)
     try:
         replies = server.evaluate(survey.survey)
@@ -119,6 +131,17 @@ def survey_sites(
             "failed": failed.get(site, ""),
         }
     return replies, exchanged
+
+
+def _local_transport(
+    config: ExperimentConfig, survey: Assessment, federation: Federation
+) -> Transport:
+    """Return what carries the survey to the sites of this machine."""
+    engine, root = config.engine, Path(config.output) / FOLDER
+    build = partial(federation.clients, survey, seed=config.seeds[0], root=root)
+    if engine.workers > 1:  # these open the federation themselves
+        build = partial(survey_clients, to_dict(config), survey.hyperparameters())
+    return InProcess(build, engine.workers, engine.threads)
 
 
 def survey_clients(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, ClientRuntime]:

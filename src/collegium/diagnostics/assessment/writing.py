@@ -13,7 +13,7 @@ from collegium.core.files import write_atomically
 from collegium.core.text import format_bytes
 from collegium.data.federation import sites_of
 from collegium.diagnostics.assessment.findings import find
-from collegium.diagnostics.assessment.survey import FOLDER, Assessment, survey_sites
+from collegium.diagnostics.assessment.survey import FOLDER, Assessment, RemoteSites, survey_sites
 from collegium.diagnostics.assessment.verdict import GEOMETRIES, judge
 from collegium.evaluation.report.assessment import short
 from collegium.evaluation.report.rendering import render_page
@@ -50,12 +50,17 @@ def overview(data: Mapping[str, Any]) -> tuple[list[dict[str, str]], list[str]]:
     return rows, [*failures, *notes, f"{verdict['headline']} {verdict['why']}".strip(), *advice]
 
 
-def assess(config: ExperimentConfig, survey: Assessment | None = None) -> Path:
+def assess(
+    config: ExperimentConfig,
+    survey: Assessment | None = None,
+    remote: RemoteSites | None = None,
+) -> Path:
     """Ask all sites, find out how different they are, and write ``assessment.json`` and the page.
 
     Args:
         config: the experiment; nothing of it is trained.
         survey: what the sites are asked, and how.
+        remote: the sites, if they are not on this machine.
 
     Returns:
         The folder with both files, ``assessment`` in the experiment's output folder.
@@ -64,7 +69,7 @@ def assess(config: ExperimentConfig, survey: Assessment | None = None) -> Path:
         CollegiumError: the configuration or a site's files are unusable, or the disk is full.
     """
     survey = survey or Assessment()
-    replies, exchanged = survey_sites(config, survey)
+    replies, exchanged = survey_sites(config, survey, remote)
     questions, sites = survey.questions(), sites_of(config.federation)
     findings = find(replies, questions, config.federation.task.classes, config.seeds[0])
     data: dict[str, Any] = {
