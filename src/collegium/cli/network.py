@@ -5,11 +5,12 @@ import logging
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from collegium.cli.base import AsJson, app, guarded, print_table
+from collegium.core.text import format_bytes
 from collegium.errors import NotInstalled
 
 federation_app = typer.Typer(help="Prepare a federation of real sites.", no_args_is_help=True)
@@ -158,6 +159,23 @@ def site_accept(
     Acceptance(Path(read_site_settings(site).state)).accept(digest)
 
 
+def progress_text(run: dict[str, Any] | None) -> str:
+    """Return in a line where a run stands.
+
+    Args:
+        run: as `federation_status` returns it.
+    """
+    if run is None:
+        return "no experiment runs"
+    text = f"experiment {run['experiment']}: {run.get('algorithm', '')}, seed {run.get('seed', 0)}"
+    if run.get("round"):
+        text += f", round {run['round']} of {run['rounds']}"
+    if run.get("bytes_up"):
+        up, down = format_bytes(run["bytes_up"]), format_bytes(run.get("bytes_down", 0))
+        text += f", {up} up and {down} down in it"
+    return text
+
+
 @app.command("status")
 @guarded
 def status(
@@ -173,7 +191,9 @@ def status(
     if as_json:
         typer.echo(json.dumps(found, indent=1))
         return
-    typer.echo(f"server {found['server']}: {found['state']}; job {found['job'] or 'none'}")
+    days = found["certificate_days"]
+    typer.echo(f"server {found['server']}: {found['state']}, certificate {days} days")
+    typer.echo(progress_text(found["run"]))
     rows = [
         (s["name"], s["state"], "" if s["seen"] is None else f"{s['seen']:.0f} s ago",
          "" if s["certificate_days"] is None else f"{s['certificate_days']} days")

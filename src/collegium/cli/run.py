@@ -77,7 +77,12 @@ def _run(config: "ExperimentConfig", observe: "Observer") -> Path:
     from collegium.distributed.experiment import RemoteExperiment
 
     with RemoteExperiment(config) as remote:
-        return run_experiment(config, observe, remote)
+
+        def observe_and_note(event: "Event") -> None:
+            observe(event)
+            remote.note(event)
+
+        return run_experiment(config, observe_and_note, remote)
 
 
 @app.command()

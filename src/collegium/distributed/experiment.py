@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from collegium.distributed.connection import Answer, Call, Connection
 from collegium.distributed.description import describe, digest
 from collegium.distributed.jobs import Coordinator
 from collegium.distributed.kits import read_kit
-from collegium.distributed.processes import SOCKET
+from collegium.distributed.processes import PROGRESS, SOCKET
 from collegium.errors import KINDS, ClientError, ConfigError, MissingReply
 from collegium.experiment.config.building import network_of, task_of
 from collegium.experiment.config.experiment import AdapterConfig, ExperimentConfig
@@ -33,10 +34,11 @@ from collegium.experiment.job_results import (
     SCORES_FILE,
     selected_model,
 )
+from collegium.experiment.jobs import Event
 from collegium.experiment.scaling import FILE
 from collegium.runtime.federation import Federation
 from collegium.runtime.run import Run
-from collegium.runtime.server import Request, Response, Transport
+from collegium.runtime.server import RETRY_PAUSE, Request, Response, Transport
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +80,7 @@ class RemoteExperiment(OpenedExperiment):
             deadline=engine.deadline,
             patience=engine.patience,
         )
+        self._progress = server.folder / PROGRESS
         self._shares: dict[str, set[str]] | None = None
 
     def variation(self, name: str) -> Federation:
@@ -94,13 +97,8 @@ class RemoteExperiment(OpenedExperiment):
         """
         super().check()
         calls = (self._call(site, "open") for site in sorted(self.config.federation.sites))
-        shares = {}
-        for answer in self._connection.ask(calls):
-            if answer.missing and self.config.participation.on_failure == "skip":
-                logger.warning("site %s: %s", answer.site, answer.missing)
-                continue
-            shares[answer.site] = set(self._checked(answer)["share"])
-        self._shares = shares
+        answers = self._ask_patiently(calls)
+        self._shares = {answer.site: set(answer.header["share"]) for answer in answers}
         super().check()  # the adapters, now that it is known who shares a model
 
     def shares(self, config: ExperimentConfig) -> bool:
@@ -168,19 +166,25 @@ class RemoteExperiment(OpenedExperiment):
         write_atomically(folder / SCORES_FILE, json.dumps(answer.header["scores"]).encode())
 
     def _ask_patiently(self, calls: Iterable[Call]) -> Iterator[Answer]:
-        """Yield the answers to calls, which are made again where they got lost."""
-        waiting = list(calls)
+        """Yield the answers to calls; who gets lost or is missing is treated as in training."""
+        participation, began = self.config.participation, time.monotonic()
+        waiting = {call.site: call for call in calls}
         while waiting:
-            by_site = {call.site: call for call in waiting}
-            waiting = []
-            for answer in self._connection.ask(iter(by_site.values())):
-                if answer.again:
-                    waiting.append(by_site[answer.site])
-                elif answer.missing and self.config.participation.on_failure == "skip":
-                    logger.warning("site %s: %s", answer.site, answer.missing)
+            again: dict[str, Call] = {}
+            for answer in self._connection.ask(iter(waiting.values())):
+                site, late = answer.site, time.monotonic() - began > participation.retry_seconds
+                if answer.again or (
+                    answer.missing and participation.on_failure == "retry" and not late
+                ):
+                    again[site] = waiting[site]
+                elif answer.missing and participation.on_failure == "skip":
+                    logger.warning("site %s: %s", site, answer.missing)
                 else:
                     self._checked(answer)
                     yield answer
+            if again:
+                time.sleep(RETRY_PAUSE)
+            waiting = again
 
     def _call(self, site: str, do: str) -> Call:
         return Call(site, {"do": do, "site": site, "experiment": self._description})
@@ -195,6 +199,16 @@ class RemoteExperiment(OpenedExperiment):
                 f"site {answer.site}: {error.get('text')}"
             )
         return answer.header
+
+    def note(self, event: Event) -> None:
+        """Write where the run stands, for `collegium status`.
+
+        Args:
+            event: what happened.
+        """
+        about = {name: value for name, value in asdict(event).items() if value}
+        data = {"experiment": self.config.name, "at": time.time(), **about}
+        write_atomically(self._progress, json.dumps(data).encode())
 
     def close(self) -> None:
         """End the FLARE job and the session."""

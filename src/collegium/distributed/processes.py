@@ -19,6 +19,9 @@ SOCKET = "collegium.sock"
 """The file of a server's kit on which `collegium run` listens."""
 
 
+PROGRESS = "progress.json"
+"""The file of a server's kit in which `collegium run` writes where it stands."""
+
 RELAY_PAUSE = 5.0
 """Seconds before a relay that ended is started again."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from collegium.distributed.connection import SEEN_SECONDS
 from collegium.distributed.jobs import Coordinator, ServerUnreachable
 from collegium.distributed.kits import Kit, days_left, read_kit
+from collegium.distributed.processes import PROGRESS
 from collegium.errors import ConfigError
 
 
@@ -35,8 +37,15 @@ def federation_status(folder: Path) -> dict[str, Any]:
         "state": state,
         "certificate_days": days_left([server])[server.name],
         "job": running[-1]["job_id"] if running else None,
+        "run": _progress(server) if running else None,
         "sites": [_site(folder, name, seen.get(name)) for name in server.sites],
     }
+
+
+def _progress(server: Kit) -> dict[str, Any] | None:
+    """Return where the current run stands, as `collegium run` wrote it last."""
+    path = server.folder / PROGRESS
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
 
 
 def _site(folder: Path, name: str, seen: float | None) -> dict[str, Any]:
