@@ -37,9 +37,16 @@ from collegium.evaluation.significance import (
     verdict,
 )
 from collegium.evaluation.tables import AVERAGE
+from collegium.tasks import ALL_CASES
 
 ANSWERS: dict[Outcome, str] = {"helps": "yes", "hurts": "no", "cannot tell": "cannot tell"}
 """The outcome as the answer to "does it help?"."""
+
+WITHHELD = (
+    "Cannot tell here: the scores of single patients stay at the site, whose own report says how "
+    "sure the difference is."
+)
+"""The verdict where a site sends counts and means only."""
 
 COMPARISON = {
     "site": "str", "method": "str", "algorithm": "str", "model": "str",
@@ -113,6 +120,11 @@ class _PairedScores:
     differences: Mapping[str, float]
     undefined: int
     rarest: int | None
+
+    @property
+    def withheld(self) -> bool:
+        """Whether the scores of single patients stay at the site, so that only means are here."""
+        return ALL_CASES in self.differences
 
 
 def joining_table(
@@ -327,6 +339,8 @@ def _verdicts(
     found = []
     for (key, pairs), interval, test in zip(family.items(), intervals, tests, strict=True):
         word, sentences = verdict(interval, test, higher_is_better=higher)
+        if any(pair.withheld for pair in pairs):
+            word, sentences = "cannot tell", WITHHELD
         found.append({
             "site": site, "method": method_name(*key, where), "algorithm": key[0], "model": key[1],
             "reference_mean": fmean(pair.reference_mean for pair in pairs),

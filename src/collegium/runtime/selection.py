@@ -8,7 +8,7 @@ from typing import Any
 
 from collegium.core.tensors import Tensors
 from collegium.runtime.state import Store
-from collegium.tasks import CASES, NON_SCORE_KEYS, RAREST_CLASS
+from collegium.tasks import ALL_CASES, CASES, NON_SCORE_KEYS, RAREST_CLASS
 
 _NAME = "best"
 
@@ -21,7 +21,7 @@ def mean_row(rows: Sequence[Mapping[str, Any]], metric: str) -> list[dict[str, A
         metric: the metric by which models are selected; the row counts the cases that have it.
 
     Returns:
-        The row, whose case and patient are "mean"; nothing for no rows.
+        The row, whose case and patient are `collegium.tasks.ALL_CASES`; nothing for no rows.
     """
     if not rows:
         return []
@@ -29,7 +29,7 @@ def mean_row(rows: Sequence[Mapping[str, Any]], metric: str) -> list[dict[str, A
     kept = {name: rows[0][name] for name in (RAREST_CLASS,) if name in rows[0]}
     defined = sum(row[metric] is not None for row in rows)
     means = {name: mean_defined([row[name] for row in rows]) for name in scores}
-    return [{"case": "mean", "patient": "mean", CASES: defined, **means, **kept}]
+    return [{"case": ALL_CASES, "patient": ALL_CASES, CASES: defined, **means, **kept}]
 
 
 def scores_of(rows: Iterable[Mapping[str, Any]], metric: str) -> list[float | None]:

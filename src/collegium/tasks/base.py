@@ -22,6 +22,9 @@ RAREST_CLASS = "rarest_class"
 CASES = "cases"
 """In a row that stands for several cases: how many of them have a score."""
 
+ALL_CASES = "mean"
+"""The case and the patient of a row that stands for all cases, whose scores stay at their site."""
+
 NON_SCORE_KEYS = ("case", "patient", CASES, RAREST_CLASS)
 """The keys of `CaseScores` that are not metrics."""
 

@@ -24,6 +24,7 @@ from collegium.evaluation.report.routing import AdaptationSummary, gather_adapta
 from collegium.evaluation.scores import METHOD, Where, final_scores, method_name, rows_of
 from collegium.evaluation.tables import MethodTable, method_table, sweep_table
 from collegium.evaluation.timing import TimeTable, time_table
+from collegium.tasks import ALL_CASES, CASES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -148,24 +149,34 @@ def gather_content(
     return replace(content, sites=pages)
 
 
+def _withheld(results: pd.DataFrame, scored: pd.DataFrame) -> int:
+    """Return of how many cases a site sent the mean of their scores only."""
+    if not (scored["case"] == ALL_CASES).any():
+        return 0
+    counts = results[(results["metric"] == CASES) & results["split"].isin(scored["split"])]
+    return int(counts["value"].max())
+
+
 def _site_page(
     content: ReportContent, site: str, page: str, pictures: SitePictures
 ) -> dict[str, Any]:
     """Return the content of the page of one site.
 
     Where it is by "inside" and "outside": ``tested``, how many patients and cases were scored;
-    ``scores``; and ``pictures`` by method, inside the method of its answer first, or, if none of it
-    were drawn, another model of the same algorithm. ``answer`` says whether joining helps it, None
-    if nobody trained alone.
+    ``withheld``, how many cases have scores that stay at the site; ``scores``; and ``pictures`` by
+    method, inside the method of its answer first, or, if none of it were drawn, another model of
+    the same algorithm. ``answer`` says whether joining helps it, None if nobody trained alone.
     """
     results = content.run.results
     own = results[results["site"] == site]
-    tested = {where: final_scores(own, where=where) for where in WHERES}
+    scored = {where: final_scores(own, where=where) for where in WHERES}
+    tested = {where: found[found["case"] != ALL_CASES] for where, found in scored.items()}
     return {
         "name": site,
         "id": page,
         # a case that several folds test counts once
         "tested": {w: (s["patient"].nunique(), s["case"].nunique()) for w, s in tested.items()},
+        "withheld": {where: _withheld(own, scored[where]) for where in WHERES},
         "answer": content.answers.get(site),
         "scores": {where: _site_scores(content.tables[where], site) for where in WHERES},
         "adapting": [found for found in content.adapting.by_site if found.site == site],
