@@ -308,13 +308,13 @@ class Connection:
             line = Line(sock)
             try:
                 line.wait_at_most(10.0)
-                header, _ = line.header()
+                site = str(line.header()[0]["site"])
                 line.wait_at_most(None)
-            except (OSError, EOFError, ValueError):
+            except (OSError, EOFError, ValueError, KeyError):
                 line.close()
                 continue
             with self._arrived:
-                self._lines[str(header["site"])] = line
+                self._lines[site] = line
                 self._arrived.notify_all()
 
     def _stop(self) -> None:

@@ -85,7 +85,14 @@ class Line:
         head_size, size = SIZES.unpack(self.read(SIZES.size))
         if head_size > MAX_HEADER:
             raise ValueError(f"a header of {head_size} bytes is longer than {MAX_HEADER}")
-        return dict(json.loads(self.read(head_size))), size
+        data = self.read(head_size)
+        try:
+            header = json.loads(data)
+        except RecursionError as error:
+            raise ValueError("a header is nested too deep") from error
+        if not isinstance(header, dict):
+            raise ValueError("a header is no mapping")  # noqa: TRY004  (as what is no JSON)
+        return header, size
 
     def read(self, size: int) -> bytes:
         """Read ``size`` bytes of a payload.
