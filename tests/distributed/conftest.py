@@ -1,0 +1,300 @@
+"""A federation of real processes on this machine: FLARE's server, relays, and site processes."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from collegium.core.settings import from_mapping
+from collegium.data.phantoms import make_federation
+from collegium.distributed.frames import Line, listen
+from collegium.distributed.kits import Provision, make_kits
+from collegium.distributed.status import federation_status
+from collegium.experiment.config.experiment import load_config
+from collegium.experiment.runner import run_experiment
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = ("alder", "birch", "cedar")
+LIMIT = 120.0
+"""Seconds after which a condition that does not come true is a failure."""
+
+EXPERIMENT: dict[str, Any] = {
+    "federation": "phantom/federation.yaml",
+    "model": {"name": "unet", "in_channels": 1, "out_channels": 2, "channels": [4, 8],
+              "num_res_units": 0, "norm": "batch"},
+    "training": {"optimizer": "adam", "lr": 2e-3, "batch_size": 2, "local_steps": 2},
+    "rounds": 2,
+    "evaluation": {"every": 1},
+}  # fmt: skip
+
+
+def wait_until(condition: Callable[[], Any]) -> Any:
+    """Wait until something is the case; return what the condition returned."""
+    until = time.monotonic() + LIMIT
+    while not (found := condition()):
+        assert time.monotonic() < until, "it did not come true in time"
+        time.sleep(0.05)
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Tap:
+    """Stands between a site's relay and its site process, and sees every frame.
+
+    `script` is called with the header of a call and a function that carries the call to the site
+    process and returns its answer; what it returns is sent on, None closes the connection.
+
+    Args:
+        path: where the relay connects to.
+        site: where the site process listens.
+    """
+
+    def __init__(self, path: Path, site: Path) -> None:
+        self._site = site
+        self.script: Callable[[dict[str, Any], Callable[[], Any]], Any] = lambda _, carry: carry()
+        self.answers: list[tuple[dict[str, Any], bytes]] = []
+        self.calls: list[dict[str, Any]] = []
+        self._listener = listen(path)
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(Line(sock),), daemon=True).start()
+
+    def _serve(self, line: Line) -> None:
+        with suppress(OSError, EOFError):
+            header, data = line.receive(1 << 32)
+            self.calls.append(header)
+            answer = self.script(header, lambda: self._carry(header, data))
+            if answer is not None:
+                self.answers.append(answer)
+                line.send(*answer)
+        line.close()
+
+    def _carry(self, header: Mapping[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
+        line = Line.connect(self._site, None)
+        try:
+            line.send(header, data)
+            return line.receive(1 << 32)
+        finally:
+            line.close()
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+class RealFederation:
+    """Kits, data and processes of a federation, all below one folder.
+
+    Args:
+        folder: the folder.
+        tapped: whether the relays reach the site processes through a `Tap`.
+        names: the sites.
+    """
+
+    def __init__(
+        self, folder: Path, *, tapped: bool = False, names: tuple[str, ...] = NAMES
+    ) -> None:
+        self.folder, self.names, self.tapped = folder, names, tapped
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.taps: dict[str, Tap] = {}
+        wanted, problems = from_mapping(
+            Provision, {"server": "localhost", "sites": list(names), "port": free_port()}
+        )
+        assert wanted is not None, problems
+        make_kits(folder / "con", wanted)
+
+    def draw_phantoms(self, place: str = "phantom") -> None:
+        make_federation(self.folder / place, len(self.names), cases=10, size=32)
+        for name in self.names:
+            self.describe_site(name, {"manifest": f"{name}/manifest.csv"}, root=place)
+
+    def describe_site(self, name: str, data: Mapping[str, Any], **more: Any) -> None:
+        """Write a site's own file."""
+        about = {"name": name, "data": dict(data), "state": f"s/{name}", "accept": "all", **more}
+        (self.folder / f"{name}.yaml").write_text(yaml.safe_dump(about))
+        about["state"] = f"t/{name}"  # the tap listens where the relay's file says
+        (self.folder / f"{name}-tap.yaml").write_text(yaml.safe_dump(about))
+
+    def start(self) -> None:
+        self.start_server()
+        for name in self.names:
+            self.start_site(name)
+
+    def start_server(self) -> None:
+        self._spawn("server", "server", "start", "con/server")
+
+    def start_site(self, name: str, kit: str = "") -> None:
+        if not self.tapped:
+            self._spawn(name, "site", "start", f"{name}.yaml", "--kit", f"con/sites/{name}")
+            return
+        self.start_site_process(name)
+        here = self.folder / "t" / name / "site.sock"
+        self.taps[name] = Tap(here, self.state(name) / "site.sock")
+        self.start_relay(name)
+
+    def start_site_process(self, name: str) -> None:
+        """Start a site process alone, and wait until it listens."""
+        (self.state(name) / "site.sock").unlink(missing_ok=True)
+        self._spawn(name, "site", "start", f"{name}.yaml")
+        wait_until((self.state(name) / "site.sock").exists)
+
+    def start_relay(self, name: str) -> None:
+        place = f"con/sites/{name}"
+        self._spawn(f"{name} relay", "site", "relay", f"{name}-tap.yaml", "--kit", place)
+
+    def kill(self, name: str) -> None:
+        """Kill a process and its group by SIGKILL."""
+        process = self.processes.pop(name)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def pids(self, *words: str) -> list[int]:
+        """Return the processes of this federation whose command line holds all words."""
+        found = []
+        for place in Path("/proc").iterdir():
+            if place.name.isdigit():
+                with suppress(OSError):
+                    command = (place / "cmdline").read_bytes().decode(errors="replace")
+                    if str(self.folder) in command and all(word in command for word in words):
+                        found.append(int(place.name))
+        return found
+
+    def stop(self) -> None:
+        """Kill every process; FLARE's job processes have groups of their own."""
+        for name in list(self.processes):
+            self.kill(name)
+        for pid in self.pids():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for tap in self.taps.values():
+            tap.close()
+
+    def _spawn(self, name: str, *arguments: str) -> None:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                self._command(*arguments), cwd=self.folder, env=self._environment(name),
+                stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+
+    def _command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-c", "from collegium.cli import main; main()", *arguments]
+
+    def _environment(self, name: str) -> dict[str, str]:
+        cache = str(self.folder / "cache" / name)
+        mine = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src"), "COLLEGIUM_CACHE": cache}
+        return {**os.environ, **mine}
+
+    def call(self, *arguments: str) -> "subprocess.Popen[str]":
+        """Start a command of `collegium`, in a group of its own."""
+        process = subprocess.Popen(
+            self._command(*arguments), cwd=self.folder, env=self._environment("command"),
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+        self.processes[f"command {process.pid}"] = process  # type: ignore[assignment]
+        return process
+
+    def wait(self) -> None:
+        """Wait until every site is connected."""
+        wait_until(
+            lambda: all(
+                site["state"] == "connected"
+                for site in federation_status(self.folder / "con")["sites"]
+            )
+        )
+
+    def write(self, name: str, **settings: Any) -> str:
+        """Write an experiment; return its file's name."""
+        data = {"name": name, "output": f"r/{name}", **EXPERIMENT, **settings}
+        (self.folder / f"{name}.yaml").write_text(yaml.safe_dump(data))
+        return f"{name}.yaml"
+
+    def run(self, file: str, *overrides: str) -> tuple[int, str]:
+        """Run an experiment over FLARE; return the exit code and what was written to stderr."""
+        process = self.begin(file, *overrides)
+        _, text = process.communicate(timeout=5 * LIMIT)
+        return process.returncode, text
+
+    def begin(self, file: str, *overrides: str) -> "subprocess.Popen[str]":
+        """Start to run an experiment over FLARE."""
+        return self.call("run", file, "engine.name=flare", "engine.folder=con", *overrides)
+
+    def resume(self, name: str) -> tuple[int, str]:
+        process = self.call("resume", f"r/{name}")
+        _, text = process.communicate(timeout=5 * LIMIT)
+        return process.returncode, text
+
+    def reference(self, file: str, *overrides: str) -> Path:
+        """Run an experiment in this process; return the run's folder."""
+        output = self.folder / "reference" / file.removesuffix(".yaml")
+        config = load_config(self.folder / file, [*overrides, f"output={output}"])
+        return run_experiment(config)
+
+    def state(self, site: str) -> Path:
+        return self.folder / "s" / site
+
+    def bits(self, name: str) -> dict[str, bytes]:
+        """Return all that decides a run's numbers, server and sites together."""
+        found = decisive(self.folder / "r" / name)
+        for site in self.names:
+            found |= decisive(self.state(site) / "runs" / name)
+        return found
+
+    def check_equal(self, name: str, reference: Path) -> dict[str, bytes]:
+        """Check that a run has the bits of one in this process; return them."""
+        found, wanted = self.bits(name), decisive(reference)
+        assert found.keys() == wanted.keys()
+        assert not [path for path in wanted if found[path] != wanted[path]]
+        return found
+
+
+TIMES = {"seconds", "time", "previous", "hash"}
+"""What differs between equal runs: times, and the chain of a ledger's lines, which holds them."""
+
+
+def decisive(run: Path) -> dict[str, bytes]:
+    """Return states, models, scores, records and ledgers of a run by their paths in it."""
+    found: dict[str, bytes] = {}
+    for path in sorted(run.rglob("*")):
+        inside = path.relative_to(run)
+        if {"server", "clients", "outside"} & set(inside.parts) and path.is_file():
+            data = path.read_bytes()
+            if "records" in inside.parts or path.name == "ledger.jsonl":
+                lines = [json.loads(line) for line in data.splitlines()]
+                rest = [{k: v for k, v in line.items() if k not in TIMES} for line in lines]
+                data = json.dumps(rest).encode()
+            found[str(inside)] = data
+    return found
+
+
+@pytest.fixture(scope="session")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealFederation]:
+    """A federation whose processes run: the server and three sites with drawn images."""
+    real = RealFederation(tmp_path_factory.mktemp("f"))
+    real.draw_phantoms()
+    try:
+        real.start()
+        yield real
+    finally:
+        real.stop()
