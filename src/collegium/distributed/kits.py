@@ -223,11 +223,21 @@ def _extended(kit: Path, wanted: Provision) -> Provision:
             f"{kit.parent} holds the federation of {about['server']}, port {about['port']}; choose "
             f"another folder, or add sites with the same server and port"
         )
-    return replace(wanted, sites=tuple(dict.fromkeys([*about["sites"], *wanted.sites])))
+    sites = tuple(dict.fromkeys([*about["sites"], *wanted.sites]))
+    return replace(wanted, sites=sites, days=_days_of_authority(kit))
+
+
+def _days_of_authority(kit: Path) -> int:
+    """Return for how long an authority was made, which FLARE wants to be told again."""
+    from cryptography import x509
+
+    root = x509.load_pem_x509_certificate((kit / "startup" / "rootCA.pem").read_bytes())
+    return (root.not_valid_after_utc - root.not_valid_before_utc).days
 
 
 def _provision(root: Path, wanted: Provision) -> Path:
     """Run FLARE's provisioning; return the folder with a kit for every participant."""
+    from nvflare.lighter.constants import CtxKey
     from nvflare.lighter.provision import prepare_builders, prepare_project
     from nvflare.lighter.provisioner import Provisioner
 
@@ -256,12 +266,13 @@ def _provision(root: Path, wanted: Provision) -> Path:
     }
     write_atomically(root / "project.yml", yaml.safe_dump(project, sort_keys=False).encode())
     said = io.StringIO()
-    with contextlib.redirect_stdout(said):
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         context = Provisioner(str(root), prepare_builders(project)).provision(
             prepare_project(project)
         )
-    if context.get("build_error"):
-        raise ConfigError(f"the kits could not be made: {said.getvalue().strip()[-300:]}")
+    if context.get(CtxKey.BUILD_ERROR):
+        reason = said.getvalue().strip().rpartition("\n")[2]
+        raise ConfigError(f"the kits could not be made ({reason}); is {root} damaged?")
     return Path(context["current_prod_dir"])
 
 
