@@ -124,6 +124,10 @@ def test_paths_are_relative_to_the_file_and_those_of_overrides_to_the_current_fo
     assert load().algorithms[0].name == f"{folder / 'mine.py'}:Mine"
     config = load("algorithm=configs/mine.py:Mine")
     assert config.algorithms[0].name == f"{folder / 'mine.py'}:Mine"
+    assert load("engine.folder=kits").engine.folder == str(folder.parent / "kits")
+    file = folder / "e.yaml"
+    file.write_text(FILE + "engine: {folder: ../kits}\n")
+    assert load_config(file).engine.folder == str(folder.parent / "kits")
 
 
 def test_a_label_is_the_class_of_an_algorithm_from_a_file(folder: Path):

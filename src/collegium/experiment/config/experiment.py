@@ -299,6 +299,7 @@ def decisive(config: ExperimentConfig) -> dict[str, Any]:
 def _experiment(data: dict[str, Any], source: Source) -> ExperimentConfig:
     expand_short_forms(data, source)
     resolve_federation(data, source)
+    _resolve_folder(data, source)
     _apply_recipe(data, source)
     separate_params(data, source)
     config = schema.parse(ExperimentConfig, data, (), source)
@@ -307,6 +308,15 @@ def _experiment(data: dict[str, Any], source: Source) -> ExperimentConfig:
     source.raise_problems()
     assert config is not None
     return config
+
+
+def _resolve_folder(data: dict[str, Any], source: Source) -> None:
+    """Make the folder of start-up kits absolute, in place."""
+    engine = data.get("engine")
+    folder = engine.get("folder") if isinstance(engine, dict) else None
+    if isinstance(engine, dict) and isinstance(folder, str):
+        base = source.place(("engine", "folder")).base
+        engine["folder"] = str((base / Path(folder).expanduser()).resolve())
 
 
 def _apply_recipe(data: dict[str, Any], source: Source) -> None:
