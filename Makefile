@@ -13,11 +13,11 @@ QUICK := "not slow and not gpu and not network"
 COVERED := 96
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-slow test-lowest coverage lint format docs architecture bench bench-quick try-minimal \
-	try-wheel clean
+.PHONY: help venv demo demo-network test test-slow test-lowest coverage lint format docs architecture bench bench-quick \
+	try-minimal try-wheel clean
 
 help: ## List the targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 15
 
 venv: .venv/.stamp ## Install Collegium and its developer tools into .venv
 
@@ -37,6 +37,9 @@ venv: .venv/.stamp ## Install Collegium and its developer tools into .venv
 
 demo: .venv/.stamp ## Draw a phantom federation, train on it and write a report
 	$(BIN)/collegium demo
+
+demo-network: .venv/.stamp ## Train between a server and three hospitals, processes over mutual TLS, and write a report
+	$(BIN)/collegium federation demo
 
 test: .venv/.stamp ## Run the tests that need neither time, a GPU nor a network
 	$(TEST_ENV) $(BIN)/python $(PYTEST) -m $(QUICK)

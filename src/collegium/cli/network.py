@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from collegium.cli.base import AsJson, app, guarded, print_table
+from collegium.cli.base import INTERRUPTED, AsJson, app, guarded, print_table
 from collegium.core.text import format_bytes
 from collegium.errors import NotInstalled
 
@@ -61,6 +61,26 @@ def federation_init(
     typer.echo(
         f"{folder / 'authority'} signs certificates: it stays here, and nobody else reads it"
     )
+
+
+@federation_app.command("demo")
+@guarded
+def federation_demo(
+    folder: Annotated[
+        Path, typer.Argument(help="The folder of everything; an earlier demo in it goes on.")
+    ] = Path("collegium-demo-network"),
+    *,
+    port: Annotated[
+        int | None, typer.Option(help="The server's port; without it one that is free.")
+    ] = None,
+) -> None:
+    """Run a server and three hospitals on this machine, as processes that speak over mutual TLS."""
+    _need_flare()
+    from collegium.distributed.demo import run_demo
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(INTERRUPTED))
+    typer.echo(run_demo(folder, lambda line: typer.echo(line, err=True), port=port))
 
 
 @server_app.command("start")
