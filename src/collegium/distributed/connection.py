@@ -63,7 +63,7 @@ class Call:
 
 @dataclass
 class Answer:
-    """What came of a call.
+    """The outcome of a call.
 
     Attributes:
         site: the site's name.

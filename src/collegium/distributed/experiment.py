@@ -128,7 +128,10 @@ class RemoteExperiment(OpenedExperiment):
     def finish(
         self, job: Job, run: Run, scores: Mapping[str, Mapping[str, list[dict[str, Any]]]]
     ) -> None:
-        """Let every site write its own rows and pictures; those that it lets out come back here."""
+        """Let every site write its own rows and pictures; those that it lets out come back here.
+
+        See `OpenedExperiment.finish`.
+        """
         holder, records = self.holder(job), [asdict(record) for record in run.records()]
         selected, about = selected_model(run), {"job": job.key, **self._scaling(holder)}
         data = pack({} if selected is None else {"model": selected})
@@ -155,7 +158,10 @@ class RemoteExperiment(OpenedExperiment):
             pass
 
     def adapt(self, job: Job, config: AdapterConfig, site: str, folder: Path) -> None:
-        """Send a job's models to one site outside, which adapts them, and store what it sends."""
+        """Send a job's models to one site outside, which adapts them, and store what it sends.
+
+        See `OpenedExperiment.adapt`.
+        """
         models = outside.ModelFiles(self.holder(job).folder / DEPLOYED)
         data = pack({"models": {name: models[name] for name in models}, "server": models.server})
         header = {**self._call(site, "adapt").header, "job": job.key, **self._scaling(job)}

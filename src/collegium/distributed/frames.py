@@ -61,7 +61,12 @@ class Line:
         self._socket.settimeout(seconds)
 
     def begin(self, header: Mapping[str, Any], size: int) -> None:
-        """Write a header; the payload of ``size`` bytes follows by `write`."""
+        """Write a header; the payload follows by `write`.
+
+        Args:
+            header: plain values.
+            size: bytes of the payload.
+        """
         head = json.dumps(header).encode()
         self._socket.sendall(SIZES.pack(len(head), size) + head)
 
@@ -70,7 +75,12 @@ class Line:
         self._socket.sendall(data)
 
     def send(self, header: Mapping[str, Any], payload: bytes | memoryview = b"") -> None:
-        """Write a whole frame."""
+        """Write a whole frame.
+
+        Args:
+            header: plain values.
+            payload: bytes.
+        """
         self.begin(header, len(payload))
         if len(payload):
             self.write(payload)

@@ -38,9 +38,21 @@ ALLOWED = (
 """The classes that a job may name; an entry that ends in a dot is a prefix. No code travels."""
 
 
+CONNECTIONS = {
+    "internal": {
+        "scheme": "tcp",
+        "resources": {"host": "localhost", "connection_security": "mtls"},
+    }
+}
+"""How FLARE's processes of one machine speak to each other: its default is a port without a key."""
+
+SHARED = Path("/", "tmp", "nvflare")
+"""Where FLARE's defaults keep the jobs of all servers of a machine."""
+
+
 @settings
 class Provision:
-    """What a federation's kits are made of.
+    """The parts of a federation, from which its kits are made.
 
     Attributes:
         server: the host name under which the sites reach the server; its certificate is for it.
@@ -291,7 +303,7 @@ def write_settings(kit: Kit) -> None:
 
     Jobs may name our classes only; no log is streamed to the server, since a site's log may hold
     tracebacks and paths; the job store is in the kit, not in a folder that all servers of a machine
-    share.
+    share; and nobody on the machine enters without the kit's key.
 
     Args:
         kit: the kit.
@@ -304,8 +316,9 @@ def write_settings(kit: Kit) -> None:
     found["components"] = [
         part for part in found.get("components", []) if part["id"] != "site_log_streamer"
     ]
-    text = json.dumps(found, indent=1).replace("/tmp/nvflare/", f"{kit.folder / 'store'}/")
+    text = json.dumps(found, indent=1).replace(f"{SHARED}/", f"{kit.folder / 'store'}/")
     write_atomically(local / "resources.json", text.encode())
+    write_atomically(local / "comm_config.json", json.dumps(CONNECTIONS).encode())
 
 
 def days_left(kits: Sequence[Kit], now: datetime | None = None) -> dict[str, int]:

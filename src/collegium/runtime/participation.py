@@ -17,7 +17,7 @@ OnFailure = Literal["fail", "retry", "skip"]
 
 @settings
 class Participation:
-    """Which clients a round asks, and what happens where one does not answer.
+    """The clients that a round asks, and the consequence where one does not answer.
 
     Attributes:
         on_failure: "fail" ends the run at the first client that fails or does not answer; "retry"
