@@ -4,6 +4,7 @@ import json
 import logging
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,12 +41,14 @@ def federation_init(
     site: Annotated[list[str], typer.Option(help="A site's name; once for each site.")],
     port: Annotated[int, typer.Option(help="The server's port.")] = 8002,
     scheme: Annotated[str, typer.Option(help="grpc, tcp or http, below mutual TLS.")] = "grpc",
-    days: Annotated[int, typer.Option(help="How long the certificates are valid.")] = 360,
+    days: Annotated[
+        int, typer.Option(help="How long the authority is valid; a kit: 360 days of it at most.")
+    ] = 1825,
 ) -> None:
     """Make the start-up kits of a federation; again with more sites to add them."""
     _need_flare()
     from collegium.core.settings import from_mapping
-    from collegium.distributed.kits import Provision, fingerprint, make_kits, read_kit
+    from collegium.distributed.kits import Provision, make_kits
     from collegium.errors import ConfigError
 
     wanted, problems = from_mapping(
@@ -54,13 +57,58 @@ def federation_init(
     )
     if wanted is None:
         raise ConfigError("; ".join(f"{'.'.join(map(str, p.path))}: {p.text}" for p in problems))
-    for name, place in make_kits(folder, wanted).items():
-        role = place.name if place.parent == folder else "site"
-        kit = read_kit(place, role)
-        typer.echo(f"{role} {name}: {place}, certificate {fingerprint(kit)[:16]}")
+    _show_kits(folder, make_kits(folder, wanted))
     typer.echo(
         f"{folder / 'authority'} signs certificates: it stays here, and nobody else reads it"
     )
+
+
+def _show_kits(folder: Path, kits: Mapping[str, Path]) -> None:
+    """Print where new kits are, how long they are valid, and by what they can be compared."""
+    from collegium.distributed.kits import check_certificate, fingerprint, read_kit
+
+    for name, place in kits.items():
+        role = place.name if place.parent == folder else "site"
+        kit = read_kit(place, role)
+        until = f"{check_certificate(kit):%Y-%m-%d}"
+        typer.echo(f"{role} {name}: {place}, until {until}, fingerprint {fingerprint(kit)}")
+
+
+@federation_app.command("renew")
+@guarded
+def federation_renew(
+    folder: Annotated[Path, typer.Argument(help="The folder that 'federation init' made.")],
+    sites: Annotated[
+        list[str] | None, typer.Argument(metavar="[SITE]...", help="Without one: all kits.")
+    ] = None,
+    *,
+    new_authority: Annotated[
+        bool,
+        typer.Option(
+            "--new-authority",
+            help="Replace the authority too: every kit before it is of no use from then on, and "
+            "sites that are not named are out. An expired authority is always replaced.",
+        ),
+    ] = False,
+) -> None:
+    """Replace start-up kits that end, or whose key is lost, by new ones."""
+    _need_flare()
+    from collegium.distributed.renewal import renew_kits
+
+    _show_kits(folder, renew_kits(folder, sites or (), new_authority=new_authority))
+
+
+@site_app.command("fingerprint")
+@guarded
+def site_fingerprint(kit: KitFolder) -> None:
+    """Check a start-up kit, and print the fingerprint to compare with the coordinator's."""
+    _need_flare()
+    from collegium.distributed.kits import check_certificate, fingerprint, read_kit
+
+    found = read_kit(kit, "site")
+    typer.echo(f"site {found.name}, server {found.server}, port {found.port}")
+    typer.echo(f"valid until {check_certificate(found):%Y-%m-%d}")
+    typer.echo(fingerprint(found))
 
 
 @federation_app.command("demo")

@@ -1,7 +1,8 @@
 """Start-up kits of a federation: certificates and settings, made by FLARE's own provisioning.
 
 `collegium federation init` makes them once, on a machine of whoever runs the server. A kit holds a
-private key: it goes to its site over a channel that others cannot read.
+private key: it goes to its site over a channel that others cannot read. No copy of a participant's
+key stays with the authority.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import re
 import shutil
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +27,9 @@ from collegium.errors import ConfigError, StorageError
 
 ADMIN = "coordinator@collegium.org"
 """The administrator by whose kit `collegium run` submits jobs."""
+
+PROJECT = "federation"
+"""The folder below ``authority`` in which FLARE keeps the authority's key."""
 
 SETTINGS = "federation.json"
 """The file of a kit that says what it is for; see `Kit`."""
@@ -59,14 +63,14 @@ class Provision:
         sites: the sites' names.
         port: the port to which sites and `collegium run` connect.
         scheme: the protocol below mutual TLS.
-        days: how long the certificates are valid.
+        days: how long the authority is valid; a kit is as long as that, and 360 days at most.
     """
 
     server: str
     sites: tuple[str, ...]
     port: PositiveInt = 8002
     scheme: Literal["grpc", "tcp", "http"] = "grpc"
-    days: PositiveInt = 360
+    days: PositiveInt = 1825
 
     def __post_init__(self) -> None:
         names = [*self.sites, self.server]
@@ -163,7 +167,7 @@ def check_certificate(kit: Kit, now: datetime | None = None) -> datetime:
         if now > certificate.not_valid_after_utc:
             raise ConfigError(
                 f"{path}: the certificate expired on {certificate.not_valid_after_utc:%Y-%m-%d}; "
-                f"ask whoever runs the server for a new start-up kit"
+                f"ask whoever runs the server for a new start-up kit ('collegium federation renew')"
             )
         if now < certificate.not_valid_before_utc:
             raise ConfigError(
@@ -214,37 +218,74 @@ def make_kits(folder: Path, wanted: Provision) -> dict[str, Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "authority").mkdir(mode=0o700, exist_ok=True)
-        made = _provision(folder / "authority", wanted)
-        for name, place in missing.items():
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copytree(made / name, place)
-            _describe(place, wanted, name)
+        place_kits(folder, wanted, missing)
         for name in (wanted.server, ADMIN):  # which sites there are
             _describe(places[name], wanted, name)
-        shutil.rmtree(made)  # the keys are in the kits now
     except OSError as error:
         raise StorageError(f"the kits cannot be written to {folder} ({error.strerror})") from error
     return missing
 
 
 def _extended(kit: Path, wanted: Provision) -> Provision:
-    """Return what is wanted together with the sites for which there are kits."""
-    about = json.loads((kit / SETTINGS).read_text(encoding="utf-8"))
-    if (about["server"], about["port"]) != (wanted.server, wanted.port):
+    """Return what there are kits for together with the sites that are wanted."""
+    there = read_provision(kit.parent)
+    if (there.server, there.port) != (wanted.server, wanted.port):
         raise ConfigError(
-            f"{kit.parent} holds the federation of {about['server']}, port {about['port']}; choose "
+            f"{kit.parent} holds the federation of {there.server}, port {there.port}; choose "
             f"another folder, or add sites with the same server and port"
         )
-    sites = tuple(dict.fromkeys([*about["sites"], *wanted.sites]))
-    return replace(wanted, sites=sites, days=_days_of_authority(kit))
+    return replace(there, sites=tuple(dict.fromkeys([*there.sites, *wanted.sites])))
 
 
-def _days_of_authority(kit: Path) -> int:
-    """Return for how long an authority was made, which FLARE wants to be told again."""
-    from cryptography import x509
+def read_provision(folder: Path) -> Provision:
+    """Return what the kits in a folder were made of.
 
-    root = x509.load_pem_x509_certificate((kit / "startup" / "rootCA.pem").read_bytes())
-    return (root.not_valid_after_utc - root.not_valid_before_utc).days
+    Args:
+        folder: the folder that `make_kits` made.
+
+    Raises:
+        ConfigError: it holds no federation, or not its authority.
+    """
+    try:
+        about = json.loads((folder / "server" / SETTINGS).read_text(encoding="utf-8"))
+        project = yaml.safe_load((folder / "authority" / "project.yml").read_text("utf-8"))
+        builders = [builder.get("args", {}) for builder in project["builders"]]
+        days, scheme = (
+            next(given[key] for given in builders if key in given)
+            for key in ("root_valid_days", "scheme")
+        )
+        sites = tuple(about["sites"])
+        return Provision(about["server"], sites, port=about["port"], scheme=scheme, days=days)
+    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
+        raise ConfigError(
+            f"{folder} holds no federation ({type(error).__name__}); name the folder that "
+            f"'collegium federation init' made, with its authority"
+        ) from error
+
+
+def place_kits(folder: Path, wanted: Provision, places: Mapping[str, Path]) -> None:
+    """Make kits with new keys, and put them into their places; what is there beside them stays.
+
+    Args:
+        folder: the folder of the federation.
+        wanted: what the kits are made of.
+        places: the folders of the kits that are made, by the participants' names.
+
+    Raises:
+        OSError: a kit cannot be written.
+    """
+    made = _provision(folder / "authority", wanted)
+    for name, place in places.items():
+        for part in ("startup", "local"):
+            shutil.rmtree(place / part, ignore_errors=True)
+        shutil.copytree(made / name, place, dirs_exist_ok=True)
+        _describe(place, wanted, name)
+    shutil.rmtree(made)  # the keys are in the kits now, and nowhere else
+    state = folder / "authority" / PROJECT / "state" / "cert.json"
+    kept = json.loads(state.read_text(encoding="utf-8"))
+    kept = {name: value for name, value in kept.items() if isinstance(value, str)}
+    write_atomically(state, json.dumps(kept).encode())
+    state.chmod(0o600)
 
 
 def _provision(root: Path, wanted: Provision) -> Path:
@@ -256,7 +297,7 @@ def _provision(root: Path, wanted: Provision) -> Path:
     org = {"org": "collegium"}
     project = {
         "api_version": 3,
-        "name": "federation",
+        "name": PROJECT,
         "participants": [
             {"name": wanted.server, "type": "server", **org, "fed_learn_port": wanted.port}
             | {"admin_port": wanted.port},
