@@ -244,6 +244,27 @@ def progress_text(run: dict[str, Any] | None) -> str:
     return text
 
 
+@site_app.command("ledger")
+@guarded
+def site_ledger(site: SiteFile, *, as_json: AsJson = False) -> None:
+    """Show what left this site, and check that nobody changed the record of it."""
+    from collegium.distributed.ledgers import check_ledgers, read_ledgers
+    from collegium.distributed.site import read_site_settings
+
+    state = Path(read_site_settings(site).state)
+    found = read_ledgers(state)
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+    elif found:
+        rows = [
+            (one["ledger"], str(one["messages"]), str(one["rounds"]), ", ".join(one["parts"]),
+             format_bytes(one["bytes"]), one["last"])
+            for one in found
+        ]  # fmt: skip
+        print_table(rows, ("ledger", "messages", "rounds", "parts", "bytes", "last hash"))
+    check_ledgers(found, state)
+
+
 @app.command("status")
 @guarded
 def status(

@@ -20,7 +20,7 @@ from typing import Any
 
 from collegium.distributed.frames import PIECE, Line, listen
 from collegium.distributed.jobs import Coordinator, ServerUnreachable
-from collegium.errors import ClientError, MissingReply
+from collegium.errors import ClientError, MissingReply, StorageError
 
 logger = logging.getLogger(__name__)
 
@@ -260,7 +260,10 @@ class Connection:
                 f"the server and those of the sites"
             )
         if self._listener is None:
-            self._listener = listen(self._path)
+            try:
+                self._listener = listen(self._path)
+            except OSError as error:
+                raise StorageError(f"the relay of the server cannot connect: {error}") from error
             threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
         there = self._wait_for_sites()
         self.absent = {site: "is not connected" for site in self._sites if site not in there}

@@ -143,22 +143,25 @@ class Line:
         self._socket.close()
 
 
-def listen(path: Path) -> socket.socket:
-    """Return a socket that listens at a path and that only its owner may open.
+def listen(path: Path, group: int | None = None) -> socket.socket:
+    """Return a socket that listens at a path and that only its owner and a group may open.
 
     What is left of a process that ended is removed.
 
     Args:
         path: the path, at most 107 bytes long.
+        group: the number of the group; None: the owner alone.
 
     Raises:
-        OSError: the path is too long, or there is something that is no socket.
+        OSError: the path is too long, another process listens there, or there is something that is
+            no socket; or the owner is not in the group.
     """
     if len(os.fsencode(path)) > MAX_PATH:
         raise OSError(f"{path} is too long for a Unix socket (at most {MAX_PATH} bytes)")
     if path.exists():
         if not stat.S_ISSOCK(path.stat().st_mode):
             raise OSError(f"{path} is not a socket")
+        _check_unused(path)
         path.unlink()
     path.parent.mkdir(parents=True, exist_ok=True)
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -167,5 +170,21 @@ def listen(path: Path) -> socket.socket:
         server.bind(str(path))
     finally:
         os.umask(before)
-    server.listen(64)
+    try:
+        if group is not None:
+            os.chown(path, -1, group)
+            path.chmod(0o660)
+        server.listen(64)
+    except OSError:
+        server.close()
+        path.unlink()
+        raise
     return server
+
+
+def _check_unused(path: Path) -> None:
+    """Check that nobody listens at a socket that is there."""
+    tried = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with tried, suppress(ConnectionRefusedError):
+        tried.connect(str(path))
+        raise OSError(f"another process listens at {path}; end it first")

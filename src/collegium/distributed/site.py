@@ -1,13 +1,15 @@
 """The site process: it holds a hospital's data, network, state and policy, and answers the server.
 
 It opens its own file, of which the server learns nothing. FLARE's processes reach it by a Unix
-socket that only its owner may open.
+socket that only its owner may open, or a group that its file names.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
+import socket
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
@@ -35,6 +37,7 @@ from collegium.errors import (
     ConfigError,
     EgressError,
     ProtocolError,
+    StorageError,
     describe_failure,
 )
 from collegium.evaluation.results import ROWS_FILE, results_frame, write_rows
@@ -80,6 +83,10 @@ class SiteSettings:
         methods: algorithms, adapters and codecs of installed packages other than Collegium that an
             experiment may name, written `package.module:Class`.
         largest: the largest message that is taken, in MB.
+        socket_folder: the folder of the socket by which the relay reaches the site process; by
+            default the folder of state, which nobody but the owner may enter.
+        socket_group: a group whose members may use the socket, for a relay that runs as another
+            user; it needs a `socket_folder`, which the group may enter.
     """
 
     name: str
@@ -91,11 +98,20 @@ class SiteSettings:
     release: tuple[Literal["scores", "pictures"], ...] = ()
     methods: tuple[str, ...] = ()
     largest: Positive = 4096.0
+    socket_folder: str | None = None
+    socket_group: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.socket_group is not None and self.socket_folder is None:
+            raise ConfigError(
+                f"socket_group {self.socket_group!r} may not enter the folder of state, where the "
+                f"socket is: name another folder for it under socket_folder"
+            )
 
     @property
     def socket(self) -> Path:
         """The socket on which the site process listens."""
-        return Path(self.state) / "site.sock"
+        return Path(self.socket_folder or self.state) / "site.sock"
 
 
 def read_site_settings(path: Path) -> SiteSettings:
@@ -112,8 +128,9 @@ def read_site_settings(path: Path) -> SiteSettings:
     source.raise_problems()
     assert found is not None
     base = path.resolve().parent
-    root, state = (base / Path(place).expanduser() for place in (found.root, found.state))
-    return replace(found, root=str(root), state=str(state))
+    root, state = (str(base / Path(place).expanduser()) for place in (found.root, found.state))
+    sockets = found.socket_folder and str(base / Path(found.socket_folder).expanduser())
+    return replace(found, root=root, state=state, socket_folder=sockets)
 
 
 def check_name(settings: SiteSettings, kit: Kit) -> None:
@@ -133,6 +150,22 @@ def check_name(settings: SiteSettings, kit: Kit) -> None:
         )
 
 
+def group_number(name: str | None) -> int | None:
+    """Return the number of a group of this machine; None where none is named.
+
+    Raises:
+        ConfigError: there is no such group.
+    """
+    import grp
+
+    try:
+        return None if name is None else grp.getgrnam(name).gr_gid
+    except KeyError as error:
+        raise ConfigError(
+            f"socket_group: there is no group {name!r} on this machine; make it or correct the name"
+        ) from error
+
+
 class SiteProcess:
     """Answers the server's calls, one at a time.
 
@@ -147,12 +180,29 @@ class SiteProcess:
         self._at_work = threading.Lock()
 
     def serve(self) -> None:
-        """Answer until the process is ended; a relay that goes away costs only its own call."""
-        server = listen(self.settings.socket)
+        """Answer until the process is ended; a relay that goes away costs only its own call.
+
+        Raises:
+            StorageError: it cannot listen on its socket.
+        """
+        server = self._listen()
         logger.info("site %s listens at %s", self.settings.name, self.settings.socket)
         while True:
             sock, _ = server.accept()
             threading.Thread(target=self._serve_one, args=(Line(sock),), daemon=True).start()
+
+    def _listen(self) -> socket.socket:
+        """Return the listening socket, in a folder that others may enter only as a group."""
+        state, path = Path(self.settings.state), self.settings.socket
+        group = group_number(self.settings.socket_group)
+        try:
+            state.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if group is not None and not path.parent.exists():
+                path.parent.mkdir(mode=0o750, parents=True)
+                os.chown(path.parent, -1, group)
+            return listen(path, group)
+        except OSError as error:
+            raise StorageError(f"the site process cannot listen: {error}") from error
 
     def _serve_one(self, line: Line) -> None:
         try:

@@ -143,13 +143,20 @@ def summarise(path: Path) -> dict[str, Any]:
     lines = read_ledger(path)
     parts: dict[str, dict[str, int]] = {}
     for line in lines:
-        for name, part in line.get("parts", {}).items():
+        found = line.get("parts")
+        for name, part in found.items() if isinstance(found, Mapping) else ():
             total = parts.setdefault(name, {"messages": 0, "bytes": 0})
             total["messages"] += 1
-            total["bytes"] += part["bytes"]
+            total["bytes"] += _bytes(part)
     return {
         "messages": len(lines),
-        "bytes": sum(line.get("bytes", 0) for line in lines),
+        "bytes": sum(map(_bytes, lines)),
         "parts": parts,
         "intact": first_break(lines) is None,
     }
+
+
+def _bytes(entry: Any) -> int:
+    """Return the bytes that an entry states; 0 where somebody changed it into something else."""
+    stated = entry.get("bytes") if isinstance(entry, Mapping) else None
+    return stated if isinstance(stated, int) else 0
