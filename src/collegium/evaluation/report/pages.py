@@ -151,10 +151,9 @@ def gather_content(
 
 def _withheld(results: pd.DataFrame, scored: pd.DataFrame) -> int:
     """Return of how many cases a site sent the mean of their scores only."""
-    if not (scored["case"] == ALL_CASES).any():
-        return 0
-    counts = results[(results["metric"] == CASES) & results["split"].isin(scored["split"])]
-    return int(counts["value"].max())
+    means = scored[scored["case"] == ALL_CASES]
+    counts = results[(results["metric"] == CASES) & results["split"].isin(means["split"])]
+    return int(counts["value"].max()) if len(counts) else 0
 
 
 def _site_page(
