@@ -71,7 +71,7 @@ def check_versions(description: Mapping[str, Any], methods: Collection[str]) -> 
 
     Args:
         description: see `describe`.
-        methods: names of the form `package.module:Class` that the site's operator permits.
+        methods: names of the form `package.module:name` that the site's operator permits.
 
     Raises:
         Refused: a version or a source differs, or a name is not permitted.
@@ -87,6 +87,12 @@ def check_versions(description: Mapping[str, Any], methods: Collection[str]) -> 
             f"the server runs torch {description['torch']} and this site {own_torch}, whose "
             f"results differ; install the same version"
         )
+    for place in _places([description["settings"], description.get("survey")]):
+        if place.removesuffix("+distance") not in methods:
+            raise Refused(
+                f"the experiment names {place!r}, which may be code of another package; install it "
+                f"and name it under methods in the site's file"
+            )
     registries = {registry.word: registry for registry in (ALGORITHMS, ADAPTERS, CODECS)}
     for key, theirs in description["sources"].items():
         word, _, name = str(key).partition(" ")
@@ -101,6 +107,26 @@ def check_versions(description: Mapping[str, Any], methods: Collection[str]) -> 
                 f"the code of the {key} differs from the one that is installed here; install the "
                 f"same version"
             )
+
+
+def _places(settings: Any) -> Iterator[str]:
+    """Yield what settings could have imported: whatever is written ``place:name``, in any form.
+
+    What the federation's words name is not imported: classes, columns and layouts. Neither are
+    labels, and the names of variations.
+    """
+    if isinstance(settings, Mapping):
+        for key, value in settings.items():
+            if key == "variations" and isinstance(value, Mapping):
+                yield from _places(list(value.values()))
+            elif str(key).partition(".")[0] not in ("federation", "label"):
+                yield from _places(str(key))
+                yield from _places(value)
+    elif isinstance(settings, list | tuple):
+        for item in settings:
+            yield from _places(item)
+    elif ":" in str(settings):
+        yield str(settings)
 
 
 def _names(config: ExperimentConfig) -> Iterator[tuple[Registry[Any], str]]:

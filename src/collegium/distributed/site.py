@@ -80,8 +80,8 @@ class SiteSettings:
             operator accepted with `collegium site accept`.
         release: what of single test cases may leave the site, beside counts and means: "scores",
             under pseudonyms, and "pictures".
-        methods: algorithms, adapters and codecs of installed packages other than Collegium that an
-            experiment may name, written `package.module:Class`.
+        methods: algorithms, adapters, codecs and networks of installed packages other than
+            Collegium that an experiment may name, written `package.module:name`.
         largest: the largest message that is taken, in MB.
         socket_folder: the folder of the socket by which the relay reaches the site process; by
             default the folder of state, which nobody but the owner may enter.
