@@ -131,7 +131,8 @@ class RealFederation:
 
     def describe_site(self, name: str, data: Mapping[str, Any], **more: Any) -> None:
         """Write a site's own file."""
-        about = {"name": name, "data": dict(data), "state": f"s/{name}", "accept": "all", **more}
+        about = {"name": name, "data": dict(data), "state": f"s/{name}", "accept": "all"}
+        about |= {"release": ["scores"], **more}  # as a run in one process has them
         (self.folder / f"{name}.yaml").write_text(yaml.safe_dump(about))
         about["state"] = f"t/{name}"  # the tap listens where the relay's file says
         (self.folder / f"{name}-tap.yaml").write_text(yaml.safe_dump(about))
