@@ -125,11 +125,10 @@ def test_a_network_of_another_package_needs_its_operators_word_too(told):
     check_versions(about, ("os:system",))
 
 
-def test_names_with_a_colon_that_are_no_code_are_accepted(told):
+def test_words_of_a_federation_may_hold_a_colon(told):
     settings = json.loads(json.dumps(told["settings"]))
-    settings["algorithms"][0]["label"] = "fedavg: one epoch"
-    settings["variations"] = {"lr: low": {"training.lr": 0.1}}
     settings["federation"]["task"]["classes"] = ["grade:low", "grade:high"]
+    settings["variations"] = {"two": {"federation.task.classes": ["a:b", "c:d"]}}
     check_versions({**told, "settings": settings}, ())
 
 

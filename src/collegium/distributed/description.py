@@ -112,15 +112,12 @@ def check_versions(description: Mapping[str, Any], methods: Collection[str]) -> 
 def _places(settings: Any) -> Iterator[str]:
     """Yield what settings could have imported: whatever is written ``place:name``, in any form.
 
-    What the federation's words name is not imported: classes, columns and layouts. Neither are
-    labels, and the names of variations.
+    The words of the federation are classes, columns and layouts, and none of them is imported.
     """
     if isinstance(settings, Mapping):
         for key, value in settings.items():
-            if key == "variations" and isinstance(value, Mapping):
-                yield from _places(list(value.values()))
-            elif str(key).partition(".")[0] not in ("federation", "label"):
-                yield from _places(str(key))
+            yield from _places(str(key))
+            if str(key).partition(".")[0] != "federation":
                 yield from _places(value)
     elif isinstance(settings, list | tuple):
         for item in settings:

@@ -47,7 +47,7 @@ from collegium.experiment.config.building import adapters_of
 from collegium.experiment.config.experiment import ExperimentConfig, parse_config
 from collegium.experiment.config.yaml_file import read_yaml_file
 from collegium.experiment.federation import OpenedExperiment
-from collegium.experiment.grid import Job
+from collegium.experiment.grid import Job, variations_of
 from collegium.experiment.job_results import (
     ACCOUNT_FILE,
     SCORES_FILE,
@@ -407,7 +407,19 @@ def _own_config(own: SiteSettings, told: Mapping[str, Any]) -> ExperimentConfig:
         "engine": {"threads": told["engine"]["threads"], "device": own.device},
     }
     config = parse_config(data, where="the experiment of the server")
+    for name, variation in variations_of(config).items():
+        if _of_site(variation, own.name) != _of_site(config, own.name):
+            raise Refused(
+                f"the variation {name!r} changes what the file of site {own.name!r} says of its "
+                f"data, its policy or its device; leave that out"
+            )
     return replace(config, output=str(Path(own.state) / "runs" / config.name))
+
+
+def _of_site(config: ExperimentConfig, site: str) -> tuple[Any, ...]:
+    """Return of settings what only a site's own file may say."""
+    federation = config.federation
+    return federation.sites.get(site), federation.root, config.engine
 
 
 def _failure(error: Exception) -> dict[str, str]:

@@ -1,0 +1,335 @@
+"""The site process: what it answers, what it refuses, and what its failures tell."""
+
+import json
+import socket
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from collegium.core.message import pack, unpack
+from collegium.data.phantoms import make_federation
+from collegium.distributed.description import describe, digest
+from collegium.distributed.frames import SIZES, Line
+from collegium.distributed.kits import Kit
+from collegium.distributed.site import SiteProcess, check_name, read_site_settings
+from collegium.errors import ConfigError
+from collegium.experiment.config.building import network_of
+from collegium.experiment.config.experiment import parse_config
+from collegium.runtime.federation import initial_model
+
+MARKER = "zanzibar"
+REQUEST = {"round": 1, "exchange": 0, "stage": "train", "method": "train", "floor": 0}
+JOB = ["", "", "fedavg", 0]
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("images") / MARKER
+    make_federation(folder, 2, cases=10, size=32)
+    return folder
+
+
+def experiment(**changes):
+    data = {
+        "name": "tiny",
+        "federation": {
+            "name": "phantoms",
+            "sites": {"alder": {"remote": True}, "birch": {"remote": True}},
+            "task": {"classes": ["background", "gland"], "label_map": {0: 0, 255: 1}},
+            "image": {"channels": "grey", "normalise": "zscore"},
+            "splits": {"validation": 0.2, "test": 0.4},
+        },
+        "model": {"name": "unet", "in_channels": 1, "channels": [4, 8], "num_res_units": 0},
+        "training": {"batch_size": 2, "local_steps": 1},
+        "algorithms": ["fedavg"],
+        "rounds": 2,
+        **changes,
+    }
+    return parse_config(data)
+
+
+@pytest.fixture(scope="module")
+def told():
+    return describe(experiment())
+
+
+@pytest.fixture(scope="module")
+def model():
+    return pack({"model": initial_model(network_of(experiment()), 0)})
+
+
+@pytest.fixture
+def own(tmp_path, images):
+    """The settings of a site that takes part in everything."""
+    about = {"name": "alder", "root": str(images), "data": {"manifest": "alder/manifest.csv"}}
+    (tmp_path / "alder.yaml").write_text(yaml.safe_dump({**about, "accept": "all"}))
+    return read_site_settings(tmp_path / "alder.yaml")
+
+
+@pytest.fixture
+def process(own):
+    return SiteProcess(own)
+
+
+def call(told, do="handle", **changes):
+    return {"do": do, "site": "alder", "experiment": told, "job": JOB, "request": REQUEST} | changes
+
+
+def refusal(process, header, data=b""):
+    """What a site says that it refuses; nothing else leaves with it."""
+    answer, sent = process.answer(header, data)
+    assert (list(answer), sent) == (["error"], b"")
+    return answer["error"]["kind"], answer["error"]["text"]
+
+
+def check_answers(process, told, model):
+    """Check that a site does what it is asked, whatever was before."""
+    assert process.answer({"do": "state"}, b"") == ({"idle": True, "name": "alder"}, b"")
+    assert process.answer(call(told, "open"), b"") == ({"share": []}, b"")
+    header, data = process.answer(call(told), model)
+    reply = unpack(data)["reply"]
+    assert list(header) == ["seconds"]
+    assert reply["num_examples"] == 4  # of ten images a fifth validates, and two fifths test
+    assert reply["progress"]["steps"] == 1
+
+
+def test_a_site_opens_trains_and_keeps_what_it_trained(process, told, model):
+    check_answers(process, told, model)
+    run = Path(process.settings.state) / "runs" / "tiny"
+    assert (run / "fedavg" / "seed-0" / "clients" / "alder" / "ledger.jsonl").exists()
+    assert (run / "splits" / "alder.json").exists()
+
+
+def test_the_same_request_has_the_same_bits_again(process, told, model):
+    _, first = process.answer(call(told), model)
+    _, second = process.answer(call(told), model)
+    assert first == second != b""
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "text"),
+    [
+        ({"site": "birch"}, "ProtocolError", "this is site 'alder', and the call is for 'birch'"),
+        ({"site": None}, "ProtocolError", "this is site 'alder', and the call is for None"),
+        ({"do": "remove"}, "ProtocolError", "'remove' is not among what a site does"),
+        ({"do": None}, "ProtocolError", "None is not among what a site does"),
+        ({"do": "_open"}, "ProtocolError", "'_open' is not among what a site does"),
+        ({"experiment": None}, "ClientError", "the details are in the log of this site"),
+        ({"experiment": {}}, "ClientError", "the details are in the log of this site"),
+        ({"experiment": [1]}, "ClientError", "the details are in the log of this site"),
+        ({"job": None}, "ClientError", "the details are in the log of this site"),
+        ({"job": ["", "", "../x", 0]}, "ClientError", "the details are in the log of this site"),
+        ({"job": ["", "", "fedavg", 7]}, "ClientError", "the details are in the log of this site"),
+        ({"request": {}}, "ClientError", "the details are in the log of this site"),
+        ({"request": "x"}, "ClientError", "the details are in the log of this site"),
+        ({"request": {**REQUEST, "client": "birch"}}, "ClientError", "the details are in the log"),
+    ],
+)
+def test_a_call_that_is_none_is_refused_and_the_next_is_answered(
+    process, told, model, changes, kind, text
+):
+    found, said = refusal(process, call(told, **changes), model)
+    assert found == kind
+    assert text in said
+    check_answers(process, told, model)
+
+
+@pytest.mark.parametrize("method", ["fit", "round", "__init__", "hyperparameters", "no", "", None])
+def test_what_is_no_handler_is_not_called(process, told, model, method):
+    answer, sent = process.answer(call(told, request={**REQUEST, "method": method}), model)
+    assert list(answer) == ["seconds"]
+    error = unpack(sent)["error"]
+    if method is None:
+        assert error["kind"] in {"ClientError", "ProtocolError"}
+    else:
+        assert error == {
+            "kind": "ProtocolError",
+            "text": f"{method!r} is not a handler of FedAvg",
+        }
+    check_answers(process, told, model)
+
+
+@pytest.mark.parametrize("data", [b"", b"garbage" * 10, bytes(100), pack({}), pack({"model": 3})])
+def test_a_payload_that_is_no_message_is_an_answer(process, told, model, data):
+    _, sent = process.answer(call(told), data)
+    error = unpack(sent)["error"]
+    assert error["kind"] in {"ClientError", "ProtocolError"}
+    assert MARKER not in json.dumps(error)
+    check_answers(process, told, model)
+
+
+def test_a_payload_that_is_cut_is_an_answer(process, told, model):
+    for size in (1, 8, len(model) // 2, len(model) - 1):
+        _, sent = process.answer(call(told), model[:size])
+        assert unpack(sent)["error"]["kind"] in {"ClientError", "ProtocolError"}
+    check_answers(process, told, model)
+
+
+def test_an_experiment_is_refused_until_its_operator_accepts_it(own, told, model):
+    process = SiteProcess(replace(own, accept="listed"))
+    for do in ("open", "handle", "finish", "adapt", "report"):
+        kind, text = refusal(process, call(told, do), model)
+        assert kind == "Refused"
+        assert f"has not accepted the experiment {digest(told)}" in text
+    assert not (Path(own.state) / "runs").exists()
+    process.acceptance.accept(digest(told)[:8])
+    check_answers(process, told, model)
+    other = describe(experiment(rounds=3))
+    assert digest(other) in refusal(process, call(other, "open"))[1]
+
+
+def test_a_site_whose_operator_listed_nothing_asks_for_acceptance_by_default(own, tmp_path):
+    about = yaml.safe_load((tmp_path / "alder.yaml").read_text())
+    del about["accept"]
+    (tmp_path / "alder.yaml").write_text(yaml.safe_dump(about))
+    assert read_site_settings(tmp_path / "alder.yaml").accept == "listed"
+
+
+@pytest.mark.parametrize("name", ["../x", "..", "/tmp/x", "a/b", ".", "", "a\n", "~"])
+def test_no_name_leads_out_of_the_state(process, told, model, tmp_path, name):
+    before = {path for path in tmp_path.rglob("*") if "state" not in path.parts}
+    settings = {**told["settings"], "name": name}
+    kind, _ = refusal(process, call({**told, "settings": settings}, "open"), model)
+    assert kind == "ConfigError"
+    label = {**told["settings"], "algorithms": [{"name": "fedavg", "label": name or "."}]}
+    assert refusal(process, call({**told, "settings": label}, "open"))[0] == "ConfigError"
+    variations = {**told["settings"], "variations": {name: {"rounds": 1}}}
+    assert refusal(process, call({**told, "settings": variations}, "open"))[0] == "ConfigError"
+    assert {path for path in tmp_path.rglob("*") if "state" not in path.parts} == before
+    assert not list(Path(process.settings.state).glob("*x*"))
+    check_answers(process, told, model)
+
+
+def test_another_version_is_refused_by_a_site(process, told, model):
+    kind, text = refusal(process, call({**told, "collegium": "0.0.1"}, "open"))
+    assert kind == "Refused"
+    assert "the server runs Collegium 0.0.1" in text
+    check_answers(process, told, model)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"federation.root": "/etc"},
+        {"federation.sites.alder.manifest": "birch/manifest.csv"},
+        {"federation.sites.alder": {"manifest": "alder/manifest.csv", "share": ["personal"]}},
+        {"federation.sites.alder.allow": ["model"]},
+        {"federation.sites.alder.case_scores": True},
+        {"engine.device": "meta"},
+    ],
+)
+def test_no_variation_changes_what_the_sites_own_file_says(process, told, model, changes):
+    settings = {**told["settings"], "variations": {"two": changes}}
+    kind, text = refusal(process, call({**told, "settings": settings}, "open"))
+    assert kind in {"ConfigError", "Refused"}
+    assert kind == "ConfigError" or text.startswith("the variation 'two' changes what the file of")
+    check_answers(process, told, model)
+
+
+def test_the_servers_word_on_paths_policy_and_device_is_ignored(own, told, model):
+    process = SiteProcess(replace(own, data=replace(own.data, forbid=("num_examples",))))
+    settings = json.loads(json.dumps(told["settings"]))
+    settings["federation"] |= {"root": "/etc"}
+    settings["federation"]["sites"]["alder"] = {"folder": "/etc", "share": ["personal"]}
+    settings["engine"] |= {"device": "meta"}
+    settings["output"] = "/etc"
+    kind, text = refusal(process, call({**told, "settings": settings}, "open"))
+    assert kind == "EgressError"
+    assert "'num_examples'" in text
+
+
+@pytest.mark.parametrize("what", ["manifest", "image", "folder"])
+def test_failures_of_a_sites_own_files_tell_their_kind_alone(images, own, told, tmp_path, what):
+    place = tmp_path / MARKER
+    place.mkdir()
+    if what != "folder":
+        lines = (images / "alder" / "manifest.csv").read_text().replace("alder/", f"{MARKER}/")
+        (place / "manifest.csv").write_text(lines)
+    if what == "manifest":
+        (place / "manifest.csv").write_bytes(b"\xff\xfe\x00" + MARKER.encode())
+    data = replace(own.data, manifest=f"{MARKER}/manifest.csv")
+    process = SiteProcess(replace(own, root=str(tmp_path), data=data))
+    kind, text = refusal(process, call(told, "open"))
+    assert kind == "DataError"
+    assert text == "DataError; the details are in the log of this site"
+
+
+def test_a_state_that_cannot_be_written_tells_no_path(own, told, model):
+    process = SiteProcess(own)
+    place = Path(own.state) / "runs" / "tiny" / "fedavg" / "seed-0" / "clients" / "alder"
+    place.parent.mkdir(parents=True)
+    place.write_text("no folder")
+    answer, sent = process.answer(call(told), model)
+    error = answer.get("error") or unpack(sent)["error"]
+    assert error["text"].endswith("; the details are in the log of this site")
+    assert str(own.state) not in error["text"]
+    place.unlink()
+    check_answers(process, told, model)
+
+
+def test_a_state_is_told_while_the_site_is_at_work(process):
+    with process._at_work:
+        assert process.answer({"do": "state"}, b"")[0] == {"idle": False, "name": "alder"}
+    assert process.answer({"do": "state"}, b"")[0] == {"idle": True, "name": "alder"}
+
+
+def ask(process, *parts):
+    """Send bytes to a site process over a connection, and close the other direction."""
+    one, other = socket.socketpair()
+    thread = threading.Thread(target=process._serve_one, args=(Line(one),))
+    thread.start()
+    with other:
+        for part in parts:
+            other.sendall(part)
+        other.shutdown(socket.SHUT_WR)
+        found = b""
+        while data := other.recv(1 << 16):
+            found += data
+    thread.join()
+    return found
+
+
+def test_what_is_no_frame_is_refused_and_closes_one_connection_alone(process, told, model):
+    assert ask(process) == b""
+    assert ask(process, b"GET / HTTP/1.0\r\n\r\n") != b""
+    assert ask(process, SIZES.pack(2, 10) + b"{}") == b""
+    assert b"ProtocolError" in ask(process, SIZES.pack(1, 0) + b"3")
+    head = json.dumps(call(told)).encode()
+    answer = ask(process, SIZES.pack(len(head), len(model)), head, model)
+    assert b"seconds" in answer
+    assert len(answer) > len(model)
+
+
+def test_a_message_over_the_sites_limit_is_refused_before_it_is_read(own):
+    process = SiteProcess(replace(own, largest=0.001))
+    answer = ask(process, SIZES.pack(2, 1001) + b"{}")
+    assert b"a message of 1001 bytes is over the limit of 1000 bytes" in answer
+
+
+def test_the_kit_and_the_file_are_of_one_site(own, tmp_path):
+    check_name(own, Kit(tmp_path, "site", "alder", "localhost", 8002))
+    with pytest.raises(ConfigError, match=r"is of 'alder', and the start-up kit .* of 'birch'"):
+        check_name(own, Kit(tmp_path, "site", "birch", "localhost", 8002))
+
+
+def test_paths_in_a_sites_file_start_from_its_folder(own, tmp_path):
+    assert own.state == str(tmp_path / "state")
+    assert own.socket == tmp_path / "state" / "site.sock"
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("accept: some", "accept"),
+        ("secret: 1", "secret"),
+        ("data: {remote: true, manifest: a.csv}", "a remote site is described in its own file"),
+    ],
+)
+def test_a_sites_file_that_is_wrong_says_where(tmp_path, more, said):
+    text = "name: alder\n" + ("" if "data" in more else "data: {folder: x}\n") + more
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        read_site_settings(tmp_path / "a.yaml")
