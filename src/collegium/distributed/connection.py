@@ -12,6 +12,7 @@ import queue
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +21,13 @@ from typing import Any
 
 from collegium.distributed.frames import PIECE, Line, listen
 from collegium.distributed.jobs import Coordinator, ServerUnreachable
-from collegium.errors import ClientError, MissingReply, StorageError
+from collegium.errors import (
+    ClientError,
+    MissingReply,
+    ProtocolError,
+    StorageError,
+    describe_failure,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +45,9 @@ SEEN_SECONDS = 40.0
 
 LOOK_SECONDS = 5.0
 """How often it is looked whether a site that is gone has come back."""
+
+LARGEST = 1 << 32
+"""The most bytes of a reply that are taken in; a site says first how many it sends."""
 
 PING_SECONDS = 5.0
 """How long a site may take to say whether it is still at work."""
@@ -108,6 +118,7 @@ class Connection:
         self._job = ""
         self._ended = True
         self._restarts = 0
+        self._losses: Counter[str] = Counter()
         self._looked = 0.0
         self.absent: dict[str, str] = {}
         """Sites that are not asked in this job, and why."""
@@ -182,6 +193,8 @@ class Connection:
             sent.release()
             released = True
             header, size = line.header()
+            if size > LARGEST:
+                raise ProtocolError(f"a reply of {size} bytes is over the limit of {LARGEST}")
             if size > PIECE:
                 exchange.wait_for_turn(number)
                 line.send({})  # there is room for it
@@ -191,12 +204,24 @@ class Connection:
             if site in self.absent:
                 exchange.put(number, Answer(site, {}, missing=self.absent[site]))
                 return
-            logger.info("site %s: the job ended (%s)", site, type(error).__name__)
+            exchange.put(number, self._lose(site, error))
+        except Exception as error:  # whatever it is, somebody waits for the answer
+            logger.warning("site %s: %s", site, error)
             self._ended = True
-            exchange.put(number, Answer(site, {}, again=True))
+            exchange.put(number, Answer(site, {"error": describe_failure(error)}))
         finally:
             if not released:
                 sent.release()
+
+    def _lose(self, site: str, error: Exception) -> Answer:
+        """Return what comes of a connection that broke: once more, unless it breaks each time."""
+        logger.info("site %s: the job ended (%s)", site, type(error).__name__)
+        self._ended = True
+        self._losses[site] += 1
+        if self._losses[site] <= RESTARTS:
+            return Answer(site, {}, again=True)
+        text = f"its connection broke {self._losses[site]} times, one after the other"
+        return Answer(site, {}, missing=text)
 
     def _read(self, site: str, header: dict[str, Any], data: bytes) -> Answer:
         for kind in ("absent", "late", "gone"):
@@ -208,7 +233,7 @@ class Connection:
                     self.absent[site], self._since[site] = text, time.time()
                 logger.warning("site %s: %s", site, text)
                 return Answer(site, {}, missing=text)
-        self._restarts = 0
+        self._restarts = self._losses[site] = 0
         return Answer(site, header, data)
 
     def _make_ready(self) -> None:
@@ -330,6 +355,7 @@ class Connection:
         """End the job, the session, and what listens."""
         self._stop()
         if self._listener is not None:
+            self._listener.shutdown(socket.SHUT_RDWR)  # the thread that accepts ends
             self._listener.close()
             self._path.unlink(missing_ok=True)
             self._listener = None
