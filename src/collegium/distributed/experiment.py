@@ -23,7 +23,7 @@ from collegium.distributed.description import describe, digest
 from collegium.distributed.jobs import Coordinator
 from collegium.distributed.kits import read_kit
 from collegium.distributed.processes import PROGRESS, SOCKET
-from collegium.errors import KINDS, ClientError, ConfigError, MissingReply
+from collegium.errors import KINDS, ClientError, CollegiumError, ConfigError, MissingReply
 from collegium.experiment.config.building import network_of, task_of
 from collegium.experiment.config.experiment import AdapterConfig, ExperimentConfig
 from collegium.experiment.federation import OpenedExperiment
@@ -97,8 +97,17 @@ class RemoteExperiment(OpenedExperiment):
         """
         super().check()
         calls = (self._call(site, "open") for site in sorted(self.config.federation.sites))
-        answers = self._ask_patiently(calls)
-        self._shares = {answer.site: set(answer.header["share"]) for answer in answers}
+        shares: dict[str, set[str]] = {}
+        failures: list[CollegiumError] = []
+        for answer in self._ask(calls):
+            try:
+                shares[answer.site] = set(self._checked(answer)["share"])
+            except CollegiumError as error:
+                failures.append(error)
+        if failures:  # of every site, so that all can be mended before the next try
+            failures.sort(key=str)
+            raise type(failures[0])("; ".join(map(str, failures)))
+        self._shares = shares
         super().check()  # the adapters, now that it is known who shares a model
 
     def shares(self, config: ExperimentConfig) -> bool:
@@ -172,6 +181,12 @@ class RemoteExperiment(OpenedExperiment):
         write_atomically(folder / SCORES_FILE, json.dumps(answer.header["scores"]).encode())
 
     def _ask_patiently(self, calls: Iterable[Call]) -> Iterator[Answer]:
+        """Yield the answers to calls, and raise the first failure among them."""
+        for answer in self._ask(calls):
+            self._checked(answer)
+            yield answer
+
+    def _ask(self, calls: Iterable[Call]) -> Iterator[Answer]:
         """Yield the answers to calls; who gets lost or is missing is treated as in training."""
         participation, began = self.config.participation, time.monotonic()
         waiting = {call.site: call for call in calls}
@@ -186,7 +201,6 @@ class RemoteExperiment(OpenedExperiment):
                 elif answer.missing and participation.on_failure == "skip":
                     logger.warning("site %s: %s", site, answer.missing)
                 else:
-                    self._checked(answer)
                     yield answer
             if again:
                 time.sleep(RETRY_PAUSE)
