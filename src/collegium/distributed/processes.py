@@ -18,12 +18,18 @@ from collegium.errors import StorageError
 SOCKET = "collegium.sock"
 """The file of a server's kit on which `collegium run` listens."""
 
-
 PROGRESS = "progress.json"
 """The file of a server's kit in which `collegium run` writes where it stands."""
 
 RELAY_PAUSE = 5.0
 """Seconds before a relay that ended is started again."""
+
+ALLOCATOR = {
+    "MALLOC_ARENA_MAX": "4",
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
+}
+"""glibc keeps the memory of pieces for the next ones, instead of asking the system for each."""
 
 
 def server_command(kit: Kit) -> tuple[list[str], dict[str, str]]:
@@ -135,7 +141,7 @@ def _command(kit: Kit, module: str, config: str, settings: Mapping[str, str]) ->
 
 
 def _environment(values: Mapping[str, str]) -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "4", **values}
+    return {**os.environ, "OMP_NUM_THREADS": "1", **ALLOCATOR, **values}
 
 
 if __name__ == "__main__":  # the relay of `relay_beside`

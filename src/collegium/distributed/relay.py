@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -39,6 +40,9 @@ T = TypeVar("T")
 if {SITE_SOCKET, SERVER_SOCKET} & os.environ.keys():
     # FLARE's executor imports torch where it is installed: 300 MB that a relay has no use for
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+
+# two lines for every piece, in three files, would push all others out of FLARE's logs
+logging.getLogger("nvflare.collab.runtime.cell_dispatcher").setLevel(logging.WARNING)
 
 
 class SiteRelay:
