@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from collegium.adaptation import outside
 from collegium.core.dataset import ConcatDataset
@@ -23,7 +23,15 @@ from collegium.distributed.description import describe, digest
 from collegium.distributed.jobs import Coordinator
 from collegium.distributed.kits import read_kit
 from collegium.distributed.processes import PROGRESS, SOCKET
-from collegium.errors import KINDS, ClientError, CollegiumError, ConfigError, MissingReply
+from collegium.errors import (
+    KINDS,
+    ClientError,
+    CollegiumError,
+    ConfigError,
+    MissingReply,
+    ProtocolError,
+    describe_failure,
+)
 from collegium.experiment.config.building import network_of, task_of
 from collegium.experiment.config.experiment import AdapterConfig, ExperimentConfig
 from collegium.experiment.federation import OpenedExperiment
@@ -101,7 +109,8 @@ class RemoteExperiment(OpenedExperiment):
         failures: list[CollegiumError] = []
         for answer in self._ask(calls):
             try:
-                shares[answer.site] = set(self._checked(answer)["share"])
+                self._checked(answer)
+                shares[answer.site] = set(_field(answer, "share", list))
             except CollegiumError as error:
                 failures.append(error)
         if failures:  # of every site, so that all can be mended before the next try
@@ -152,11 +161,10 @@ class RemoteExperiment(OpenedExperiment):
 
         index: list[dict[str, Any]] = []
         for answer in self._ask_patiently(map(call, sorted(scores))):
-            found = unpack(answer.data) if answer.data else {}
-            index += found.get("index", [])
-            for name, picture in found.get("files", {}).items():
-                if Path(name).name == name and name.endswith(".png"):
-                    write_atomically(job.folder / "overlays" / name, picture.numpy().tobytes())
+            own, pictures = _pictures(answer)
+            index += own
+            for name, picture in pictures.items():
+                write_atomically(job.folder / "overlays" / name, picture)
         if job.seed == job.config.seeds[0]:
             write_atomically(job.folder / "overlays" / "index.json", json.dumps(index).encode())
 
@@ -177,8 +185,9 @@ class RemoteExperiment(OpenedExperiment):
         header["adapter"] = config.to_dict()
         (answer,) = self._ask_patiently([Call(site, header, data)])
         shutil.rmtree(folder, ignore_errors=True)
-        write_atomically(folder / ACCOUNT_FILE, json.dumps(answer.header["account"]).encode())
-        write_atomically(folder / SCORES_FILE, json.dumps(answer.header["scores"]).encode())
+        account, scores = (_field(answer, name, dict) for name in ("account", "scores"))
+        write_atomically(folder / ACCOUNT_FILE, json.dumps(account).encode())
+        write_atomically(folder / SCORES_FILE, json.dumps(scores).encode())
 
     def _ask_patiently(self, calls: Iterable[Call]) -> Iterator[Answer]:
         """Yield the answers to calls, and raise the first failure among them."""
@@ -213,8 +222,8 @@ class RemoteExperiment(OpenedExperiment):
         """Return an answer's header, or raise the failure that it holds."""
         if answer.missing or answer.again:
             raise MissingReply(f"site {answer.site} {answer.missing or 'lost its connection'}")
-        error = answer.header.get("error")
-        if error is not None:
+        if "error" in answer.header:
+            error = _field(answer, "error", dict)
             raise KINDS.get(str(error.get("kind")), ClientError)(
                 f"site {answer.site}: {error.get('text')}"
             )
@@ -274,10 +283,40 @@ class _Requests:
 
 
 def _response(answer: Answer) -> Response:
-    if "error" in answer.header:
-        return Response(answer.site, pack({"error": answer.header["error"]}), 0.0)
-    seconds = float(answer.header.get("seconds", 0.0))
+    """Return an answer as the runtime takes it, which checks the data; a header is checked here."""
+    try:
+        if "error" in answer.header:
+            error = {name: str(text) for name, text in _field(answer, "error", dict).items()}
+            return Response(answer.site, pack({"error": error}), 0.0)
+        seconds = _field(answer, "seconds", float) if answer.header else 0.0
+    except ProtocolError as error:
+        return Response(answer.site, pack({"error": describe_failure(error)}), 0.0)
     return Response(answer.site, answer.data, seconds, answer.missing, answer.again)
+
+
+T = TypeVar("T")
+
+
+def _field(answer: Answer, name: str, kind: type[T]) -> T:
+    """Return a value of an answer's header, which a site may have made up."""
+    value = answer.header.get(name)
+    if not isinstance(value, kind):
+        raise ProtocolError(f"site {answer.site}: its answer has no {name} that could be used")
+    return value
+
+
+def _pictures(answer: Answer) -> tuple[list[Any], dict[str, bytes]]:
+    """Return what a site says of its pictures, and the pictures by file name."""
+    found = unpack(answer.data) if answer.data else {"index": [], "files": {}}
+    try:
+        index, files = list(found["index"]), dict(found["files"])
+        pictures = {name: picture.numpy().tobytes() for name, picture in files.items()}
+        wrong = [n for n in pictures if Path(n).name != n or not n.endswith(".png")]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(f"site {answer.site}: its answer holds no pictures") from error
+    if wrong:
+        raise ProtocolError(f"site {answer.site}: {wrong[0]!r} cannot name a picture")
+    return index, pictures
 
 
 def _of_site(record: Mapping[str, Any], site: str) -> dict[str, Any]:

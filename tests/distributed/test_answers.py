@@ -1,0 +1,139 @@
+"""What the server makes of answers that a site has made up."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from collegium.core.message import pack, unpack
+from collegium.core.tensors import Tensors
+from collegium.distributed.connection import Answer
+from collegium.distributed.experiment import RemoteExperiment, _pictures, _response
+from collegium.distributed.kits import Provision, make_kits
+from collegium.errors import ConfigError, DataError, MissingReply, ProtocolError
+from collegium.experiment.config.experiment import parse_config
+
+
+@pytest.mark.parametrize("seconds", ["x", None, [1.0], {}, "1e9", True, 3])
+def test_seconds_that_are_no_time_are_an_error_of_the_site(seconds):
+    response = _response(Answer("birch", {"seconds": seconds}, b"data"))
+    error = unpack(response.data)["error"]
+    assert error["kind"] == "ProtocolError"
+    assert error["text"] == "site birch: its answer has no seconds that could be used"
+
+
+@pytest.mark.parametrize("error", [3, None, "text", []])
+def test_an_error_that_is_none_is_an_error_of_the_site(error):
+    response = _response(Answer("birch", {"error": error}))
+    assert unpack(response.data)["error"]["kind"] == "ProtocolError"
+
+
+def test_what_a_site_says_of_an_error_arrives_as_text():
+    response = _response(Answer("birch", {"error": {"kind": "X", "text": {"a": None}}}))
+    assert unpack(response.data) == {"error": {"kind": "X", "text": "{'a': None}"}}
+
+
+def test_an_answer_of_the_site_arrives_as_it_is():
+    assert _response(Answer("birch", {"seconds": 1.5}, b"data")).data == b"data"
+    assert _response(Answer("birch", {"seconds": 1.5}, b"data")).seconds == 1.5
+    assert _response(Answer("birch", {}, missing="is asleep")).missing == "is asleep"
+    assert _response(Answer("birch", {}, again=True)).again
+
+
+PNG = torch.tensor([1, 2, 3], dtype=torch.uint8)
+
+
+def test_pictures_arrive_under_their_names():
+    data = pack({"index": [{"case": "c1"}], "files": Tensors({"a.png": PNG})})
+    assert _pictures(Answer("birch", {}, data)) == ([{"case": "c1"}], {"a.png": b"\x01\x02\x03"})
+    assert _pictures(Answer("birch", {})) == ([], {})
+
+
+@pytest.mark.parametrize("name", ["../a.png", "/etc/a.png", "a/b.png", "a.html", "", ".."])
+def test_a_picture_leads_nowhere_else(name):
+    data = pack({"index": [], "files": Tensors({name: PNG})})
+    with pytest.raises(ProtocolError, match=r"site birch: .* cannot name a picture"):
+        _pictures(Answer("birch", {}, data))
+
+
+@pytest.mark.parametrize(
+    "content", [{}, {"index": 3, "files": {}}, {"index": []}, {"index": [], "files": {"a.png": 3}}]
+)
+def test_what_are_no_pictures_is_an_error_of_the_site(content):
+    with pytest.raises(ProtocolError, match="site birch: its answer holds no pictures"):
+        _pictures(Answer("birch", {}, pack(content)))
+
+
+def experiment(folder, sites=("alder", "birch"), **changes):
+    return parse_config(
+        {
+            "name": "tiny",
+            "federation": {"name": "two", "sites": {site: {"remote": True} for site in sites}},
+            "model": {"name": "unet", "in_channels": 1, "channels": [4, 8], "num_res_units": 0},
+            "algorithms": ["fedavg"],
+            "rounds": 1,
+            "engine": {"name": "flare", "folder": str(folder)},
+            **changes,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def kits(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("answers") / "con"
+    make_kits(folder, Provision(server="localhost", sites=("alder", "birch"), port=18191))
+    return folder
+
+
+def check(kits, answers, **changes):
+    """Let an experiment check its sites, which answer as told."""
+    remote = RemoteExperiment(experiment(kits, **changes))
+    found = {answer.site: answer for answer in answers}
+    remote._connection = SimpleNamespace(  # type: ignore[assignment]
+        ask=lambda calls: iter([found[call.site] for call in calls]), close=lambda: None
+    )
+    remote.check()
+    return remote
+
+
+FINE = Answer("alder", {"share": ["personal"]})
+
+
+def test_sites_that_are_ready_say_what_they_share(kits):
+    remote = check(kits, [FINE, Answer("birch", {"share": []})])
+    assert remote.shares(remote.config)
+    remote = check(kits, [Answer("alder", {"share": []}), Answer("birch", {"share": []})])
+    assert not remote.shares(remote.config)
+
+
+@pytest.mark.parametrize("header", [{}, {"share": None}, {"share": "personal"}, {"error": None}])
+def test_a_site_that_answers_nonsense_is_named(kits, header):
+    with pytest.raises(ProtocolError, match=r"site birch: its answer has no (share|error)"):
+        check(kits, [FINE, Answer("birch", header)])
+
+
+def test_a_failure_of_a_site_is_of_its_kind_and_names_the_site(kits):
+    error = {"kind": "DataError", "text": "DataError; the details are in the log of this site"}
+    with pytest.raises(DataError, match=r"^site birch: DataError; the details"):
+        check(kits, [FINE, Answer("birch", {"error": error})])
+
+
+def test_a_site_that_is_missing_ends_the_run_or_is_left_out(kits):
+    answers = [FINE, Answer("birch", {}, missing="is not connected")]
+    with pytest.raises(MissingReply, match=r"^site birch is not connected$"):
+        check(kits, answers)
+    assert check(kits, answers, participation={"on_failure": "skip"})._shares == {
+        "alder": {"personal"}
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"engine": {"name": "flare"}}, "engine.folder is missing"),
+        ({"sites": ("alder", "dogwood")}, "there is no start-up kit for dogwood"),
+    ],
+)
+def test_what_cannot_run_over_flare_is_refused_before_anybody_is_asked(kits, changes, said):
+    with pytest.raises(ConfigError, match=said):
+        RemoteExperiment(experiment(kits, **changes))
