@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from collegium.core.settings import from_mapping
-from collegium.data.phantoms import make_federation
+from collegium.data import phantoms
 from collegium.distributed.frames import Line, listen
 from collegium.distributed.kits import Provision, make_kits
 from collegium.distributed.status import federation_status
@@ -125,9 +125,13 @@ class RealFederation:
         make_kits(folder / "con", wanted)
 
     def draw_phantoms(self, place: str = "phantom") -> None:
-        make_federation(self.folder / place, len(self.names), cases=10, size=32)
+        """Draw images; the sites share their personal models, for sites outside."""
+        file = phantoms.make_federation(self.folder / place, len(self.names), cases=10, size=32)
+        words = yaml.safe_load(file.read_text())
         for name in self.names:
-            self.describe_site(name, {"manifest": f"{name}/manifest.csv"}, root=place)
+            words["sites"][name]["share"] = ["personal"]
+            self.describe_site(name, words["sites"][name], root=place)
+        file.write_text(yaml.safe_dump(words))
 
     def describe_site(self, name: str, data: Mapping[str, Any], **more: Any) -> None:
         """Write a site's own file."""
@@ -154,11 +158,30 @@ class RealFederation:
         self.taps[name] = Tap(here, self.state(name) / "site.sock")
         self.start_relay(name)
 
-    def start_site_process(self, name: str) -> None:
-        """Start a site process alone, and wait until it listens."""
+    def start_site_process(self, name: str, most_bytes: int | None = None) -> None:
+        """Start a site process alone, and wait until it listens.
+
+        Args:
+            name: the site.
+            most_bytes: the longest file that it may write, as if its disk were full.
+        """
         (self.state(name) / "site.sock").unlink(missing_ok=True)
-        self._spawn(name, "site", "start", f"{name}.yaml")
+        self._spawn(name, "site", "start", f"{name}.yaml", most_bytes=most_bytes)
         wait_until((self.state(name) / "site.sock").exists)
+
+    def is_at_work(self, site: str) -> bool:
+        """Return whether a site process works on a call."""
+        line = Line.connect(self.state(site) / "site.sock", LIMIT)
+        try:
+            line.send({"do": "state"})
+            return not line.receive(0)[0]["idle"]
+        finally:
+            line.close()
+
+    def image_words(self, place: str = "phantom") -> dict[str, Any]:
+        """Return what the federation's file says of its images, to write it again."""
+        found = yaml.safe_load((self.folder / place / "federation.yaml").read_text())
+        return {key: value for key, value in found.items() if key != "root"}
 
     def start_relay(self, name: str) -> None:
         place = f"con/sites/{name}"
@@ -192,15 +215,28 @@ class RealFederation:
         for tap in self.taps.values():
             tap.close()
 
-    def _spawn(self, name: str, *arguments: str) -> None:
-        with (self.folder / f"{name}.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen(
-                self._command(*arguments), cwd=self.folder, env=self._environment(name),
-                stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
+    def _spawn(self, name: str, *arguments: str, most_bytes: int | None = None) -> None:
+        limit = f"import resource as r; r.setrlimit(r.RLIMIT_FSIZE, ({most_bytes}, {most_bytes})); "
+        if most_bytes is None:
+            limit = ""
+        # the log is a pipe that this process empties: it is no file that the limit holds for
+        process = subprocess.Popen(
+            self._command(*arguments, first=limit), cwd=self.folder, env=self._environment(name),
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        self.processes[name] = process
+        threading.Thread(target=self._keep_log, args=(name, process), daemon=True).start()
 
-    def _command(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-c", "from collegium.cli import main; main()", *arguments]
+    def _keep_log(self, name: str, process: "subprocess.Popen[bytes]") -> None:
+        assert process.stdout is not None
+        with process.stdout, (self.folder / f"{name}.log").open("ab") as log:
+            while data := process.stdout.read1(1 << 16):  # type: ignore[attr-defined]
+                log.write(data)
+                log.flush()
+
+    def _command(self, *arguments: str, first: str = "") -> list[str]:
+        code = f"{first}from collegium.cli import main; main()"
+        return [sys.executable, "-c", code, *arguments]
 
     def _environment(self, name: str) -> dict[str, str]:
         cache = str(self.folder / "cache" / name)
@@ -262,9 +298,19 @@ class RealFederation:
             found |= decisive(self.state(site) / "runs" / name)
         return found
 
-    def check_equal(self, name: str, reference: Path) -> dict[str, bytes]:
-        """Check that a run has the bits of one in this process; return them."""
+    def check_equal(
+        self, name: str, reference: Path, *, disturbed: bool = False
+    ) -> dict[str, bytes]:
+        """Check that a run has the bits of one in this process; return them.
+
+        Args:
+            name: the run.
+            reference: the folder of the other run.
+            disturbed: whether messages were repeated, which ledgers and records tell.
+        """
         found, wanted = self.bits(name), decisive(reference)
+        if disturbed:
+            found, wanted = map(without_accounts, (found, wanted))
         assert found.keys() == wanted.keys()
         assert not [path for path in wanted if found[path] != wanted[path]]
         return found
@@ -279,7 +325,8 @@ def decisive(run: Path) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     for path in sorted(run.rglob("*")):
         inside = path.relative_to(run)
-        if {"server", "clients", "outside"} & set(inside.parts) and path.is_file():
+        outside = "outside" in inside.parts and path.name == "scores.json"
+        if path.is_file() and (outside or {"server", "clients"} & set(inside.parts)):
             data = path.read_bytes()
             if "records" in inside.parts or path.name == "ledger.jsonl":
                 lines = [json.loads(line) for line in data.splitlines()]
@@ -289,13 +336,35 @@ def decisive(run: Path) -> dict[str, bytes]:
     return found
 
 
+def without_accounts(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Leave out what tells of messages, and of the run's name."""
+    return {
+        path: data
+        for path, data in files.items()
+        if Path(path).name not in {"ledger.jsonl", "settings.json"}
+        and not (Path(path).parent.name == "records" and Path(path).stem.isdigit())
+    }
+
+
 @pytest.fixture(scope="session")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealFederation]:
-    """A federation whose processes run: the server and three sites with drawn images."""
-    real = RealFederation(tmp_path_factory.mktemp("f"))
-    real.draw_phantoms()
-    try:
-        real.start()
-        yield real
-    finally:
+def make_federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Make federations with drawn images, whose processes end with the session at the latest."""
+    made: list[RealFederation] = []
+
+    def make(place: str = "phantom", **options: Any) -> RealFederation:
+        real = RealFederation(tmp_path_factory.mktemp("f"), **options)
+        made.append(real)
+        real.draw_phantoms(place)
+        return real
+
+    yield make
+    for real in made:
         real.stop()
+
+
+@pytest.fixture(scope="session")
+def federation(make_federation: Any) -> RealFederation:
+    """A federation whose processes run: the server and three sites."""
+    real: RealFederation = make_federation()
+    real.start()
+    return real
