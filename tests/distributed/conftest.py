@@ -328,7 +328,7 @@ def decisive(run: Path) -> dict[str, bytes]:
         outside = "outside" in inside.parts and path.name == "scores.json"
         if path.is_file() and (outside or {"server", "clients"} & set(inside.parts)):
             data = path.read_bytes()
-            if "records" in inside.parts or path.name == "ledger.jsonl":
+            if "records" in inside.parts or path.name in {"ledger.jsonl", "scores.json"}:
                 lines = [json.loads(line) for line in data.splitlines()]
                 rest = [{k: v for k, v in line.items() if k not in TIMES} for line in lines]
                 data = json.dumps(rest).encode()

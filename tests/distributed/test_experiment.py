@@ -2,15 +2,21 @@
 
 from typing import Any
 
+import numpy as np
+import pytest
+import yaml
 
-def run_both(federation: Any, name: str, *overrides: str, **settings: Any) -> dict[str, bytes]:
+PLAIN = {"optimizer": "sgd", "momentum": 0.0, "lr": 0.01, "batch_size": 2, "local_steps": 2}
+
+
+def run_both(real: Any, name: str, **settings: Any) -> dict[str, bytes]:
     """Run an experiment in both ways; check that they have the same bits, and return those."""
-    file = federation.write(name, **settings)
-    reference = federation.reference(file)
-    federation.wait()
-    code, text = federation.run(file, *overrides)
+    file = real.write(name, **settings)
+    reference = real.reference(file)
+    real.wait()
+    code, text = real.run(file)
     assert code == 0, text
-    found: dict[str, bytes] = federation.check_equal(name, reference)
+    found: dict[str, bytes] = real.check_equal(name, reference)
     return found
 
 
@@ -28,4 +34,109 @@ def test_coded_messages_have_the_bits_of_a_run_in_one_process(federation):
     codec = {"up": {"name": "stc", "p": 0.1}, "down": "half"}
     found = run_both(federation, "coded", algorithms=["fedavg"], codec=codec)
     for site in federation.names:
-        assert b'"codec": "stc"' in found[f"fedavg/seed-0/clients/{site}/ledger.jsonl"]
+        assert b'"codec": "STC"' in found[f"fedavg/seed-0/clients/{site}/ledger.jsonl"]
+
+
+@pytest.mark.slow
+def test_methods_with_several_exchanges_have_the_bits_of_a_run_in_one_process(federation):
+    methods = [
+        "fedbn",
+        {"name": "ifca", "num_clusters": 2},
+        "scaffold",
+        "grace",
+        "resfim",
+        "pfednet",
+    ]
+    found = run_both(federation, "methods", algorithms=methods, training=PLAIN)
+    for name in ("fedbn", "ifca", "scaffold", "grace", "resfim", "pfednet"):
+        assert f"{name}/seed-0/server/records/test.json" in found
+
+
+@pytest.mark.slow
+def test_who_takes_part_in_a_round_is_who_would_in_one_process(federation):
+    who = {"clients_per_round": 2, "absent": {"birch": [1, 2], "cedar": [3]}}
+    settings = {
+        "rounds": 4,
+        "participation": who,
+        "algorithms": ["fedavg", "scaffold"],
+        "training": PLAIN,
+    }
+    found = run_both(federation, "some", **settings)
+    rounds = [found[f"fedavg/seed-0/server/records/{n:06d}.json"] for n in (1, 2, 3)]
+    assert b"birch" not in rounds[0] + rounds[1]
+    assert b"cedar" not in rounds[2]
+
+
+@pytest.mark.slow
+def test_sites_outside_get_the_models_that_they_get_in_one_process(federation):
+    found = run_both(
+        federation, "outside", protocol="leave-one-site-out", adapters=["none", "ensemble"],
+        algorithms=["iopfl"],
+    )  # fmt: skip
+    for site in federation.names:
+        scores = [path for path in found if path.endswith("scores.json") and site in path]
+        assert len(scores) >= 2, site
+
+
+@pytest.fixture(scope="module")
+def tables(make_federation):
+    """A federation whose sites have tables on different scales, with values missing."""
+    real = make_federation()
+    (real.folder / "tables").mkdir()
+    for number, name in enumerate(real.names):
+        rng = np.random.default_rng(number)
+        values = rng.normal([50 + 9 * number, 900 - 300 * number], [9, 200], (40, 2)).round(2)
+        values[number::7, 0] = np.nan
+        lines = [
+            f"{age},{crea},{('train', 'val', 'test', 'train')[row % 4]},{row % 2}"
+            for row, (age, crea) in enumerate(values)
+        ]
+        text = "\n".join(["age,crea,fold,ill", *lines, ""]).replace("nan", "")
+        (real.folder / "tables" / f"{name}.csv").write_text(text)
+        real.describe_site(name, {"table": f"{name}.csv"}, root="tables")
+    words = {
+        "name": "hearts",
+        "sites": {name: {"table": f"{name}.csv"} for name in real.names},
+        "task": {"name": "classification", "classes": ["0", "1"]},
+        "table": {
+            "label": "ill", "split": "fold", "numeric": ["age", "crea"], "indicators": True,
+            "scale": "federation",
+        },
+    }  # fmt: skip
+    (real.folder / "tables" / "federation.yaml").write_text(yaml.safe_dump(words))
+    real.start()
+    yield real
+    real.stop()
+
+
+@pytest.mark.slow
+def test_tables_that_all_sites_scale_together_have_the_bits_of_one_process(tables):
+    found = run_both(
+        tables, "hearts", federation="tables/federation.yaml", algorithms=["fedavg", "ditto"],
+        model={"name": "mlp", "hidden": [4]}, training={"batch_size": 8, "local_steps": 3},
+    )  # fmt: skip
+    for site in tables.names:
+        assert f"fedavg/seed-0/clients/{site}/scaling.json" in found
+
+
+@pytest.mark.slow
+def test_an_experiment_runs_once_every_operator_has_accepted_it(make_federation):
+    real = make_federation()
+    words = {"manifest": "birch/manifest.csv", "share": ["personal"]}
+    real.describe_site("birch", words, root="phantom", accept="listed")
+    try:
+        real.start()
+        real.wait()
+        file = real.write("asked", algorithms=["fedavg"])
+        code, text = real.run(file)
+        assert code == 2
+        (asked,) = (real.state("birch") / "asked").glob("*.json")
+        assert f"'collegium site accept {asked.stem}'" in text
+        assert not (real.state("birch") / "runs").exists()
+        accepting = real.call("site", "accept", "birch.yaml", asked.stem[:6])
+        assert accepting.wait(120) == 0
+        code, text = real.run(file)
+        assert code == 0, text
+        assert (real.state("birch") / "runs" / "asked").exists()
+    finally:
+        real.stop()
