@@ -2,17 +2,14 @@
 
 import json
 import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from tests.distributed.commands import Processes
 from tests.distributed.netns import Network, NotPermitted
 
 from collegium.data.phantoms import make_federation
@@ -23,8 +20,6 @@ from collegium.experiment.runner import run_experiment
 pytest.importorskip("nvflare")
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[2]
-COMMAND = [sys.executable, "-c", "from collegium.cli import main; main()"]
 SITES = ("alder", "birch", "cedar")
 PORT = 18350
 DELAY, LOSS = 0.05, 0.01
@@ -39,43 +34,6 @@ def network() -> Iterator[Network]:
             yield opened
     except NotPermitted as error:
         pytest.skip(str(error))
-
-
-class Processes:
-    """Processes in namespaces; they end with the test."""
-
-    def __init__(self, network: Network, folder: Path) -> None:
-        self._network, self._folder = network, folder
-        self._running: list[subprocess.Popen[bytes]] = []
-
-    def start(self, number: int, log: str, *arguments: str) -> subprocess.Popen[bytes]:
-        """Start our command line in the namespace of a number; what it says goes to a log."""
-        command = self._network.inside(self._network.names[number], [*COMMAND, *arguments])
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
-        with (self._folder / f"{log}.log").open("ab") as file:
-            process = subprocess.Popen(
-                command, cwd=self._folder, env=environment, stdout=file, stderr=file,
-                start_new_session=True,
-            )  # fmt: skip
-        self._running.append(process)
-        return process
-
-    def end(self) -> None:
-        """Kill them all, and what they started: FLARE's jobs are in groups of their own."""
-        for process in self._running:
-            for number in _family(process.pid):
-                with suppress(ProcessLookupError):
-                    os.kill(number, signal.SIGKILL)
-            process.wait()
-
-
-def _family(process: int) -> list[int]:
-    """A process, and all that it and they started."""
-    found = [process]
-    for path in Path(f"/proc/{process}/task").glob("*/children"):
-        for child in path.read_text(encoding="ascii").split():
-            found += _family(int(child))
-    return found
 
 
 def _settings(folder: Path, **changes: Any) -> dict[str, Any]:
@@ -110,17 +68,19 @@ def test_slow_and_lossy_network_changes_no_bit(network, tmp_path):
     settings = _settings(tmp_path, output=str(tmp_path / "over"), engine=engine)
     settings["federation"]["sites"] = {site: {"remote": True} for site in SITES}
     (tmp_path / "exp.yaml").write_text(json.dumps(settings))
-    processes = Processes(network, tmp_path)
+    processes = Processes(tmp_path)
     try:
-        processes.start(0, "server", "server", "start", "con/server")
+        server = network.inside(network.names[0], [])
+        processes.start("server", "server", "start", "con/server", inside=server)
         for number, site in enumerate(SITES, 1):
             own = {"name": site, "root": "phantom", "state": f"s/{site}", "accept": "all"}
             own["data"] = {"manifest": f"{site}/manifest.csv"}  # type: ignore[assignment]
             (tmp_path / f"{site}.yaml").write_text(json.dumps(own))
             kit = f"con/sites/{site}"
-            processes.start(number, site, "site", "start", f"{site}.yaml", "--kit", kit)
+            place = network.inside(network.names[number], [])
+            processes.start(site, "site", "start", f"{site}.yaml", "--kit", kit, inside=place)
         start = time.monotonic()
-        run = processes.start(0, "run", "run", "exp.yaml")
+        run = processes.start("run", "run", "exp.yaml", inside=server)
         assert run.wait(timeout=560) == 0, (tmp_path / "run.log").read_text()
         print(f"{time.monotonic() - start:.0f} s, {network.carried} packets, {network.lost} lost")
     finally:

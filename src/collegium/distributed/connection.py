@@ -124,6 +124,8 @@ class Connection:
         """Sites that are not asked in this job, and why."""
         self._since: dict[str, float] = {}
         self._late: set[str] = set()
+        self._pinged: set[str] = set()
+        self._idle: set[str] = set()
 
     def ask(self, calls: Iterable[Call]) -> Iterator[Answer]:
         """Make calls, which are built as they are sent; yield the answers as they arrive.
@@ -241,7 +243,9 @@ class Connection:
         if self._ended:
             self._stop()
             self._start()
-        elif self.absent and time.monotonic() - self._looked > LOOK_SECONDS:
+            return
+        self._take_back_late()
+        if self.absent and time.monotonic() - self._looked > LOOK_SECONDS:
             self._look_for_late()
             back = self._came_back() if self.absent.keys() - self._late else []
             self._looked = time.monotonic()
@@ -250,23 +254,40 @@ class Connection:
                 self._stop()
                 self._start()
 
-    def _look_for_late(self) -> None:
-        """Ask sites that missed a deadline whether they have finished; one that has is asked again.
+    def _take_back_late(self) -> None:
+        """Ask sites again that missed a deadline and have said since that they are idle."""
+        for site in sorted(self._late & self._idle):
+            logger.info("site %s has finished what it was late with", site)
+            self._late.discard(site)
+            del self.absent[site]
+        self._idle.clear()
 
-        Their relays are there, so that no new job is needed.
+    def _look_for_late(self) -> None:
+        """Ask sites that missed a deadline whether they have finished.
+
+        Their relays are there, so that no new job is needed. Nobody waits for what they say: a site
+        process that is stopped says nothing.
         """
-        for site in sorted(self._late):
-            try:
-                self._lines[site].send({"do": "state", "deadline": PING_SECONDS})
-                header, size = self._lines[site].header()
-                self._lines[site].read(size)
-            except (OSError, EOFError, ValueError, KeyError):
-                self._ended = True
-                return
+        for site in sorted(self._late - self._pinged):
+            self._pinged.add(site)
+            line = self._lines.get(site)
+            threading.Thread(target=self._ping, args=(site, line), daemon=True).start()
+
+    def _ping(self, site: str, line: Line | None) -> None:
+        """Ask a late site whether it is idle, over the connection that nobody else uses now."""
+        try:
+            if line is None:
+                raise EOFError("the job ended")
+            line.send({"do": "state", "deadline": PING_SECONDS})
+            header, size = line.header()
+            line.read(size)
+        except (OSError, EOFError, ValueError):
+            self._ended = self._ended or self._lines.get(site) is line
+            return
+        if self._lines.get(site) is line:
             if header.get("idle"):
-                logger.info("site %s has finished what it was late with", site)
-                self._late.discard(site)
-                del self.absent[site]
+                self._idle.add(site)
+            self._pinged.discard(site)
 
     def _came_back(self) -> list[str]:
         """Return the sites whose relay was gone and that FLARE has heard from since."""
@@ -293,7 +314,7 @@ class Connection:
         there = self._wait_for_sites()
         self.absent = {site: "is not connected" for site in self._sites if site not in there}
         self._since = dict.fromkeys(self.absent, time.time())
-        self._late = set()
+        self._late, self._pinged, self._idle = set(), set(), set()
         if not there:
             raise MissingReply(
                 f"no site is connected ({', '.join(self._sites)}); start 'collegium site start' "

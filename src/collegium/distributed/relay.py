@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from threading import Condition, Thread
 from typing import Any, TypeVar
 
@@ -35,6 +35,9 @@ WINDOW = 3
 
 CALL_SECONDS = 120.0
 """How long one piece may take between server and site."""
+
+STALL_SECONDS = 60.0
+"""How long a site process may take to read one piece; longer, and it is stopped."""
 
 T = TypeVar("T")
 
@@ -78,9 +81,11 @@ class SiteRelay:
         """
         seconds = json.loads(header)["deadline"]
         turns = self._lines[key] = _Turns(seconds)
-        with suppress(OSError):
-            turns.line = Line.connect(os.environ[SITE_SOCKET], seconds)
+        try:
+            turns.line = Line.connect(os.environ[SITE_SOCKET], min(seconds, STALL_SECONDS))
             turns.line.begin(json.loads(header), size)
+        except OSError as error:
+            turns.fail(error)
         return ""
 
     @collab.publish
@@ -93,8 +98,11 @@ class SiteRelay:
             piece: its bytes.
         """
         turns = self._lines[key]
-        with turns.turn(index), suppress(OSError, AttributeError):
-            turns.line.write(piece)  # type: ignore[union-attr]
+        try:
+            with turns.turn(index) as line:
+                line.write(piece)
+        except OSError as error:
+            turns.fail(error)
         return ""
 
     @collab.publish
@@ -107,14 +115,13 @@ class SiteRelay:
         turns = self._lines[key]
         turns.next = 0
         try:
-            if turns.line is None:
-                raise EOFError("nobody listens")
-            header, turns.left = turns.line.header()
-            first = turns.line.read(turns.left) if turns.left <= PIECE else b""
-        except TimeoutError:
-            return self._end(key, {"late": f"did not answer within {turns.seconds:g} s"})
-        except (OSError, EOFError, ValueError):
-            return self._end(key, {"absent": "its site process does not answer"})
+            line = turns.open_line()
+            line.wait_at_most(turns.seconds)
+            header, turns.left = line.header()
+            line.wait_at_most(min(turns.seconds, STALL_SECONDS))
+            first = line.read(turns.left) if turns.left <= PIECE else b""
+        except (OSError, EOFError, ValueError) as error:
+            return self._end(key, turns.why(error))
         if turns.left <= PIECE:
             return self._end(key, header, first)
         return [json.dumps(header), turns.left, b""]
@@ -134,16 +141,16 @@ class SiteRelay:
             index: number of the piece, from 0.
         """
         turns = self._lines.get(key)
-        if turns is None or turns.line is None:
+        if turns is None:
             return b""
         try:
-            with turns.turn(index):
-                piece = turns.line.read(min(PIECE, turns.left))
+            with turns.turn(index) as line:
+                piece = line.read(min(PIECE, turns.left))
                 turns.left -= len(piece)
-        except (OSError, EOFError):
+        except (OSError, EOFError, ValueError) as error:
+            turns.fail(error)
             piece, turns.left = b"", 0
-        if not turns.left:
-            self._lines.pop(key, None)
+        if not turns.left and self._lines.pop(key, None) is not None and turns.line is not None:
             turns.line.close()
         return piece
 
@@ -152,35 +159,56 @@ class _Turns:
     """A connection to the site process, and the number of the piece whose turn it is.
 
     Args:
-        seconds: how long anything may wait.
+        seconds: how long the site process may work.
     """
 
     def __init__(self, seconds: float) -> None:
         self.line: Line | None = None
         self.seconds, self.next, self.left = seconds, 0, 0
+        self._failure: Exception | None = None
         self._condition = Condition()
 
-    def turn(self, index: int) -> _Turn:
-        """Return a context in which piece ``index`` is carried, after those before it."""
-        return _Turn(self, self._condition, index)
+    @contextmanager
+    def turn(self, index: int) -> Iterator[Line]:
+        """Yield the connection for piece ``index``, after the pieces before it.
 
-
-class _Turn:
-    def __init__(self, turns: _Turns, condition: Condition, index: int) -> None:
-        self._turns, self._condition, self._index = turns, condition, index
-
-    def __enter__(self) -> None:
+        Raises:
+            OSError: one before it failed, or it was not its turn in time.
+        """
         with self._condition:
             mine = self._condition.wait_for(
-                lambda: self._turns.next == self._index, timeout=self._turns.seconds
+                lambda: self._failure is not None or self.next == index, timeout=CALL_SECONDS
             )
         if not mine:
             raise TimeoutError
-
-    def __exit__(self, *error: object) -> None:
+        yield self.open_line()
         with self._condition:
-            self._turns.next += 1
+            self.next += 1
             self._condition.notify_all()
+
+    def open_line(self) -> Line:
+        """Return the connection.
+
+        Raises:
+            OSError: something failed on it; whatever came after would be out of place.
+        """
+        if self._failure is not None or self.line is None:
+            raise ConnectionError("the connection failed before")
+        return self.line
+
+    def fail(self, error: Exception) -> None:
+        """Note the first thing that went wrong; no piece is carried after it."""
+        with self._condition:
+            self._failure = self._failure or error
+            self._condition.notify_all()
+        if self.line is not None:
+            self.line.close()
+
+    def why(self, error: Exception) -> dict[str, Any]:
+        """Return what to tell the server of the first thing that went wrong."""
+        if isinstance(self._failure or error, TimeoutError):
+            return {"late": f"did not answer within {self.seconds:g} s"}
+        return {"absent": "its site process does not answer"}
 
 
 class ServerRelay:
