@@ -43,7 +43,7 @@ SITES = ("alder", "birch", "cedar", "dogwood", "elm", "fir")
 MB = 10**6
 RATIO, SECONDS = 1.25, 0.1
 BIG = 500
-RELAY, SITE, GROWTH = 0.7, 4.0, 0.75
+RELAY, SITE, GROWTH = 0.7, 4.0, 1.0
 """The most that a relay takes in GB, a site process in messages, one more site at the driver."""
 
 
