@@ -146,7 +146,7 @@ class RemoteExperiment(OpenedExperiment):
     def finish(
         self, job: Job, run: Run, scores: Mapping[str, Mapping[str, list[dict[str, Any]]]]
     ) -> None:
-        """Let every site write its own rows and pictures; those that it lets out come back here.
+        """Have every site write its own rows and pictures; those that it lets out come back here.
 
         See `OpenedExperiment.finish`.
         """
@@ -169,7 +169,7 @@ class RemoteExperiment(OpenedExperiment):
             write_atomically(job.folder / "overlays" / "index.json", json.dumps(index).encode())
 
     def conclude(self) -> None:
-        """Let every site write its own tables and report."""
+        """Have every site write its own tables and report."""
         calls = (self._call(site, "report") for site in sorted(self.config.federation.sites))
         for _ in self._ask_patiently(calls):
             pass

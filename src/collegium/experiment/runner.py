@@ -132,6 +132,13 @@ def write_run_file(config: ExperimentConfig, output: Path) -> None:
 
     A run may be extended: by algorithms, seeds, variations or adapters. One that would train what
     has begun otherwise is refused.
+
+    Args:
+        config: the experiment.
+        output: its folder.
+
+    Raises:
+        CheckpointError: the folder holds a run made with other settings.
     """
     path = output / RUN_FILE
     if path.exists():
