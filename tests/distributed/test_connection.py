@@ -72,6 +72,7 @@ class FakeCoordinator:
         self.jobs: list[set[str]] = []
         self.enters = set(SITES)
         self.behaviours: dict[str, Behaviour] = {}
+        self.outside: set[str] = set()
         self.unreachable = False
         self.finished = False
         self.closed = False
@@ -92,6 +93,9 @@ class FakeCoordinator:
 
     def status(self, job: str) -> str:
         return "FINISHED:EXCEPTION" if self.finished else "RUNNING"
+
+    def left(self, job: str, sites: Collection[str]) -> set[str]:
+        return self.outside & set(sites)
 
     def close(self) -> None:
         self.closed = True
@@ -333,6 +337,24 @@ def test_a_site_that_vanishes_while_it_works_is_given_up(connection, flare, quic
     assert found["birch"].missing == "was not heard from for 40 s"
     assert found["alder"].header["from"] == "alder"
     assert not connection._ended  # the others' job goes on
+
+
+def test_a_relay_that_was_started_again_is_asked_in_another_job(connection, flare, monkeypatch):
+    monkeypatch.setattr(connection_module, "LOOK_SECONDS", 0.05)
+    left = threading.Event()
+
+    def restart(relay: Relay, header: dict[str, Any], data: bytes) -> bool:
+        if len(flare.jobs) > 1:
+            return echo(relay, header, data)
+        flare.outside = {"birch"}
+        return left.wait(LIMIT)
+
+    flare.behaviours["birch"] = restart
+    assert ask(connection)["birch"].again
+    left.set()
+    flare.outside = set()
+    assert ask(connection, ["birch"])["birch"].header["from"] == "birch"
+    assert len(flare.jobs) == 2
 
 
 def test_a_server_that_does_not_answer_while_sites_work_is_waited_for(

@@ -178,6 +178,10 @@ class Connection:
                     self._since[site] = time.time()
                     logger.warning("site %s: %s", site, self.absent[site])
                     self._lines.pop(site).close()
+            waiting = set(running) & self._lines.keys()
+            for site in sorted(self._coordinator.left(self._job, waiting) if waiting else ()):
+                logger.info("site %s was started again, outside the job", site)
+                self._lines[site].close()  # its call is made again, in another job
 
     def _call(self, exchange: _Exchange, number: int, held: list[Call]) -> None:
         """Make one call and put what came of it into the exchange."""

@@ -119,6 +119,24 @@ class Coordinator:
         with self._asking() as session:
             return str(session.get_job_meta(job).get("status"))
 
+    def left(self, job: str, sites: Collection[str]) -> set[str]:
+        """Return those of some sites that say that they do not run a job, or no longer.
+
+        A relay that is started again registers at once, and knows nothing of the job before.
+
+        Args:
+            job: its id.
+            sites: the sites.
+
+        Raises:
+            ServerUnreachable: the server does not answer.
+        """
+        with self._asking() as session:
+            rows = session.get_client_job_status(sorted(sites)) or []
+        running = {row["client_name"] for row in rows if row.get("job_id") == job}
+        idle = {row["client_name"] for row in rows if row.get("status") == "no_jobs"}
+        return (idle - running) & set(sites)
+
     def jobs(self) -> list[Mapping[str, Any]]:
         """Return what the server knows of all jobs of ours, the newest last.
 
