@@ -133,11 +133,13 @@ def test_kits_that_are_there_are_not_made_again(folder):
     assert files(folder) == before
 
 
-def test_a_kit_that_was_lost_is_made_again_as_it_was(folder):
+def test_a_kit_that_was_lost_is_made_again_with_a_new_key_by_the_same_authority(folder):
     old = fingerprint(read_kit(folder / "sites" / "alder", "site"))
+    authority = (folder / "server" / "startup" / "rootCA.pem").read_bytes()
     shutil.rmtree(folder / "sites" / "alder")
     assert list(make_kits(folder, WANTED)) == ["alder"]
-    assert fingerprint(read_kit(folder / "sites" / "alder", "site")) == old
+    assert fingerprint(read_kit(folder / "sites" / "alder", "site")) != old
+    assert (folder / "sites" / "alder" / "startup" / "rootCA.pem").read_bytes() == authority
     assert read_kit(folder / "server", "server").sites == ("alder", "birch")
 
 
@@ -197,7 +199,7 @@ def test_an_expired_certificate_is_refused_with_its_date(folder, kit):
         read_kit(kit, "site")
     assert str(caught.value) == (
         f"{kit / 'startup' / 'client.crt'}: the certificate expired on {now - DAY:%Y-%m-%d}; ask "
-        f"whoever runs the server for a new start-up kit"
+        f"whoever runs the server for a new start-up kit ('collegium federation renew')"
     )
 
 
