@@ -239,10 +239,11 @@ def test_a_site_that_is_late_is_not_asked_until_it_has_finished(connection, flar
     flare.behaviours["birch"] = late
     assert ask(connection)["birch"].missing == "did not answer within 7 s"
     assert ask(connection)["birch"].missing == "did not answer within 7 s"
-    assert asked == ["handle", "state"]
-    idle = True
-    assert ask(connection)["birch"].header["from"] == "birch"
-    assert asked == ["handle", "state", "state", "handle"]
+    idle = True  # which it says to a question that nobody waits for
+    answers = (ask(connection)["birch"] for _ in range(1000))
+    assert next(answer for answer in answers if not answer.missing).header["from"] == "birch"
+    assert (asked[0], asked[-1]) == ("handle", "handle")
+    assert set(asked[1:-1]) == {"state"}
     assert len(flare.jobs) == 1
 
 

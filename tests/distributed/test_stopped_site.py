@@ -93,6 +93,9 @@ class OneJob:
     def status(self, job: str) -> str:
         return "RUNNING"
 
+    def left(self, job: str, sites: Collection[str]) -> set[str]:
+        return set()
+
     def submit(self, sites: Collection[str]) -> str:
         self.jobs += 1
         for site in sites:
