@@ -54,6 +54,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def finish(process: "subprocess.Popen[str]") -> tuple[int, str]:
+    """Return the exit code of a command, and what it wrote to stderr."""
+    _, text = process.communicate(timeout=5 * LIMIT)
+    return process.returncode, text
+
+
 class Tap:
     """Stands between a site's relay and its site process, and sees every frame.
 
@@ -82,14 +88,17 @@ class Tap:
             threading.Thread(target=self._serve, args=(Line(sock),), daemon=True).start()
 
     def _serve(self, line: Line) -> None:
-        with suppress(OSError, EOFError):
+        try:
             header, data = line.receive(1 << 32)
             self.calls.append(header)
             answer = self.script(header, lambda: self._carry(header, data))
             if answer is not None:
                 self.answers.append(answer)
                 line.send(*answer)
-        line.close()
+        except (OSError, EOFError):
+            pass  # one of both ends is gone
+        finally:
+            line.close()
 
     def _carry(self, header: Mapping[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
         line = Line.connect(self._site, None)
@@ -269,18 +278,17 @@ class RealFederation:
 
     def run(self, file: str, *overrides: str) -> tuple[int, str]:
         """Run an experiment over FLARE; return the exit code and what was written to stderr."""
-        process = self.begin(file, *overrides)
-        _, text = process.communicate(timeout=5 * LIMIT)
-        return process.returncode, text
+        return finish(self.begin(file, *overrides))
 
     def begin(self, file: str, *overrides: str) -> "subprocess.Popen[str]":
         """Start to run an experiment over FLARE."""
         return self.call("run", file, "engine.name=flare", "engine.folder=con", *overrides)
 
     def resume(self, name: str) -> tuple[int, str]:
-        process = self.call("resume", f"r/{name}")
-        _, text = process.communicate(timeout=5 * LIMIT)
-        return process.returncode, text
+        return finish(self.call("resume", f"r/{name}"))
+
+    def accept(self, site: str, digits: str) -> tuple[int, str]:
+        return finish(self.call("site", "accept", f"{site}.yaml", digits))
 
     def reference(self, file: str, *overrides: str) -> Path:
         """Run an experiment in this process; return the run's folder."""

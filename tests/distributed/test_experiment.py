@@ -136,8 +136,7 @@ def test_an_experiment_runs_once_every_operator_has_accepted_it(make_federation)
         (asked,) = (real.state("birch") / "asked").glob("*.json")
         assert f"'collegium site accept {asked.stem}'" in text
         assert not (real.state("birch") / "runs").exists()
-        accepting = real.call("site", "accept", "birch.yaml", asked.stem[:6])
-        assert accepting.wait(120) == 0
+        assert real.accept("birch", asked.stem[:6]) == (0, "")
         code, text = real.run(file)
         assert code == 0, text
         assert (real.state("birch") / "runs" / "asked").exists()
