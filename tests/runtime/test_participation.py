@@ -9,7 +9,7 @@ import torch
 from collegium.algorithms.fedavg import FedAvg
 from collegium.core.message import pack
 from collegium.core.model_parts import find_parts
-from collegium.errors import ConfigError, MissingReply
+from collegium.errors import ConfigError, MissingReply, ProtocolError
 from collegium.runtime import server as server_module
 from collegium.runtime.participation import Participation
 from collegium.runtime.server import Request, Response, ServerRuntime
@@ -68,6 +68,22 @@ def test_a_round_asks_as_many_clients_as_wanted_and_every_one_in_turn(tmp_path):
     # 60 draws of 3 out of 10: 18 each, standard deviation 3.5
     assert by_client.keys() == set(NAMES)
     assert max(abs(count - 18) for count in by_client.values()) < 14
+
+
+@pytest.mark.parametrize("data", [b"", b"garbage", pack({"reply": {}})[:-1]])
+def test_who_sends_what_is_no_message_is_named(tmp_path, data):
+    class Garbled(Silent):
+        def exchange(self, requests: Iterable[Request]) -> Iterator[Response]:
+            for response in super().exchange(requests):
+                yield Response(
+                    response.client, data if response.client == "B" else response.data, 0.1
+                )
+
+    with pytest.raises(ProtocolError, match=r"^client 'B', round 1, train: \d+ bytes are damaged"):
+        make(tmp_path / "fail", Garbled()).advance()
+    server = make(tmp_path / "skip", Garbled(), on_failure="skip")
+    server.advance()
+    assert [left["client"] for left in server.left_out] == ["B"]
 
 
 def test_participants_depend_on_seed_and_round_only(tmp_path):

@@ -324,7 +324,8 @@ class ServerRuntime:
         try:
             if response.missing:
                 raise MissingReply(f"{where}: {response.missing}")
-            reply = self._check(unpack(response.data), where, response.client, coded)
+            envelope = _unpacked(response.data, where)
+            reply = self._check(envelope, where, response.client, coded)
         except ClientError as error:
             if coded is not None:
                 coded.record_failure(response.client)
@@ -472,3 +473,11 @@ class ServerRuntime:
         self._finish_exchange()
         self.stage = "train"
         return models
+
+
+def _unpacked(data: bytes, where: str) -> Any:
+    """Return the envelope in a response; one that is none names who sent it."""
+    try:
+        return unpack(data)
+    except ProtocolError as error:
+        raise ProtocolError(f"{where}: {error}") from error
