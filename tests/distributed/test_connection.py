@@ -433,10 +433,19 @@ def test_a_site_whose_line_breaks_each_time_is_given_up_though_others_answer(con
 
 
 def test_whoever_stops_asking_ends_the_job(connection, flare):
-    answers = connection.ask(Call(site, {}) for site in SITES)
-    next(answers)
+    silent: list[str] = []
+
+    def never_once(relay: Relay, header: dict[str, Any], data: bytes) -> bool:
+        if silent:
+            return echo(relay, header, data)
+        silent.append(relay.site)
+        return True
+
+    flare.behaviours["birch"] = never_once
+    answers = connection.ask(Call(site, {}) for site in ("birch", "alder"))
+    assert next(answers).site == "alder"
     answers.close()
-    ask(connection)
+    assert {answer.missing for answer in ask(connection).values()} == {""}
     assert len(flare.jobs) == 2
 
 
