@@ -1,4 +1,4 @@
-"""What Collegium's engine over NVIDIA FLARE costs over FLARE alone: time and memory.
+"""Measures time and memory of Collegium's engine over NVIDIA FLARE against FLARE alone.
 
 Three sites are sent a message each, every one a different message, and send the same back; nothing
 is trained. All of it is real: FLARE's server, its client at every site, mutual TLS on loopback, and

@@ -1,4 +1,4 @@
-"""What answers in the benchmark of engines: echoes on a site's socket and in FLARE's processes.
+"""Echoes on a site's socket and in FLARE's processes, for the benchmark of engines.
 
 FLARE's processes import it by name, so it needs the standard library and FLARE only.
 """
@@ -29,7 +29,7 @@ SECONDS = 600.0
 
 
 class BareSite:
-    """What stands at a site in the bare job: it returns what it was sent."""
+    """The site's side of the bare job: returns what it is sent."""
 
     @collab.publish
     def handle(self, header: str, payload: bytes) -> list[Any]:
@@ -43,7 +43,7 @@ class BareSite:
 
 
 class BareServer:
-    """What stands at the server in the bare job: when told a size, it sends it to every site."""
+    """The server's side of the bare job: sends messages of a size that it is told to every site."""
 
     @collab.main
     def run(self) -> str:

@@ -24,7 +24,8 @@ def test_a_refusal_says_which_experiment_and_what_to_do(tmp_path):
         Acceptance(tmp_path).check("alder", ONE, {})
     assert str(caught.value) == (
         f"site 'alder' has not accepted the experiment {ONE}; its operator reads it with "
-        f"'collegium site experiments' and accepts it with 'collegium site accept {ONE}'"
+        f"'collegium site experiments SITE' and accepts it with 'collegium site accept SITE "
+        f"{ONE}', where SITE is the site's own file"
     )
     assert caught.value.exit_code == 2
 

@@ -134,7 +134,7 @@ def test_an_experiment_runs_once_every_operator_has_accepted_it(make_federation)
         code, text = real.run(file)
         assert code == 4
         (asked,) = (real.state("birch") / "asked").glob("*.json")
-        assert f"'collegium site accept {asked.stem}'" in text
+        assert f"'collegium site accept SITE {asked.stem}'" in text
         assert not (real.state("birch") / "runs").exists()
         assert real.accept("birch", asked.stem[:6]) == (0, "")
         code, text = real.run(file)

@@ -1,4 +1,4 @@
-"""What a site's operator has accepted: the digests of experiments, in the site's own folder."""
+"""Experiments that a site's operator accepts by their digests, kept in the site's own folder."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class Acceptance:
         write_atomically(self._asked / f"{digest}.json", text.encode())
         raise Refused(
             f"site {site!r} has not accepted the experiment {digest}; its operator reads it with "
-            f"'collegium site experiments' and accepts it with 'collegium site accept {digest}'"
+            f"'collegium site experiments SITE' and accepts it with 'collegium site accept SITE "
+            f"{digest}', where SITE is the site's own file"
         )
 
     def accept(self, digest: str) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import json
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -21,6 +20,7 @@ from collegium.distributed.acceptance import Refused
 from collegium.errors import ConfigError
 from collegium.experiment.config.experiment import ExperimentConfig, decisive
 from collegium.experiment.config.registry import ADAPTERS, ALGORITHMS, CODECS, Registry
+from collegium.experiment.config.schema import digest_of
 from collegium.experiment.grid import variations_of
 
 
@@ -62,8 +62,7 @@ def digest(description: Mapping[str, Any]) -> str:
     Args:
         description: see `describe`.
     """
-    text = json.dumps(description, sort_keys=True, separators=(",", ":"))
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return digest_of(description)
 
 
 def check_versions(description: Mapping[str, Any], methods: Collection[str]) -> None:

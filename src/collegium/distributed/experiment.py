@@ -19,7 +19,7 @@ from collegium.data.federation import sites_of
 from collegium.data.site import Site
 from collegium.diagnostics.assessment.survey import Assessment
 from collegium.distributed.connection import Answer, Call, Connection
-from collegium.distributed.description import describe, digest
+from collegium.distributed.description import describe
 from collegium.distributed.jobs import Coordinator
 from collegium.distributed.kits import read_kit
 from collegium.distributed.processes import PROGRESS, SOCKET
@@ -117,11 +117,18 @@ class RemoteExperiment(OpenedExperiment):
             failures.sort(key=str)
             raise type(failures[0])("; ".join(map(str, failures)))
         self._shares = shares
-        super().check()  # the adapters, now that it is known who shares a model
+        for variation in self.variations:  # again, now that it is known who shares a model
+            self.check_adapters(variation, None)
 
     def shares(self, config: ExperimentConfig) -> bool:
-        """Return whether a site that trains shares its personal model, as it said itself."""
-        return self._shares is None or any("personal" in shared for shared in self._shares.values())
+        """Return whether a site that trains in a fold shares its personal model, as it said itself.
+
+        See `OpenedExperiment.shares`.
+        """
+        if self._shares is None:
+            return True
+        inside = sites_of(config.federation)
+        return any("personal" in self._shares.get(site, ()) for site in inside)
 
     def federation_to_survey(self) -> Federation:
         """Return the federation, of whose sites only the names are known."""
@@ -150,14 +157,13 @@ class RemoteExperiment(OpenedExperiment):
 
         See `OpenedExperiment.finish`.
         """
-        holder, records = self.holder(job), [asdict(record) for record in run.records()]
-        selected, about = selected_model(run), {"job": job.key, **self._scaling(holder)}
+        records, selected = [asdict(record) for record in run.records()], selected_model(run)
         data = pack({} if selected is None else {"model": selected})
 
         def call(site: str) -> Call:
             own = [_of_site(record, site) for record in records]
-            header = {**self._call(site, "finish").header, **about}
-            return Call(site, {**header, "records": own, "scores": scores[site]}, data)
+            about = {"job": job.key, "records": own, "scores": scores[site]}
+            return Call(site, {**self._call(site, "finish").header, **about}, data)
 
         index: list[dict[str, Any]] = []
         for answer in self._ask_patiently(map(call, sorted(scores))):
@@ -181,9 +187,9 @@ class RemoteExperiment(OpenedExperiment):
         """
         models = outside.ModelFiles(self.holder(job).folder / DEPLOYED)
         data = pack({"models": {name: models[name] for name in models}, "server": models.server})
-        header = {**self._call(site, "adapt").header, "job": job.key, **self._scaling(job)}
-        header["adapter"] = config.to_dict()
-        (answer,) = self._ask_patiently([Call(site, header, data)])
+        about = {"job": job.key, "adapter": config.to_dict()}
+        call = Call(site, {**self._call(site, "adapt").header, **about}, data)
+        (answer,) = self._ask_patiently([call])
         shutil.rmtree(folder, ignore_errors=True)
         account, scores = (_field(answer, name, dict) for name in ("account", "scores"))
         write_atomically(folder / ACCOUNT_FILE, json.dumps(account).encode())
@@ -248,11 +254,6 @@ class RemoteExperiment(OpenedExperiment):
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    @property
-    def accepted_as(self) -> str:
-        """The digest by which a site's operator accepts the experiment."""
-        return digest(self._description)
 
 
 class _Requests:

@@ -7,7 +7,7 @@ import io
 import json
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,10 +100,9 @@ class Coordinator:
         from nvflare.fuel.flare_api.api_spec import InternalError
 
         with self._asking() as session, tempfile.TemporaryDirectory() as folder:
-            for job in session.list_jobs():
-                if job.get("job_name") == JOB and not str(job["status"]).startswith("FINISHED"):
-                    with contextlib.suppress(InternalError):  # it ended with an earlier server
-                        session.abort_job(job["job_id"])
+            for job in _running(session):
+                with contextlib.suppress(InternalError):  # it ended with an earlier server
+                    session.abort_job(job)
             write_job(Path(folder) / JOB, sites)
             return str(session.submit_job(str(Path(folder) / JOB)))
 
@@ -137,26 +136,14 @@ class Coordinator:
         idle = {row["client_name"] for row in rows if row.get("status") == "no_jobs"}
         return (idle - running) & set(sites)
 
-    def jobs(self) -> list[Mapping[str, Any]]:
-        """Return what the server knows of all jobs of ours, the newest last.
+    def running(self) -> list[str]:
+        """Return the ids of the jobs of ours that have not ended, the newest last.
 
         Raises:
             ServerUnreachable: the server does not answer.
         """
         with self._asking() as session:
-            return [job for job in session.list_jobs() if job.get("job_name") == JOB]
-
-    def abort(self, job: str) -> None:
-        """End a job, if it runs still.
-
-        Args:
-            job: its id.
-
-        Raises:
-            ServerUnreachable: the server does not answer.
-        """
-        with self._asking() as session:
-            session.abort_job(job)
+            return _running(session)
 
     def wait(self, sites: Collection[str], seconds: float) -> set[str]:
         """Wait until sites are connected; return those that are after some time.
@@ -205,3 +192,12 @@ class Coordinator:
                 f"the server {self._kit.server}, port {self._kit.port}, does not answer "
                 f"({type(error).__name__}); start it with 'collegium server start'"
             ) from error
+
+
+def _running(session: Any) -> list[str]:
+    """Return the ids of the jobs of ours that have not ended, as a session of FLARE lists them."""
+    return [
+        str(job["job_id"])
+        for job in session.list_jobs()
+        if job.get("job_name") == JOB and not str(job["status"]).startswith("FINISHED")
+    ]

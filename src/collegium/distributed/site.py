@@ -25,7 +25,7 @@ from collegium.core.message import pack, unpack
 from collegium.core.settings import Positive, settings
 from collegium.core.tensors import Tensors
 from collegium.data.federation import SiteConfig
-from collegium.diagnostics.assessment.survey import FOLDER, Assessment
+from collegium.diagnostics.assessment.survey import Assessment, clients_to_survey
 from collegium.distributed.acceptance import Acceptance, Refused
 from collegium.distributed.description import check_versions, digest
 from collegium.distributed.frames import Line, listen
@@ -58,7 +58,7 @@ from collegium.experiment.job_results import (
 from collegium.experiment.runner import collect_rows, write_outcome, write_run_file
 from collegium.experiment.scaling import FILE
 from collegium.runtime import process
-from collegium.runtime.client import ClientRuntime
+from collegium.runtime.client import ClientRuntime, case_scores_file
 from collegium.runtime.run import RoundRecord
 from collegium.runtime.selection import mean_row
 from collegium.runtime.server import Request, respond
@@ -335,14 +335,13 @@ class SiteExperiment:
 
     def _survey_client(self) -> ClientRuntime:
         """Return the client that answers a survey, which the policy limits part by part."""
-        config = self._opened.config
-        federation, root = self._opened.variation(""), Path(config.output) / FOLDER
-        survey = Assessment(**self._survey)
-        return federation.clients(survey, seed=config.seeds[0], root=root)[self._name]
+        survey, federation = Assessment(**self._survey), self._opened.variation("")
+        return clients_to_survey(self._opened.config, survey, federation)[self._name]
 
     def _own_scores(self, job: Job, sent: Any) -> Any:
         """Return the site's test scores by case, which may never have left it."""
-        path = self._opened.holder(job).folder / "clients" / self._name / "scores-test.json"
+        root = self._opened.holder(job).folder / "clients" / self._name
+        path = case_scores_file(root, "test")
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else sent
 
     def _adapt(self, header: Mapping[str, Any], data: bytes) -> dict[str, Any]:

@@ -26,17 +26,16 @@ def federation_status(folder: Path) -> dict[str, Any]:
     server, admin = read_kit(folder / "server", "server"), read_kit(folder / "admin", "admin")
     coordinator = Coordinator(admin)
     try:
-        seen, jobs, state = coordinator.connected(), coordinator.jobs(), "running"
+        seen, running, state = coordinator.connected(), coordinator.running(), "running"
     except ServerUnreachable:
-        seen, jobs, state = {}, [], "does not answer"
+        seen, running, state = {}, [], "does not answer"
     finally:
         coordinator.close()
-    running = [job for job in jobs if not str(job["status"]).startswith("FINISHED")]
     return {
         "server": f"{server.server}:{server.port}",
         "state": state,
         "certificate_days": days_left([server])[server.name],
-        "job": running[-1]["job_id"] if running else None,
+        "job": running[-1] if running else None,
         "run": _progress(server) if running else None,
         "sites": [_site(folder, name, seen.get(name)) for name in server.sites],
     }

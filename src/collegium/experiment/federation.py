@@ -38,7 +38,7 @@ from collegium.experiment.job_results import (
 from collegium.experiment.preflight import (
     Sample,
     check_adapters,
-    check_device,
+    check_engine,
     check_network,
     check_setups,
 )
@@ -220,10 +220,21 @@ class OpenedExperiment:
             CollegiumError: In one sentence, what would fail.
         """
         for variation, config in self.variations.items():
-            sample = self.check_data(variation)
-            for _, fold in folds_of(config):
-                check_adapters(fold, sample, self.shares(fold))
+            self.check_adapters(variation, self.check_data(variation))
             check_setups(config, variation)
+
+    def check_adapters(self, variation: str, sample: Sample | None) -> None:
+        """Check that every adapter finds what it needs, in every fold of a variation.
+
+        Args:
+            variation: The variation's name.
+            sample: What `check_network` saw.
+
+        Raises:
+            ConfigError: One does not; see `collegium.experiment.preflight.check_adapters`.
+        """
+        for _, fold in folds_of(self.variations[variation]):
+            check_adapters(fold, sample, self.shares(fold))
 
     def check_data(self, variation: str) -> Sample | None:
         """Check the sites of this machine: device, data, network, and what policies let out.
@@ -238,7 +249,7 @@ class OpenedExperiment:
             CollegiumError: In one sentence, what would fail.
         """
         config, federation = self.variations[variation], self.variation(variation)
-        check_device(config.engine.device, "engine.device")
+        check_engine(config)
         sample = check_network(config, federation)
         for algorithm in config.algorithms:
             federation.check(build_algorithm(algorithm))

@@ -52,6 +52,16 @@ from collegium.training.objectives import Objective
 logger = logging.getLogger(__name__)
 
 
+def case_scores_file(root: Path, method: str) -> Path:
+    """Return the file in which a site keeps scores of single cases that may not leave it.
+
+    Args:
+        root: the site's own folder for the run.
+        method: the handler that scored, such as "test".
+    """
+    return root / f"scores-{method}.json"
+
+
 class ClientRuntime:
     """A site that responds to requests.
 
@@ -238,7 +248,7 @@ class ClientRuntime:
         self, method: str, scores: Mapping[str, Sequence[Mapping[str, Any]]]
     ) -> dict[str, list[dict[str, Any]]]:
         """Keep the scores of single cases in the site's own folder; return their means."""
-        write_atomically(self.root / f"scores-{method}.json", json.dumps(scores).encode())
+        write_atomically(case_scores_file(self.root, method), json.dumps(scores).encode())
         metric = self.training.task.metric
         return {kind: mean_row(rows, metric) for kind, rows in scores.items()}
 

@@ -24,8 +24,8 @@ class Participation:
             asks one that does not answer again, and ends the run where it fails; "skip" leaves it
             out of that exchange and records it.
         min_clients: the fewest clients whose answers an exchange needs.
-        clients_per_round: how many clients take part in each round, drawn anew for every round from
-            the run's seed; None: all. Every client takes part in the set-up, in the work after the
+        clients_per_round: how many clients take part in each round, drawn for every round from the
+            run's seed; None: all. Every client takes part in the set-up, in the work after the
             last round, in evaluations and in the test.
         absent: by client the rounds in which it is known to be away; it is not asked for an
             evaluation after them either.

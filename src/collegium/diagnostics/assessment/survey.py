@@ -137,11 +137,25 @@ def _local_transport(
     config: ExperimentConfig, survey: Assessment, federation: Federation
 ) -> Transport:
     """Return what carries the survey to the sites of this machine."""
-    engine, root = config.engine, Path(config.output) / FOLDER
-    build = partial(federation.clients, survey, seed=config.seeds[0], root=root)
+    engine = config.engine
+    build = partial(clients_to_survey, config, survey, federation)
     if engine.workers > 1:  # these open the federation themselves
         build = partial(survey_clients, to_dict(config), survey.hyperparameters())
     return InProcess(build, engine.workers, engine.threads)
+
+
+def clients_to_survey(
+    config: ExperimentConfig, survey: Assessment, federation: Federation
+) -> dict[str, ClientRuntime]:
+    """Return the clients that answer a survey, with their ledgers in the assessment's folder.
+
+    Args:
+        config: the experiment.
+        survey: what they are asked for.
+        federation: the opened sites.
+    """
+    root = Path(config.output) / FOLDER
+    return federation.clients(survey, seed=config.seeds[0], root=root)
 
 
 def survey_clients(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, ClientRuntime]:
@@ -153,5 +167,4 @@ def survey_clients(data: Mapping[str, Any], options: Mapping[str, Any]) -> dict[
     """
     config = parse_config(data)
     federation = open_configured(config, splits=stored_splits(config))
-    root = Path(config.output) / FOLDER
-    return federation.clients(Assessment(**options), seed=config.seeds[0], root=root)
+    return clients_to_survey(config, Assessment(**options), federation)
