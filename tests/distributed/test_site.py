@@ -109,6 +109,25 @@ def test_the_same_request_has_the_same_bits_again(process, told, model):
     assert first == second != b""
 
 
+def test_rows_of_a_shared_training_are_read_where_the_server_says_it_trained(process, model):
+    """The second of two equal variations trained; a site alone would look into the first."""
+    lr = {"training.lr": 0.01}
+    told = describe(experiment(variations={"early": lr, "late": lr}))
+    early, late = (["early", "", "fedavg", 0], ["late", "", "fedavg", 0])
+    process.answer(call(told, job=late), model)
+    asked = {**REQUEST, "round": 2, "stage": "evaluate", "method": "test"}
+    header, sent = process.answer(call(told, job=late, request=asked), model)
+    assert "error" not in header
+    scores = unpack(sent)["reply"]["scores"]
+    about = {"holder": late, "records": [{"round": 1}], "scores": scores}
+    answer, _ = process.answer(call(told, "finish", job=early, **about), model)
+    assert answer == {}
+    run = Path(process.settings.state) / "runs" / "tiny"
+    lines = (run / "early" / "fedavg" / "seed-0" / "rows.jsonl").read_text().splitlines()
+    cases = {row["case"] for row in map(json.loads, lines) if row["metric"] == "dice"}
+    assert len(cases) == 3  # each of its test cases, not their mean
+
+
 @pytest.mark.parametrize(
     ("changes", "kind", "text"),
     [

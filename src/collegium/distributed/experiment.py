@@ -159,10 +159,11 @@ class RemoteExperiment(OpenedExperiment):
         """
         records, selected = [asdict(record) for record in run.records()], selected_model(run)
         data = pack({} if selected is None else {"model": selected})
+        holder = self.holder(job).key  # a site cannot know which of equal jobs has trained
 
         def call(site: str) -> Call:
             own = [_of_site(record, site) for record in records]
-            about = {"job": job.key, "records": own, "scores": scores[site]}
+            about = {"job": job.key, "holder": holder, "records": own, "scores": scores[site]}
             return Call(site, {**self._call(site, "finish").header, **about}, data)
 
         index: list[dict[str, Any]] = []

@@ -318,9 +318,9 @@ class SiteExperiment:
 
     def _finish(self, header: Mapping[str, Any], data: bytes) -> bytes:
         """Write the site's own rows and pictures; return the pictures that may leave, packed."""
-        job = self._job(header)
-        scores = {self._name: self._own_scores(job, header["scores"])}
-        self._opened.finish_sites(job, unpack(data).get("model"), scores)
+        job, holder = self._job(header["job"]), self._job(header["holder"])
+        scores = {self._name: self._own_scores(holder, header["scores"])}
+        self._opened.finish_sites(job, holder, unpack(data).get("model"), scores)
         records = [RoundRecord(**record) for record in header["records"]]
         write_rows(job.folder / ROWS_FILE, results_frame(job_rows(job, records, scores)))
         pictures = job.folder / "overlays"
@@ -338,15 +338,15 @@ class SiteExperiment:
         survey, federation = Assessment(**self._survey), self._opened.variation("")
         return clients_to_survey(self._opened.config, survey, federation)[self._name]
 
-    def _own_scores(self, job: Job, sent: Any) -> Any:
+    def _own_scores(self, holder: Job, sent: Any) -> Any:
         """Return the site's test scores by case, which may never have left it."""
-        root = self._opened.holder(job).folder / "clients" / self._name
+        root = holder.folder / "clients" / self._name
         path = case_scores_file(root, "test")
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else sent
 
     def _adapt(self, header: Mapping[str, Any], data: bytes) -> dict[str, Any]:
         """Adapt the models to this site's cases; return of record and scores what may leave."""
-        job, sent = self._job(header), unpack(data)
+        job, sent = self._job(header["job"]), unpack(data)
         folder = job.folder / "outside" / self._name
         sites = set(sent["models"]) - set(sent["server"])
         write_model_files(folder / "models", sent["models"], sites)
@@ -373,8 +373,8 @@ class SiteExperiment:
         if not collect_rows(self._opened.config).empty:
             write_outcome(self._opened.config)
 
-    def _job(self, header: Mapping[str, Any]) -> Job:
-        variation, left_out, label, seed = header["job"]
+    def _job(self, key: Any) -> Job:
+        variation, left_out, label, seed = key
         return self._opened.job((str(variation), str(left_out), str(label), int(seed)))
 
     def _client(self, header: Mapping[str, Any]) -> ClientRuntime:
@@ -383,7 +383,7 @@ class SiteExperiment:
         if name not in self._clients and header.get("purpose") == "survey":
             self._clients = {name: self._survey_client()}
         if name not in self._clients:
-            job, scaling = self._job(header), header.get("scaling")
+            job, scaling = self._job(header["job"]), header.get("scaling")
             if scaling is not None:  # what all sites agreed on; see `agree_on_scaling`
                 write_atomically(job.folder.parents[1] / FILE, json.dumps(scaling).encode())
             clients = (

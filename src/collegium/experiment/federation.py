@@ -285,22 +285,23 @@ class OpenedExperiment:
             run: The finished run of that training.
             scores: Its test scores, by site and kind of model, a mapping for each case.
         """
-        self.finish_sites(job, selected_model(run), scores)
+        self.finish_sites(job, self.holder(job), selected_model(run), scores)
 
     def finish_sites(
         self,
         job: Job,
+        holder: Job,
         selected: Tensors | None,
         scores: Mapping[str, Mapping[str, list[dict[str, Any]]]],
     ) -> None:
         """Write the scalings, personal models and pictures of the sites of this machine.
 
         Args:
-            job: The job; its training may be held by another.
+            job: The job.
+            holder: The job that holds its training; see `holder`.
             selected: The selected global model; None for a method without one.
             scores: See `finish`.
         """
-        holder = self.holder(job)
         sites = self.federation(holder).sites
         for name, site in sites.items():
             if site.scaling is not None:
