@@ -1,5 +1,8 @@
 import json
+import math
 import struct
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -98,9 +101,49 @@ def test_parameters_are_packed_without_their_graph():
     assert found.tolist() == [1, 1]
 
 
-def test_packed_bytes_are_a_safetensors_file():
-    data = pack({"m": Tensors({"w": torch.tensor([1.0, 2.0])}), "n": 3})
-    assert [t.tolist() for t in load(data).values()] == [[1.0, 2.0]]
+DTYPES = [
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.uint16, torch.float16, torch.bfloat16,
+    torch.int32, torch.uint32, torch.float32, torch.complex64, torch.float64, torch.int64,
+    torch.uint64,
+]  # fmt: skip
+
+
+@given(
+    shapes=st.lists(
+        st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 3), max_size=3)), max_size=12
+    ),
+    word=st.text(max_size=20),
+)
+@settings(deadline=None)
+def test_packed_bytes_are_those_that_the_library_writes(shapes, word):
+    tensors = [torch.arange(math.prod(shape)).reshape(shape).to(kind) for kind, shape in shapes]
+    indices = [[f"w{index}", index] for index in range(len(tensors))]
+    nesting = json.dumps({"m": {MARK: indices}, "word": word}, separators=(",", ":"))
+    written = save_tensors({str(i): t for i, t in enumerate(tensors)}, {"nesting": nesting})
+    model = Tensors({f"w{index}": tensor for index, tensor in enumerate(tensors)})
+    assert pack({"m": model, "word": word}) == written
+
+
+def test_packing_takes_the_memory_of_the_message_once():
+    code = """if True:
+        import resource, torch
+        from collegium.core.message import pack
+        from collegium.core.tensors import Tensors
+        def peak():
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        model = Tensors({f"w{k}": torch.full((1_000_000,), float(k)) for k in range(25)})
+        pack(Tensors({"w": torch.ones(1)}))
+        before = peak()
+        data = pack(model)
+        print((peak() - before) / len(data))
+    """
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert 0.5 < float(found.stdout) < 1.2
+
+
+def test_numbers_that_a_message_cannot_hold_are_named():
+    with pytest.raises(ProtocolError, match=r"cannot hold numbers of type torch\.complex128"):
+        pack(Tensors({"w": torch.ones(1, dtype=torch.complex128)}))
 
 
 @pytest.mark.parametrize(
