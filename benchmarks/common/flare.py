@@ -69,7 +69,7 @@ class LocalFederation:
             kit = self.kit("site", site)
             self._start_flare(f"relay {site}", kit, *relay_command(kit, self.socket(site)))
         coordinator = Coordinator(self.kit("admin"))
-        there = coordinator.wait(self.sites, 60.0)
+        there = coordinator.wait(self.sites, 60.0, 60.0)
         coordinator.close()
         if there != set(self.sites):
             raise RuntimeError(f"sites did not connect; see the logs in {self.folder}")

@@ -11,7 +11,7 @@ import pytest
 from collegium.distributed import connection as connection_module
 from collegium.distributed.connection import RESTARTS, SENDING, Answer, Call, Connection
 from collegium.distributed.frames import PIECE, SIZES, Line
-from collegium.distributed.jobs import ServerUnreachable
+from collegium.distributed.jobs import Coordinator, ServerUnreachable
 from collegium.errors import ClientError, MissingReply
 
 SITES = ("alder", "birch", "cedar")
@@ -59,7 +59,7 @@ class Relay(threading.Thread):
             self.line.write(data)
 
 
-class FakeCoordinator:
+class FakeCoordinator(Coordinator):
     """A server of FLARE that starts relays at once, and knows when sites were last seen.
 
     Args:
@@ -81,9 +81,6 @@ class FakeCoordinator:
         if self.unreachable:
             raise ServerUnreachable("the server does not answer")
         return dict(self.seen)
-
-    def wait(self, sites: Collection[str], seconds: float) -> set[str]:
-        return set(self.connected()) & set(sites)
 
     def submit(self, sites: Collection[str]) -> str:
         self.jobs.append(set(sites))
@@ -388,6 +385,24 @@ def test_without_a_server_it_says_so(connection, flare):
     flare.unreachable = True
     with pytest.raises(ServerUnreachable):
         ask(connection)
+
+
+def test_server_and_sites_that_appear_late_are_waited_for(flare):
+    """The server answers late, then goes away once more, and last comes a site."""
+    flare.seen["cedar"] = time.time() - 3600
+    answers = iter([None, {"alder", "birch"}, None, set(SITES)])
+
+    def connected() -> dict[str, float]:
+        there = next(answers, set(SITES))
+        if there is None:
+            raise ServerUnreachable("the server does not answer")
+        return {site: time.time() if site in there else flare.seen[site] for site in SITES}
+
+    flare.connected = connected
+    patient = Connection(flare, flare.path, SITES, deadline=7.0, patience=LIMIT)
+    assert set(ask(patient)) == set(SITES)
+    assert flare.jobs == [set(SITES)]
+    patient.close()
 
 
 def test_jobs_that_end_one_after_the_other_are_given_up(connection, flare):

@@ -315,7 +315,7 @@ class Connection:
             except OSError as error:
                 raise StorageError(f"the relay of the server cannot connect: {error}") from error
             threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
-        there = self._wait_for_sites()
+        there = self._coordinator.wait(self._sites, self._patience, SEEN_SECONDS)
         self.absent = {site: "is not connected" for site in self._sites if site not in there}
         self._since = dict.fromkeys(self.absent, time.time())
         self._late, self._pinged, self._idle = set(), set(), set()
@@ -339,17 +339,6 @@ class Connection:
         if not self._lines:
             self._ended = True
             self._make_ready()
-
-    def _wait_for_sites(self) -> set[str]:
-        """Return the sites that are connected, after waiting for all as long as patience lasts."""
-        until = time.monotonic() + self._patience
-        while True:
-            there = self._coordinator.wait(self._sites, max(0.0, until - time.monotonic()))
-            seen = self._coordinator.connected()
-            fresh = {s for s in there if seen.get(s, 0) > time.time() - SEEN_SECONDS}
-            if len(fresh) == len(self._sites) or time.monotonic() > until:
-                return fresh
-            time.sleep(0.5)
 
     def _accept(self, listener: socket.socket) -> None:
         """Take the connections of the server's relay, one for each site."""

@@ -145,12 +145,13 @@ class Coordinator:
         with self._asking() as session:
             return _running(session)
 
-    def wait(self, sites: Collection[str], seconds: float) -> set[str]:
+    def wait(self, sites: Collection[str], seconds: float, seen_within: float) -> set[str]:
         """Wait until sites are connected; return those that are after some time.
 
         Args:
             sites: the sites that are waited for.
             seconds: how long.
+            seen_within: the seconds in which FLARE has to have heard from a site.
 
         Raises:
             ServerUnreachable: the server did not answer in all that time.
@@ -158,7 +159,8 @@ class Coordinator:
         until = time.monotonic() + seconds
         while True:
             try:
-                found = set(self.connected()) & set(sites)
+                seen = self.connected()
+                found = {s for s in sites if seen.get(s, 0) > time.time() - seen_within}
             except ServerUnreachable:
                 if time.monotonic() > until:
                     raise
