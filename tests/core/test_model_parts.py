@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from collegium.core.model_parts import find_parts
+from collegium.core.model_parts import MemoryFormat, find_parts, set_memory_format
 from collegium.errors import ConfigError
 from collegium.models.unet import IOPUNet
 
@@ -203,3 +203,28 @@ def test_the_decoder_of_the_monai_unet_is_the_path_up_at_every_level(units: int)
     norms = {name for name in parts.names if ".N." in name}  # MONAI's name for the norm of a unit
     assert norms
     assert parts.norm == norms
+
+
+@pytest.mark.parametrize(
+    ("choice", "flat", "deep"),
+    [("auto", True, False), ("channels_last", True, True), ("contiguous", False, False)],
+)
+def test_convolutions_are_channels_last_by_their_dimensions(
+    choice: MemoryFormat, flat: bool, deep: bool
+) -> None:
+    network = nn.ModuleDict(
+        {"flat": nn.Conv2d(3, 4, 3), "deep": nn.Conv3d(3, 4, 3), "line": nn.Linear(3, 4)}
+    )
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    set_memory_format(network, choice)
+    weights = {name.removesuffix(".weight"): p for name, p in network.named_parameters()}
+    assert weights["flat"].is_contiguous(memory_format=torch.channels_last) == flat
+    assert weights["deep"].is_contiguous(memory_format=torch.channels_last_3d) == deep
+    assert weights["line"].is_contiguous()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
+
+
+def test_a_network_without_2d_convolutions_stays_contiguous_by_default() -> None:
+    network = nn.Sequential(nn.Conv3d(1, 2, 3), nn.Conv1d(2, 2, 3))
+    set_memory_format(network, "auto")
+    assert all(parameter.is_contiguous() for parameter in network.parameters())

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from collegium.core.dataset import Batch, TensorDataset
+from collegium.core.model_parts import set_memory_format
 from collegium.core.randomness import generator
 from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError, DivergedError
@@ -374,13 +375,66 @@ def test_predictions_are_in_evaluation_mode_and_may_be_a_choice():
     assert [index for index, _, _ in local.predictions(model, data, only={3, 1})] == [1, 3]
 
 
-def test_autocast_changes_the_numbers_a_little():
+def test_bfloat16_changes_the_numbers_a_little():
     plain, _ = fit(SGD)
-    config = TrainingConfig(optimizer="sgd", lr=0.1, batch_size=4, autocast=True)
+    config = TrainingConfig(optimizer="sgd", lr=0.1, batch_size=4, precision="bf16")
     rounded, _ = fit(config)
     assert rounded["weight"].dtype == torch.float32
     assert not torch.equal(plain["weight"], rounded["weight"])
     assert torch.allclose(plain["weight"], rounded["weight"], atol=0.05)
+
+
+def test_models_are_scored_in_float32_whatever_they_are_trained_in():
+    model, data = toy_model(0), toy_site("A").test
+    found = [
+        [
+            output
+            for _, _, output in LocalTraining(
+                toy_network(), task(), TrainingConfig(precision=precision)
+            ).predictions(model, data)
+        ]
+        for precision in ("fp32", "bf16")
+    ]
+    assert torch.equal(torch.cat(found[0]), torch.cat(found[1]))
+
+
+class Convolutions(nn.Module):
+    """A small classifier of images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+        self.second, self.last = nn.Conv2d(8, 8, 3), nn.Linear(8, 1)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        hidden = self.second(torch.relu(self.norm(self.first(images))))
+        scores: torch.Tensor = self.last(hidden.mean(dim=(2, 3)))
+        return scores
+
+
+@pytest.mark.parametrize("optimizer_state", [None, {}])
+def test_channels_last_trains_the_same_model_up_to_rounding_and_hands_it_out_contiguous(
+    optimizer_state,
+):
+    draw = generator(0, "images")
+    inputs = {"image": torch.randn(16, 3, 12, 12, generator=draw)}
+    data = TensorDataset({**inputs, "label": torch.randn(16, 1, generator=draw)})
+    config = TrainingConfig(optimizer="sgd", momentum=0.9, lr=0.05, batch_size=4, local_epochs=3)
+    plain = Convolutions()
+    model = model_of(plain)
+    found: list[Tensors] = []
+    for choice in ("contiguous", "channels_last"):
+        network = copy.deepcopy(plain)
+        set_memory_format(network, choice)
+        kept: Any = None if optimizer_state is None else {}
+        for _ in range(2):
+            start = model if len(found) % 2 == 0 else found[-1]
+            trained, _ = fit(config, network, data=data, model=start, optimizer_state=kept)
+            found.append(trained)
+    assert all(tensor.is_contiguous() for model in found for tensor in model.values())
+    for one, other in zip(found[:2], found[2:], strict=True):
+        assert all(torch.allclose(one[name], other[name], atol=1e-5) for name in one)
+    assert not torch.equal(found[0]["first.weight"], model["first.weight"])
 
 
 def test_momentum_has_a_kind_of_its_own():

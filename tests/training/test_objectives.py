@@ -93,7 +93,7 @@ def test_a_reference_is_in_evaluation_mode_and_leaves_no_trace(module: nn.Module
 
 def test_autocast_gives_float32_computed_in_bfloat16() -> None:
     module = nn.Linear(3, 2)
-    found = live(module, autocast=True).forward(IMAGES.float())
+    found = live(module, precision="bf16").forward(IMAGES.float())
     assert found.prediction.dtype == found.features.dtype == torch.float32
     exact = module(IMAGES.float())
     assert not torch.equal(found.prediction, exact)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from collegium.core.dataset import Dataset, SampleTransform, unchanged
 from collegium.core.message import Message
-from collegium.core.model_parts import ModelParts, fix_roles
+from collegium.core.model_parts import MemoryFormat, ModelParts, fix_roles, set_memory_format
 from collegium.core.payloads import ModelPart, Numbers, PartSchema, Scores
 from collegium.core.tensors import Mean, Tensors
 from collegium.errors import ProtocolError
@@ -251,16 +251,19 @@ class NetworkBuilder:
     Attributes:
         network: builds the network as configured.
         algorithm: extends it; see `Algorithm.extend`.
+        memory_format: the order of the weights in memory; see `set_memory_format`.
     """
 
     network: Callable[[], nn.Module]
     algorithm: Algorithm
+    memory_format: MemoryFormat = "auto"
 
     def __call__(self) -> nn.Module:
         """Return a new network, whose roles are those that it has before it is extended."""
         module = self.network()
         fix_roles(module)
         self.algorithm.extend(module)
+        set_memory_format(module, self.memory_format)
         return module
 
 

@@ -9,7 +9,7 @@ the network as it was built: `fix_roles` records them first.
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -20,6 +20,9 @@ from collegium.errors import ConfigError
 
 ROLES = ("head", "encoder", "decoder")
 """What a network may declare in its attribute `roles`."""
+
+MemoryFormat = Literal["auto", "channels_last", "contiguous"]
+"""How the weights of a network are ordered in memory; see `set_memory_format`."""
 
 _FIXED = "_collegium_roles"
 """The attribute of a network in which `fix_roles` records its roles."""
@@ -232,3 +235,23 @@ def monai_unet_levels(module: nn.Module) -> dict[str, nn.Sequential]:
         and len(level) == 3
         and isinstance(level[1], library.SkipConnection)
     }
+
+
+def set_memory_format(module: nn.Module, choice: MemoryFormat) -> None:
+    """Order a network's weights in memory; its convolutions order their outputs in the same way.
+
+    "auto" is channels-last for 2-D convolutions, which are faster so, and contiguous for all other
+    weights: the choice depends on the network alone, since it decides the last bits of results.
+
+    Args:
+        module: the network, which is changed.
+        choice: "auto", "channels_last" or "contiguous".
+    """
+    if choice == "contiguous":
+        return
+    formats = {4: torch.channels_last}
+    if choice == "channels_last":
+        formats[5] = torch.channels_last_3d
+    for parameter in module.parameters():
+        if parameter.dim() in formats:
+            parameter.data = parameter.data.contiguous(memory_format=formats[parameter.dim()])

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -115,8 +116,8 @@ class Tensors(Mapping[str, Tensor]):
         return Tensors({**self._items, **other._items})
 
     def clone(self) -> Tensors:
-        """Return a copy that shares no memory with this one."""
-        return self.map(torch.clone)
+        """Return a copy that shares no memory with this one, each tensor contiguous."""
+        return self.map(partial(torch.clone, memory_format=torch.contiguous_format))
 
     def select(self, names: Collection[str]) -> Tensors:
         """Return the tensors whose name is in ``names``, in the order they have here."""

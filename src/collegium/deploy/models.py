@@ -171,7 +171,9 @@ def network_with(config: ExperimentConfig, algorithm: AlgorithmConfig) -> Networ
         config: the experiment.
         algorithm: the algorithm that trained the models.
     """
-    return NetworkBuilder(network_of(config), build_algorithm(algorithm))
+    return NetworkBuilder(
+        network_of(config), build_algorithm(algorithm), config.training.memory_format
+    )
 
 
 def _algorithm_of(model: Tensors, config: ExperimentConfig, label: str | None) -> AlgorithmConfig:

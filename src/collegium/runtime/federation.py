@@ -75,7 +75,7 @@ class Federation:
 
     def builder(self, algorithm: Algorithm) -> NetworkBuilder:
         """Return what builds the network that an algorithm trains, with what it adds."""
-        return NetworkBuilder(self.network, algorithm)
+        return NetworkBuilder(self.network, algorithm, self.training.memory_format)
 
     def initial_model(self, algorithm: Algorithm, seed: int, k: int = 0) -> Tensors:
         """Return an initial model.

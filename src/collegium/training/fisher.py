@@ -49,7 +49,7 @@ def diagonal_fisher(
 
     All views see the same training samples (crops, flips), each example once. A view with several
     versions of a sample averages over all versions of all samples. Passes run in the parameters'
-    own precision, independent of `TrainingConfig.autocast`.
+    own precision, independent of `TrainingConfig.precision`.
 
     Args:
         training: the network and the task, whose training loss is differentiated in evaluation

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from collegium.core.dataset import Batch, Dataset, Example
-from collegium.core.model_parts import find_parts
+from collegium.core.model_parts import MemoryFormat, find_parts
 from collegium.core.randomness import ambient
 from collegium.core.settings import Fraction, NonNegative, Positive, PositiveInt, settings
 from collegium.core.tensors import Tensors
@@ -43,7 +43,11 @@ class TrainingConfig:
         clip_norm: largest Euclidean norm of the gradient; None: not clipped.
         optimizer_state: "reset" starts every round with a new optimiser, "keep" keeps its moments
             at the client.
-        autocast: forward passes in bfloat16; faster on recent processors, and changes the numbers.
+        precision: of training's forward passes: "fp32", or "bf16" for convolutions and matrix
+            products in bfloat16, with weights, losses and updates in float32. It is faster on
+            processors and cards that compute in it. Models are always scored in float32.
+        memory_format: the order of the network's weights in memory: "channels_last", "contiguous",
+            or "auto" by the kind of network; see `collegium.core.model_parts.set_memory_format`.
     """
 
     optimizer: Literal["sgd", "adam", "adamw"] = "adam"
@@ -57,7 +61,8 @@ class TrainingConfig:
     local_steps: PositiveInt | None = None
     clip_norm: Positive | None = None
     optimizer_state: Literal["reset", "keep"] = "reset"
-    autocast: bool = False
+    precision: Literal["fp32", "bf16"] = "fp32"
+    memory_format: MemoryFormat = "auto"
 
     @property
     def optimizer_kind(self) -> str:
@@ -191,7 +196,7 @@ class LocalTraining:
         optimizer = config.build_optimizer(list(trained.values()), lr)
         if optimizer_state:
             _restore_state(optimizer, trained, optimizer_state)
-        network = LiveNetwork(self.module, self.task, trained, lr=lr, autocast=config.autocast)
+        network = LiveNetwork(self.module, self.task, trained, lr=lr, precision=config.precision)
         hooks = _Hooks(objective or self._task_loss, penalty, correct)
         plan = plan_batches(
             len(data), config.batch_size, epochs=epochs, steps=steps, seed=seed, path=path
@@ -246,9 +251,7 @@ class LocalTraining:
 
     def _task_loss(self, network: LiveNetwork, batch: Batch) -> tuple[Tensor, None]:
         """The objective of a method that has none of its own."""
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.autocast):
-            output = self.module(batch["image"])
-        return self.task.loss(output.float() if self.config.autocast else output, batch), None
+        return self.task.loss(network.predict(batch["image"]), batch), None
 
     def _normalise_by_running_statistics(self) -> None:
         """Put batch normalisation in evaluation mode: one example has no useful statistics."""
@@ -294,10 +297,7 @@ class LocalTraining:
         """
         self.load(model)
         self.module.eval()
-        with (
-            torch.no_grad(),
-            torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.autocast),
-        ):
+        with torch.no_grad():
             for index in range(len(data)) if only is None else sorted(only):
                 example = data.example(index)
                 on_device = {key: tensor.to(self.device) for key, tensor in example.batch.items()}

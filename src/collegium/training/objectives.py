@@ -9,7 +9,7 @@ other models on the same images, and the features that enter the head.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,7 @@ class LiveNetwork:
         task: the task, for its loss.
         trained: the parameters that are trained, by name.
         lr: learning rate of this round.
-        autocast: whether forward passes run in bfloat16.
+        precision: of the forward passes; see `collegium.training.loop.TrainingConfig`.
     """
 
     def __init__(
@@ -51,15 +51,29 @@ class LiveNetwork:
         trained: Mapping[str, nn.Parameter],
         *,
         lr: float,
-        autocast: bool = False,
+        precision: Literal["fp32", "bf16"] = "fp32",
     ) -> None:
         self.module, self.task, self.trained, self.lr = module, task, trained, lr
-        self._autocast = autocast
+        self._rounds = precision == "bf16"
 
     @property
     def parameters(self) -> Tensors:
         """The parameters that are trained, with gradients."""
         return Tensors(self.trained)
+
+    def predict(self, images: Tensor) -> Tensor:
+        """Return the network's output in training mode, in float32.
+
+        Args:
+            images: (B, C, *spatial).
+        """
+        with self._computing(images):
+            prediction: Tensor = self.module(images)
+        return prediction.float() if self._rounds else prediction
+
+    def _computing(self, images: Tensor) -> torch.autocast:
+        """Return the context of a forward pass, which rounds to bfloat16 if the recipe says so."""
+        return torch.autocast(images.device.type, torch.bfloat16, enabled=self._rounds)
 
     def forward(
         self, images: Tensor, parameters: Tensors | None = None, *, learn_statistics: bool = True
@@ -106,11 +120,11 @@ class LiveNetwork:
         head = head_layer(self.module)
         hook = head.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
         try:
-            with torch.autocast(images.device.type, torch.bfloat16, enabled=self._autocast):
+            with self._computing(images):
                 prediction = functional_call(self.module, replaced, (images,))
         finally:
             hook.remove()
-        if self._autocast:
+        if self._rounds:
             prediction, features[0] = prediction.float(), features[0].float()
         return Output(prediction, features[0])
 
