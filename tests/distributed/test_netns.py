@@ -73,8 +73,13 @@ def test_slow_and_lossy_network_changes_no_bit(network, tmp_path):
         server = network.inside(network.names[0], [])
         processes.start("server", "server", "start", "con/server", inside=server)
         for number, site in enumerate(SITES, 1):
-            own = {"name": site, "root": "phantom", "state": f"s/{site}", "accept": "all"}
-            own["data"] = {"manifest": f"{site}/manifest.csv"}  # type: ignore[assignment]
+            own: dict[str, Any] = {
+                "name": site,
+                "root": "phantom",
+                "state": f"s/{site}",
+                "accept": "all",
+            }
+            own |= {"data": {"manifest": f"{site}/manifest.csv"}, "release": ["scores"]}
             (tmp_path / f"{site}.yaml").write_text(json.dumps(own))
             kit = f"con/sites/{site}"
             place = network.inside(network.names[number], [])
