@@ -23,6 +23,7 @@ from collegium.experiment.grid import jobs_of
 from collegium.experiment.jobs import Event
 from collegium.experiment.runner import (
     collect_rows,
+    decided,
     read_run_config,
     run_experiment,
 )
@@ -307,7 +308,7 @@ def test_every_algorithm_runs_with_its_own_codec(settings):
         lines = read_ledger(output / "coded/seed-0/clients" / site / "ledger.jsonl")
         assert lines[0]["parts"]["model"]["codec"] == "Half"
         assert first_break(lines) is None
-    assert read_run_config(output) == config
+    assert read_run_config(output) == decided(config)
     assert "float16" in (output / "report.html").read_text(encoding="utf-8")
     other = parse_config({**settings, "algorithms": ["fedavg", {**own, "codec": "half"}]})
     with pytest.raises(CheckpointError, match=r"other settings \(algorithms\.1\.codec\.down"):

@@ -70,8 +70,9 @@ def run_tracked(config: "ExperimentConfig", observe: "Observer") -> Path:
 
 def _run(config: "ExperimentConfig", observe: "Observer") -> Path:
     """Run an experiment by its engine."""
-    from collegium.experiment.runner import run_experiment
+    from collegium.experiment.runner import decided, run_experiment
 
+    config = decided(config)
     if config.engine.name == "inprocess":
         return run_experiment(config, observe)
     from collegium.distributed.experiment import RemoteExperiment

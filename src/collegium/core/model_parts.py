@@ -237,6 +237,11 @@ def monai_unet_levels(module: nn.Module) -> dict[str, nn.Sequential]:
     }
 
 
+def has_convolutions(module: nn.Module) -> bool:
+    """Return whether a network has a convolution."""
+    return any(isinstance(layer, _ConvNd) for layer in module.modules())
+
+
 def set_memory_format(module: nn.Module, choice: MemoryFormat) -> None:
     """Order a network's weights in memory; its convolutions order their outputs in the same way.
 

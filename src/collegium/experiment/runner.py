@@ -23,6 +23,7 @@ from collegium import __version__
 from collegium.core.files import lock, write_atomically
 from collegium.errors import CheckpointError, ClientError
 from collegium.evaluation.results import ROWS_FILE, read_rows, write_results
+from collegium.experiment.compilation import decide_compilation
 from collegium.experiment.config.building import adapters_of
 from collegium.experiment.config.experiment import (
     ExperimentConfig,
@@ -66,7 +67,7 @@ def run_experiment(
     Raises:
         CollegiumError: in one sentence, whatever cannot work; finished rounds are kept.
     """
-    output = Path(config.output)
+    config, output = decided(config), Path(config.output)
     with lock(output):
         write_run_file(config, output)
         process.prepare(config.engine.threads)
@@ -78,6 +79,17 @@ def run_experiment(
         write_outcome(config)
         opened.conclude()
     return output
+
+
+def decided(config: ExperimentConfig) -> ExperimentConfig:
+    """Return an experiment with what its run has decided, or decides now; see `decide_compilation`.
+
+    Raises:
+        ConfigError: this machine cannot do what was decided.
+    """
+    output = Path(config.output)
+    begun = read_run_config(output) if (output / RUN_FILE).exists() else None
+    return decide_compilation(config, begun)
 
 
 def _warn_of_idle_adapters(config: ExperimentConfig, variation: str) -> None:

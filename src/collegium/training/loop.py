@@ -20,6 +20,7 @@ from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError, DivergedError
 from collegium.tasks import Task
 from collegium.training.batches import Path, draw_batch, plan_batches
+from collegium.training.compilation import CompiledNetwork
 from collegium.training.objectives import LiveNetwork, Objective
 
 logger = logging.getLogger(__name__)
@@ -48,6 +49,9 @@ class TrainingConfig:
             processors and cards that compute in it. Models are always scored in float32.
         memory_format: the order of the network's weights in memory: "channels_last", "contiguous",
             or "auto" by the kind of network; see `collegium.core.model_parts.set_memory_format`.
+        compile: "on" compiles the network for training steps on whole batches of the task's loss,
+            where all parameters are trained; "auto" is decided by an experiment, see
+            `collegium.experiment.compilation.decide_compilation`, and "off" otherwise.
     """
 
     optimizer: Literal["sgd", "adam", "adamw"] = "adam"
@@ -63,6 +67,7 @@ class TrainingConfig:
     optimizer_state: Literal["reset", "keep"] = "reset"
     precision: Literal["fp32", "bf16"] = "fp32"
     memory_format: MemoryFormat = "auto"
+    compile: Literal["auto", "on", "off"] = "auto"
 
     @property
     def optimizer_kind(self) -> str:
@@ -130,6 +135,7 @@ class LocalTraining:
         self.module, self.task, self.config = module.to(device), task, config
         self.device = torch.device(device)
         self.parts = find_parts(module)
+        self._compiled = CompiledNetwork(self.module) if config.compile == "on" else None
         self._warned = False
 
     def load(self, model: Tensors) -> None:
@@ -196,7 +202,15 @@ class LocalTraining:
         optimizer = config.build_optimizer(list(trained.values()), lr)
         if optimizer_state:
             _restore_state(optimizer, trained, optimizer_state)
-        network = LiveNetwork(self.module, self.task, trained, lr=lr, precision=config.precision)
+        network = LiveNetwork(
+            self.module,
+            self.task,
+            trained,
+            lr=lr,
+            precision=config.precision,
+            compiled=self._compiled if trainable is None else None,
+            whole=config.batch_size,
+        )
         hooks = _Hooks(objective or self._task_loss, penalty, correct)
         plan = plan_batches(
             len(data), config.batch_size, epochs=epochs, steps=steps, seed=seed, path=path
@@ -205,7 +219,8 @@ class LocalTraining:
         with ambient(seed, *path, "ambient"), _training_mode(self.module, trained):
             for taken, samples in enumerate(plan, start=1):
                 batch = self._draw(data, samples, seed, path)
-                total += self._step(batch, optimizer, network, hooks, taken)
+                with network.compiling(batch["image"]):
+                    total += self._step(batch, optimizer, network, hooks, taken)
         if optimizer_state is not None:
             optimizer_state.clear()
             optimizer_state.update(_state_by_name(optimizer, trained))

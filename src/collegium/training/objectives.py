@@ -9,6 +9,7 @@ other models on the same images, and the features that enter the head.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from collegium.core.dataset import Batch
 from collegium.core.model_parts import head_layer
 from collegium.core.tensors import Tensors
 from collegium.tasks import Task
+from collegium.training.compilation import CompiledNetwork
 
 
 class Output(NamedTuple):
@@ -42,6 +44,8 @@ class LiveNetwork:
         trained: the parameters that are trained, by name.
         lr: learning rate of this round.
         precision: of the forward passes; see `collegium.training.loop.TrainingConfig`.
+        compiled: the compiled network, for `predict` on whole batches.
+        whole: images of a whole batch.
     """
 
     def __init__(
@@ -52,9 +56,12 @@ class LiveNetwork:
         *,
         lr: float,
         precision: Literal["fp32", "bf16"] = "fp32",
+        compiled: CompiledNetwork | None = None,
+        whole: int = 1,
     ) -> None:
         self.module, self.task, self.trained, self.lr = module, task, trained, lr
         self._rounds = precision == "bf16"
+        self._compiled, self._whole = compiled, whole
 
     @property
     def parameters(self) -> Tensors:
@@ -68,8 +75,21 @@ class LiveNetwork:
             images: (B, C, *spatial).
         """
         with self._computing(images):
-            prediction: Tensor = self.module(images)
+            prediction: Tensor = (self._graph(images) or self.module)(images)
         return prediction.float() if self._rounds else prediction
+
+    def compiling(self, images: Tensor) -> AbstractContextManager[None]:
+        """Return the context of a training step, in which a graph may be compiled.
+
+        Args:
+            images: (B, C, *spatial).
+        """
+        graph = self._graph(images)
+        return nullcontext() if graph is None else graph.compiling(images)
+
+    def _graph(self, images: Tensor) -> CompiledNetwork | None:
+        """Return the compiled network for a batch, unless it is the rest of an epoch."""
+        return self._compiled if len(images) == self._whole else None
 
     def _computing(self, images: Tensor) -> torch.autocast:
         """Return the context of a forward pass, which rounds to bfloat16 if the recipe says so."""

@@ -1,0 +1,80 @@
+"""Whether an experiment compiles its network, decided once for a run and kept in its record."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Literal
+
+from collegium.core.model_parts import has_convolutions
+from collegium.core.randomness import ambient
+from collegium.data.federation import sites_of
+from collegium.errors import ConfigError
+from collegium.experiment.config.building import network_of
+from collegium.experiment.config.experiment import ExperimentConfig
+from collegium.experiment.grid import jobs_of
+from collegium.training.compilation import compiler_problem
+
+logger = logging.getLogger(__name__)
+
+WORTH_COMPILING = 5_000
+"""Optimiser steps of a whole experiment from which on compiling repays the time it takes."""
+
+
+def decide_compilation(
+    config: ExperimentConfig, begun: ExperimentConfig | None
+) -> ExperimentConfig:
+    """Return the experiment with ``training.compile`` on or off.
+
+    A run that has begun keeps what it began with. Otherwise "auto" is on for networks with
+    convolutions, where ``local_steps`` is given and jobs, rounds, sites and steps make
+    `WORTH_COMPILING` steps, and the machine has a compiler: a rule without any timing, since the
+    last bits of results depend on it.
+
+    Args:
+        config: the experiment.
+        begun: what the run has begun with, if it has.
+
+    Raises:
+        ConfigError: it is on, and this machine cannot compile.
+    """
+    choice = config.training.compile
+    if choice == "auto":
+        choice = _choice(config) if begun is None else begun.training.compile
+    if choice == "on" and (problem := compiler_problem(config.engine.device)):
+        raise ConfigError(
+            f"training.compile is on, and this machine cannot compile: {problem}; install it, or "
+            f"set it to off in an experiment with another name, since it decides the last bits of "
+            f"results"
+        )
+    return replace(config, training=replace(config.training, compile=choice))
+
+
+def _choice(config: ExperimentConfig) -> Literal["on", "off"]:
+    """Return what "auto" means for a run that begins."""
+    if planned_steps(config) < WORTH_COMPILING:
+        return "off"
+    with ambient(0, "compilation"):
+        if not has_convolutions(network_of(config)()):
+            return "off"
+    if problem := compiler_problem(config.engine.device):
+        logger.warning(
+            "training is not compiled, which would be faster: %s; install it before a run begins",
+            problem,
+        )
+        return "off"
+    return "on"
+
+
+def planned_steps(config: ExperimentConfig) -> int:
+    """Return how many optimiser steps all sites take in an experiment; 0 if its data decide.
+
+    Args:
+        config: the experiment.
+    """
+    return sum(
+        job.config.rounds
+        * (job.config.training.local_steps or 0)
+        * (job.config.participation.clients_per_round or len(sites_of(job.config.federation)))
+        for job in jobs_of(config)
+    )
