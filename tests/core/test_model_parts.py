@@ -206,15 +206,22 @@ def test_the_decoder_of_the_monai_unet_is_the_path_up_at_every_level(units: int)
 
 
 @pytest.mark.parametrize(
-    ("choice", "flat", "deep"),
-    [("auto", True, False), ("channels_last", True, True), ("contiguous", False, False)],
+    ("choice", "norm", "flat", "deep"),
+    [
+        ("auto", nn.BatchNorm2d, True, True),
+        ("auto", nn.InstanceNorm2d, False, True),
+        ("auto", nn.InstanceNorm3d, True, True),
+        ("channels_last", nn.InstanceNorm2d, True, True),
+        ("contiguous", nn.BatchNorm2d, False, False),
+    ],
 )
-def test_convolutions_are_channels_last_by_their_dimensions(
-    choice: MemoryFormat, flat: bool, deep: bool
+def test_convolutions_are_channels_last_by_the_kind_of_network(
+    choice: MemoryFormat, norm: type[nn.Module], flat: bool, deep: bool
 ) -> None:
     network = nn.ModuleDict(
         {"flat": nn.Conv2d(3, 4, 3), "deep": nn.Conv3d(3, 4, 3), "line": nn.Linear(3, 4)}
     )
+    network["norm"] = norm(4)
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     set_memory_format(network, choice)
     weights = {name.removesuffix(".weight"): p for name, p in network.named_parameters()}
@@ -222,9 +229,3 @@ def test_convolutions_are_channels_last_by_their_dimensions(
     assert weights["deep"].is_contiguous(memory_format=torch.channels_last_3d) == deep
     assert weights["line"].is_contiguous()
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
-
-
-def test_a_network_without_2d_convolutions_stays_contiguous_by_default() -> None:
-    network = nn.Sequential(nn.Conv3d(1, 2, 3), nn.Conv1d(2, 2, 3))
-    set_memory_format(network, "auto")
-    assert all(parameter.is_contiguous() for parameter in network.parameters())

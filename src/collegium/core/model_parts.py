@@ -245,18 +245,17 @@ def has_convolutions(module: nn.Module) -> bool:
 def set_memory_format(module: nn.Module, choice: MemoryFormat) -> None:
     """Order a network's weights in memory; its convolutions order their outputs in the same way.
 
-    "auto" is channels-last for 2-D convolutions, which are faster so, and contiguous for all other
-    weights: the choice depends on the network alone, since it decides the last bits of results.
+    "auto" is channels-last, which is faster for most networks, unless there is a 2-D instance
+    normalisation: torch copies its inputs and outputs then. The choice depends on the network
+    alone, since it decides the last bits of results.
 
     Args:
         module: the network, which is changed.
         choice: "auto", "channels_last" or "contiguous".
     """
-    if choice == "contiguous":
-        return
-    formats = {4: torch.channels_last}
-    if choice == "channels_last":
-        formats[5] = torch.channels_last_3d
-    for parameter in module.parameters():
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    if choice == "auto" and any(isinstance(m, nn.InstanceNorm2d) for m in module.modules()):
+        del formats[4]
+    for parameter in module.parameters() if choice != "contiguous" else ():
         if parameter.dim() in formats:
             parameter.data = parameter.data.contiguous(memory_format=formats[parameter.dim()])
