@@ -5,15 +5,7 @@ from io import StringIO
 import pytest
 
 from collegium.evaluation.comparisons import joining_table
-from collegium.evaluation.formats import (
-    interval_text,
-    number,
-    p_value,
-    to_csv,
-    to_latex,
-    to_markdown,
-    to_text,
-)
+from collegium.evaluation.formats import to_csv, to_latex, to_markdown, to_text
 from collegium.evaluation.results import results_frame
 from collegium.evaluation.tables import SUMMARIES, MethodTable, make_cells, method_table
 
@@ -106,22 +98,6 @@ def test_cells_as_text(scores):
     rows = [row for seed, value in enumerate((0.8, 0.825))
             for row in scores("a", "global", "B", [value], seed=seed)]  # fmt: skip
     assert "0.812 \u00b1 0.018" in to_text(method_table(results_frame(rows), "dice"))
-
-
-def test_numbers_have_sensible_digits_and_a_typographic_minus():
-    assert number(0.8124) == "0.812"
-    assert number(-0.0124, signed=True) == "\u22120.012"
-    assert number(12.345, "mm") == "12.35"
-    assert number(-0.0001) == "0.000"
-    assert number(0.0001, signed=True) == "+0.000"
-    assert number(0.0, signed=True) == "0.000"
-    assert number(None) == number(float("nan")) == "\u2013"
-    assert interval_text(-0.012, 0.034) == "[\u22120.012, +0.034]"
-    assert interval_text(float("nan"), float("nan")) == "\u2013"
-
-
-def test_p_values_have_three_decimals_or_a_bound():
-    assert [p_value(p) for p in (0.0414, 0.00099, float("nan"))] == ["0.041", "< 0.001", "\u2013"]
 
 
 def test_text_says_where_and_of_which_setting(outside):

@@ -1,4 +1,4 @@
-"""Numbers and tables as text: for a terminal, in Markdown and LaTeX, and as CSV."""
+"""Tables as text: for a terminal, in Markdown and LaTeX, and as CSV."""
 
 from __future__ import annotations
 
@@ -11,8 +11,14 @@ from collegium.evaluation.comparisons import ComparisonTable
 from collegium.evaluation.scores import rows_of
 from collegium.evaluation.significance import LEVEL
 from collegium.evaluation.tables import MethodTable
-
-MINUS, DASH, PLUS_MINUS = "\u2212", "\u2013", "\u00b1"
+from collegium.evaluation.wording import (
+    DASH,
+    MINUS,
+    PLUS_MINUS,
+    interval_text,
+    number,
+    p_value,
+)
 
 _LATEX = str.maketrans({
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#",
@@ -27,43 +33,6 @@ _COMPARISON_CSV = [
     "site", "method", "algorithm", "model", "reference_mean", "method_mean", "difference", "low",
     "high", "patients", "undefined", "p", "p_holm", "family", "outcome", "unit",
 ]  # fmt: skip
-
-
-def number(value: float | None, unit: str = "", *, signed: bool = False) -> str:
-    """Return a number with sensible digits: three decimals, two if it has a unit.
-
-    Args:
-        value: The number; None and NaN become a dash.
-        unit: Its unit.
-        signed: Whether to write a plus sign too.
-
-    Returns:
-        The text. A signed number that rounds to zero keeps its sign.
-    """
-    if value is None or isnan(value):
-        return DASH
-    text = f"{value:{'+' if signed else ''}.{2 if unit else 3}f}"
-    if not text.strip("+-0.") and not (signed and value):
-        text = text.lstrip("+-")
-    return text.replace("-", MINUS)
-
-
-def interval_text(low: float, high: float, unit: str = "") -> str:
-    """Return e.g. "[-0.012, +0.034]" with a typographic minus, or a dash without an interval.
-
-    Args:
-        low: The lower end; NaN if there is no interval.
-        high: The upper end.
-        unit: The unit of both.
-    """
-    if isnan(low):
-        return DASH
-    return f"[{number(low, unit, signed=True)}, {number(high, unit, signed=True)}]"
-
-
-def p_value(p: float) -> str:
-    """Return a p-value with three decimals or as "< 0.001"; NaN becomes a dash."""
-    return "< 0.001" if p < 0.001 else number(p)
 
 
 def _cell_text(cell: Any, unit: str) -> str:

@@ -13,7 +13,6 @@ from collegium.evaluation.report.plots import (
     line_chart,
     reach,
     ticks,
-    title,
 )
 from collegium.evaluation.results import results_frame
 
@@ -142,9 +141,3 @@ def test_an_interval_that_is_none_is_a_dot_or_nothing():
 def test_the_common_scale_reaches_the_farthest_end():
     assert reach([0.1, -0.3, 0.2, float("nan")]) == 0.3
     assert reach([]) == 1.0
-
-
-def test_metrics_are_headed_as_the_field_writes_them():
-    assert [title(m) for m in ("dice", "hd95_vessel", "negative_loss")] == [
-        "Dice", "HD95 vessel", "Negative loss",
-    ]  # fmt: skip

@@ -15,11 +15,10 @@ from statistics import fmean
 from typing import Any
 
 from collegium.evaluation.comparisons import ComparisonTable
-from collegium.evaluation.formats import interval_text, number
-from collegium.evaluation.report.plots import title
 from collegium.evaluation.report.reading import RunOutput
 from collegium.evaluation.scores import METHOD, MethodKey
 from collegium.evaluation.significance import Outcome, higher_is_better
+from collegium.evaluation.wording import interval_text, number, title
 
 MOST_ANSWERS = 6
 """Adapted methods of a site that the overview shows one by one; if there are more it counts."""

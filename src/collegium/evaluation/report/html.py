@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from collegium.core.files import write_atomically
-from collegium.evaluation.formats import interval_text, p_value
 from collegium.evaluation.report import plots
 from collegium.evaluation.report.answers import MOST_ANSWERS
 from collegium.evaluation.report.ledgers import LedgerSummary, ledger_summaries
@@ -23,6 +22,7 @@ from collegium.evaluation.report.reading import RunOutput, read_run_output
 from collegium.evaluation.report.rendering import Drawings, Filters, render_page
 from collegium.evaluation.report.timing import time_chart
 from collegium.evaluation.significance import MINIMUM_PATIENTS
+from collegium.evaluation.wording import interval_text, p_value
 
 PAGE = "report.html"
 

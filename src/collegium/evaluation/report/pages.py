@@ -24,6 +24,7 @@ from collegium.evaluation.report.routing import AdaptationSummary, gather_adapta
 from collegium.evaluation.scores import METHOD, Where, final_scores, method_name, rows_of
 from collegium.evaluation.tables import MethodTable, method_table, sweep_table
 from collegium.evaluation.timing import TimeTable, time_table
+from collegium.evaluation.wording import title
 from collegium.tasks import ALL_CASES, CASES
 
 if TYPE_CHECKING:
@@ -213,7 +214,7 @@ def make_panels(name: str, panels: Mapping[str, Sequence[plots.ChartLine]]) -> C
 
 
 def _curves(run: RunOutput) -> list[CurvePanels]:
-    validation = f"{plots.title(run.metric)} on validation"
+    validation = f"{title(run.metric)} on validation"
     wanted = ((validation, run.metric, "val"), ("Training loss", "loss", "train"))
     return [
         make_panels(name, panels)

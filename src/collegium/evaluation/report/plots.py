@@ -40,16 +40,7 @@ _MOST_POINTS, _MARKED = 150, 5
 WARM_UP = 0.15
 """Share of the rounds that do not decide what a frame holds."""
 
-_ABBREVIATIONS = {"assd": "ASSD", "auc": "AUC", "hd95": "HD95", "iou": "IoU"}
-
 Limits = tuple[float, float]
-
-
-def title(metric: str) -> str:
-    """Return a metric as a heading, without unit: "Dice" for ``dice``, "HD95" for ``hd95_px``."""
-    first, *rest = metric.removesuffix("_px").replace("_", " ").split(" ")
-    first = _ABBREVIATIONS.get(first, first[:1].upper() + first[1:])
-    return " ".join([first, *rest])
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from math import isnan
 from typing import TYPE_CHECKING, Any
 
 from collegium.core.text import format_bytes, format_duration
-from collegium.evaluation.formats import PLUS_MINUS, number
 from collegium.evaluation.report import assessment, plots, routing
+from collegium.evaluation.wording import PLUS_MINUS, number, title
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -92,7 +92,7 @@ _FILTERS: Filters = {
     "short": assessment.short,
     "size": format_bytes,
     "duration": format_duration,
-    "title": plots.title,
+    "title": title,
     "percent": lambda share: f"{share:.0%}",
     "heat": assessment.heat,
     "shades": routing.shades,

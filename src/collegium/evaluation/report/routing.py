@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from collegium.evaluation.formats import number
 from collegium.evaluation.report.plots import (
     BOTTOM,
     HEIGHT,
@@ -25,6 +24,7 @@ from collegium.evaluation.report.plots import (
     ticks,
 )
 from collegium.evaluation.scores import method_name, position
+from collegium.evaluation.wording import number
 
 Content = Mapping[str, Any]
 """The content of an ``account.json``."""

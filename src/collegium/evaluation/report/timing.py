@@ -21,10 +21,10 @@ from collegium.evaluation.report.plots import (
     WIDTH,
     axes,
     ticks,
-    title,
 )
 from collegium.evaluation.scores import ADAPTERS, rows_of
 from collegium.evaluation.timing import TimeTable
+from collegium.evaluation.wording import title
 
 HEIGHT = 340
 BOTTOM = 296  # of the frame, in units of the drawing
