@@ -1,5 +1,8 @@
 """Rows of results to make tables of."""
 
+import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,3 +72,11 @@ def joined_rows():
     rows += make_scores("ditto", "personal", "A", [value - 0.1 for value in alone])
     rows += make_scores("ditto", "global", "A", [0.9, *[None] * 7])
     return rows
+
+
+@pytest.fixture(scope="session")
+def statistics(reference: Path) -> Callable[[str], tuple[dict[str, Any], dict[str, Any]]]:
+    """Input and expected values of a case of `statistics_golden.json`, by its name."""
+    text = (reference / "statistics_golden.json").read_text("utf-8")
+    by_name = {case["name"]: case for case in json.loads(text)["cases"]}
+    return lambda name: (by_name[name]["input"], by_name[name]["expected"])

@@ -71,6 +71,21 @@ def balanced_accuracy_pseudovalues(
     return [float(value) for value in np.mean(accuracies) + influence]
 
 
+def weight_below(scores: Array, others: Array, weights: Array) -> Array:
+    """Return the fraction of the others' weight below each score; ties count one half.
+
+    Args:
+        scores: (n,).
+        others: (k,) scores to compare with.
+        weights: (k,) what each of the others weighs.
+    """
+    order = np.argsort(others, kind="stable")
+    sums = np.concatenate([[0.0], np.cumsum(weights[order])])
+    low = np.searchsorted(others[order], scores, side="left")
+    high = np.searchsorted(others[order], scores, side="right")
+    return np.asarray((sums[low] + sums[high]) / (2 * sums[-1]))
+
+
 def _weights(labels: Sequence[int], patients: Sequence[str] | None) -> Array:
     """Return a weight for each case; they add up to 1, and every patient weighs the same."""
     if patients is None:
@@ -81,18 +96,9 @@ def _weights(labels: Sequence[int], patients: Sequence[str] | None) -> Array:
 
 def _binary_auc(scores: Array, positive: NDArray[np.bool_], weights: Array) -> Array:
     """Return the pseudo-values of the area of one class against the rest."""
-    higher = _weight_below(scores, scores[~positive], weights[~positive])
-    lower = 1 - _weight_below(scores, scores[positive], weights[positive])
+    higher = weight_below(scores, scores[~positive], weights[~positive])
+    lower = 1 - weight_below(scores, scores[positive], weights[positive])
     own = np.where(positive, higher, lower)
     total = np.where(positive, weights[positive].sum(), weights[~positive].sum())
     area = (weights * own)[positive].sum() / weights[positive].sum()
     return np.asarray(area + (own - area) / total)
-
-
-def _weight_below(scores: Array, others: Array, weights: Array) -> Array:
-    """Return the fraction of the others' weight below each score; ties count one half."""
-    order = np.argsort(others, kind="stable")
-    sums = np.concatenate([[0.0], np.cumsum(weights[order])])
-    low = np.searchsorted(others[order], scores, side="left")
-    high = np.searchsorted(others[order], scores, side="right")
-    return np.asarray((sums[low] + sums[high]) / (2 * sums[-1]))
