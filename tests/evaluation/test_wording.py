@@ -1,4 +1,10 @@
-from collegium.evaluation.wording import interval_text, number, p_value, title
+from collegium.evaluation.wording import (
+    interval_text,
+    name_in_sentence,
+    number,
+    p_value,
+    title,
+)
 
 
 def test_numbers_have_sensible_digits_and_a_typographic_minus():
@@ -20,4 +26,11 @@ def test_p_values_have_three_decimals_or_a_bound():
 def test_metrics_are_headed_as_the_field_writes_them():
     assert [title(m) for m in ("dice", "hd95_vessel", "negative_loss")] == [
         "Dice", "HD95 vessel", "Negative loss",
+    ]  # fmt: skip
+
+
+def test_within_a_sentence_only_names_and_abbreviations_are_capitals():
+    names = ("dice_vessel", "hd95", "auc", "log_loss", "brier", "balanced_accuracy")
+    assert [name_in_sentence(m) for m in names] == [
+        "Dice vessel", "HD95", "AUC", "log loss", "Brier", "balanced accuracy",
     ]  # fmt: skip

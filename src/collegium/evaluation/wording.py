@@ -5,6 +5,7 @@ from math import isnan
 MINUS, DASH, PLUS_MINUS = "\u2212", "\u2013", "\u00b1"
 
 _ABBREVIATIONS = {"assd": "ASSD", "auc": "AUC", "hd95": "HD95", "iou": "IoU"}
+_PROPER = frozenset({"brier", "dice"})  # names of people
 
 
 def title(metric: str) -> str:
@@ -12,6 +13,14 @@ def title(metric: str) -> str:
     first, *rest = metric.removesuffix("_px").replace("_", " ").split(" ")
     first = _ABBREVIATIONS.get(first, first[:1].upper() + first[1:])
     return " ".join([first, *rest])
+
+
+def name_in_sentence(metric: str) -> str:
+    """Return a metric within a sentence: "Dice", "HD95", but "log loss"."""
+    heading = title(metric)
+    first = metric.partition("_")[0]
+    proper = first in _ABBREVIATIONS or first in _PROPER
+    return heading if proper else heading[:1].lower() + heading[1:]
 
 
 def number(value: float | None, unit: str = "", *, signed: bool = False) -> str:
