@@ -1,6 +1,9 @@
 """Intervals against the reference cases, scipy's tests, closed forms and simulated truth."""
 
+import subprocess
+import sys
 from math import sqrt
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -278,3 +281,13 @@ def test_the_smallest_detectable_difference_is_found_about_eight_times_in_ten():
     estimates = [estimate_mean(joined + truth, alone) for joined, alone in draws]
     found = np.mean([e.centre > error_bars(e).half_width for e in estimates])
     assert 0.75 < found < 0.97
+
+
+@pytest.mark.slow
+def test_the_simulated_errors_and_the_power_are_as_accepted():
+    done = subprocess.run(
+        [sys.executable, Path(__file__).parents[2] / "benchmarks" / "verdict.py", "--quick"],
+        capture_output=True, text=True, check=False, timeout=1200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(": ok\n") == 10

@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import fsum
+from statistics import fmean
 from typing import ClassVar
 
 import numpy as np
@@ -50,7 +52,10 @@ class Arm:
     @property
     def variance(self) -> float:
         """The sample variance of the trainings' scores (s2); 0 for a single one."""
-        return float(np.var(self.scores, ddof=1)) if self.trainings > 1 else 0.0
+        if self.trainings < 2:
+            return 0.0
+        mean = fmean(self.scores)
+        return fsum((score - mean) ** 2 for score in self.scores) / (self.trainings - 1)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The verdict on one method at one site: does joining help it?
 
-A `Verdict` is one object of plain numbers and words. Tables, report and trackers show it and
-compute nothing, and a site that keeps its patients' scores to itself makes its own and sends that.
+A `Verdict` is one object of plain numbers and words: what shows it computes nothing, and a site
+that keeps its patients' scores to itself can make its own and send that.
 """
 
 from __future__ import annotations
