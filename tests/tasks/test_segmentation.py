@@ -2,6 +2,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -139,6 +140,20 @@ def test_a_volume_for_a_3d_network_is_one_forward_pass() -> None:
     prediction = SegmentationTask().predict(network, example(image))
     assert network.shapes == [(1, 1, 8, 8, 16)]
     assert torch.equal(prediction, (image[:, 0] > 0).long())
+
+
+def test_a_structure_has_the_same_scores_alone_and_in_the_mean() -> None:
+    label, found = torch.randint(3, (2, 1, 9, 8, 7), generator=torch.Generator().manual_seed(4))
+    case = example(torch.zeros(1, 1, 9, 8, 7), label, (2.0, 0.5, 0.7))
+    scores = SegmentationTask(("background", "a", "b")).scores(found, case)
+    assert {type(value) for value in scores.values()} == {float}
+    for k, name in ((1, "a"), (2, "b")):
+        only = example(torch.zeros(1, 1, 9, 8, 7), (label == k).long(), case.spacing)
+        alone = SegmentationTask().scores((found == k).long(), only)
+        assert alone == {metric: scores[f"{metric}_{name}"] for metric in alone}
+    for metric in ("dice", "iou", "hd95"):
+        apart = [scores[f"{metric}_a"], scores[f"{metric}_b"]]
+        assert scores[metric] == pytest.approx(np.mean(np.array(apart, float)), rel=1e-15)
 
 
 def test_scores_of_one_image_are_in_pixels_without_spacing() -> None:
@@ -289,6 +304,14 @@ class Fixed(nn.Module):
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         return self.logits
+
+
+@pytest.mark.parametrize("classes", [2, 3, 5])
+def test_the_class_of_a_pixel_is_the_first_of_the_likeliest(classes: int) -> None:
+    values = torch.tensor([0.0, 1.0, -1.0, math.inf, -math.inf, math.nan])
+    logits = torch.cartesian_prod(*[values] * classes).T[None, :, :, None].contiguous()
+    prediction = SegmentationTask(classes).predict(Fixed(logits), example(logits[:, :1]))
+    np.testing.assert_array_equal(prediction, logits.numpy().argmax(axis=1))
 
 
 def nested(label: torch.Tensor) -> torch.Tensor:

@@ -7,13 +7,30 @@ import torch
 from scipy import ndimage
 from scipy.spatial.distance import directed_hausdorff
 
-from collegium.tasks.metrics.overlap import box_plot_summary, dice, hd95, iou, sdwd
+from collegium.tasks.metrics import overlap
+from collegium.tasks.metrics.overlap import (
+    box_plot_summary,
+    sdwd,
+    structures_of,
+)
 
 
 def blobs(seed: int, shape: tuple[int, ...]) -> torch.Tensor:
     """A smooth random structure."""
     noise = torch.rand(shape, generator=torch.Generator().manual_seed(seed)).numpy()
     return torch.from_numpy(ndimage.gaussian_filter(noise, 2) > 0.5).long()
+
+
+def dice(prediction: torch.Tensor, label: torch.Tensor, **more: Any) -> float | None:
+    return overlap.dice(structures_of(prediction, label, **more))
+
+
+def iou(prediction: torch.Tensor, label: torch.Tensor, **more: Any) -> float | None:
+    return overlap.iou(structures_of(prediction, label, **more))
+
+
+def hd95(prediction: torch.Tensor, label: torch.Tensor, **more: Any) -> float | None:
+    return overlap.hd95(structures_of(prediction, label, **more))
 
 
 def surface(structure: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from collegium.tasks.metrics.overlap import dice, iou
+from collegium.tasks.metrics.overlap import dice, iou, structures_of
 from collegium.tasks.metrics.published import label_iou, micro_iou, slice_dice_legacy
 
 
@@ -15,8 +15,8 @@ def test_dice_and_the_legacy_metric_are_those_of_iop_fl(golden) -> None:
     pred, true = (torch.tensor(case["inputs"][key]) for key in ("pred", "gt"))
     expected, atol = case["expected"], case["atol"]
     assert slice_dice_legacy(pred, true) == pytest.approx(expected["repo_metric"], abs=atol)
-    assert dice(pred, true) == pytest.approx(expected["volume_fg"], abs=1e-9)
-    per_slice = [dice(p, t) for p, t in zip(pred, true, strict=True)]
+    assert dice(structures_of(pred, true)) == pytest.approx(expected["volume_fg"], abs=1e-9)
+    per_slice = [dice(structures_of(p, t)) for p, t in zip(pred, true, strict=True)]
     assert per_slice == pytest.approx(expected["per_slice_fg"], abs=1e-9)
 
 
@@ -31,7 +31,7 @@ def test_the_ious_of_pfednet(golden: Callable[[str], dict[str, Any]]) -> None:
     expected, atol = case["expected"], case["atol"]
     assert micro_iou(pred, label) == pytest.approx(expected["iou"], abs=atol)
     assert label_iou(pred, label) == pytest.approx(expected["label_iou"], abs=atol)
-    assert label_iou(pred, label) == iou(pred, label)
+    assert label_iou(pred, label) == iou(structures_of(pred, label))
 
 
 def test_the_ious_of_pfednet_count_a_confusion_of_two_classes_twice() -> None:

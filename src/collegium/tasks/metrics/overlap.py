@@ -13,11 +13,13 @@ Truth and prediction are integer tensors of one shape, the shape of the case; cl
 background. Both are cleared outside the mask before anything is measured.
 """
 
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
+
+from collegium.tasks.metrics.surface import Mask, bounding_box, surface_distances
 
 Regions = Sequence[Sequence[int]]
 """The classes of each region."""
@@ -26,79 +28,80 @@ FOREGROUND: Regions = ((1,),)
 """The one structure of a case with two classes."""
 
 
-def dice(
-    prediction: torch.Tensor,
-    label: torch.Tensor,
-    *,
-    mask: torch.Tensor | None = None,
-    regions: Regions = FOREGROUND,
-) -> float | None:
-    """Return the hard Dice, the mean over the structures that are defined.
+class Structure:
+    """One structure of a case in prediction and truth, from which each measure is taken once.
+
+    Only the box that holds both is kept.
 
     Args:
-        prediction: Predicted classes, of any shape.
-        label: True classes, of the same shape.
-        mask: Where the score counts, a boolean tensor of the same shape; None: everywhere.
-        regions: The classes of each structure.
-
-    Returns:
-        A score in [0, 1], or None if no structure is present.
+        found: Where it was predicted.
+        true: Where it is, of the same shape.
+        spacing: Millimetres per axis; None: 1, so that distances are in pixels.
     """
-    overlaps = _overlaps(prediction, label, mask, regions)
-    return _mean([2 * both / (either + both) for both, either in overlaps])
+
+    def __init__(self, found: Mask, true: Mask, spacing: Sequence[float] | None = None) -> None:
+        box = bounding_box(found | true)
+        self._found, self._true, self._spacing = found[box].copy(), true[box].copy(), spacing
+        sizes = [int(np.count_nonzero(mask)) for mask in (self._found, self._true)]
+        self.both = int(np.count_nonzero(self._found & self._true))
+        self.either = sum(sizes) - self.both
+        self.one_sided = self.either > 0 and 0 in sizes
+
+    @cached_property
+    def hd95(self) -> float:
+        """The larger of the two directed 95th percentiles, of a structure that is on both sides."""
+        distances = surface_distances(self._found, self._true, self._spacing)
+        # in float32, as MONAI takes the percentile
+        directed = [torch.quantile(torch.from_numpy(d).float(), 0.95) for d in distances]
+        return float(max(directed))
 
 
-def iou(
-    prediction: torch.Tensor,
-    label: torch.Tensor,
-    *,
-    mask: torch.Tensor | None = None,
-    regions: Regions = FOREGROUND,
-) -> float | None:
-    """Return the hard intersection over union, the mean over the structures that are defined.
-
-    Args:
-        prediction: Predicted classes, of any shape.
-        label: True classes, of the same shape.
-        mask: As in `dice`.
-        regions: As in `dice`.
-
-    Returns:
-        A score in [0, 1], or None if no structure is present.
-    """
-    return _mean([both / either for both, either in _overlaps(prediction, label, mask, regions)])
-
-
-def hd95(
+def structures_of(
     prediction: torch.Tensor,
     label: torch.Tensor,
     *,
     mask: torch.Tensor | None = None,
     spacing: Sequence[float] | None = None,
     regions: Regions = FOREGROUND,
-) -> float | None:
+) -> list[Structure]:
+    """Return the structures of a case.
+
+    Args:
+        prediction: Predicted classes, of any shape; for distances with two or three axes.
+        label: True classes, of the same shape.
+        mask: Where the scores count, a boolean tensor of the same shape; None: everywhere. A
+            structure that the mask cuts has a surface along the cut.
+        spacing: Millimetres per axis; None: 1, so that distances are in pixels.
+        regions: The classes of each structure.
+    """
+
+    def where(classes: torch.Tensor, region: Sequence[int]) -> Mask:
+        found = region_mask(classes, region)
+        inside: Mask = (found if mask is None else found & mask).cpu().numpy()
+        return inside
+
+    return [Structure(where(prediction, r), where(label, r), spacing) for r in regions]
+
+
+def dice(structures: Sequence[Structure]) -> float | None:
+    """Return the hard Dice, the mean over the structures that are present; None if none is."""
+    return _mean([2 * s.both / (s.either + s.both) for s in structures if s.either])
+
+
+def iou(structures: Sequence[Structure]) -> float | None:
+    """Return the hard intersection over union, the mean over the structures that are present."""
+    return _mean([s.both / s.either for s in structures if s.either])
+
+
+def hd95(structures: Sequence[Structure]) -> float | None:
     """Return the 95th percentile of the Hausdorff distance, the mean over the structures present.
 
     The larger of the two directed 95th percentiles of the distances from one surface to the other.
-    A structure that the mask cuts has a surface along the cut.
-
-    Args:
-        prediction: Predicted classes, with two or three axes.
-        label: True classes, of the same shape.
-        mask: As in `dice`.
-        spacing: Millimetres per axis; None: 1, so that the distance is in pixels.
-        regions: As in `dice`.
-
-    Returns:
-        A distance, or None if no structure is present or one is on one side only.
+    None if no structure is present or one is on one side only.
     """
-    distances: list[float] = []
-    for found, true in _structures(prediction, label, mask, regions):
-        if found.any() != true.any():
-            return None
-        if true.any():
-            distances.append(_surface_distance(found, true, spacing))
-    return _mean(distances)
+    if any(s.one_sided for s in structures):
+        return None
+    return _mean([s.hd95 for s in structures if s.either])
 
 
 def sdwd(sites: Sequence[Mapping[str, torch.Tensor]]) -> torch.Tensor:
@@ -140,43 +143,6 @@ def region_mask(label: torch.Tensor, region: Sequence[int]) -> torch.Tensor:
     for other in others:
         mask = mask | (label == other)
     return mask
-
-
-def _structures(
-    prediction: torch.Tensor, label: torch.Tensor, mask: torch.Tensor | None, regions: Regions
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield (found, true) as boolean tensors for each structure."""
-    for region in regions:
-        found, true = region_mask(prediction, region), region_mask(label, region)
-        yield (found, true) if mask is None else (found & mask, true & mask)
-
-
-def _overlaps(
-    prediction: torch.Tensor, label: torch.Tensor, mask: torch.Tensor | None, regions: Regions
-) -> Iterator[tuple[int, int]]:
-    """Yield the pixels in the intersection and in the union of each structure that is present."""
-    for found, true in _structures(prediction, label, mask, regions):
-        either = int((found | true).sum())
-        if either:
-            yield int((found & true).sum()), either
-
-
-def _surface_distance(
-    found: torch.Tensor, true: torch.Tensor, spacing: Sequence[float] | None
-) -> float:
-    """Return the HD95 of two structures, neither of them empty."""
-    from monai.metrics.hausdorff_distance import compute_hausdorff_distance
-
-    with warnings.catch_warnings():  # MONAI 1.5 and 1.6 warn about a call of their own
-        warnings.filterwarnings("ignore", ".*always_return_as_numpy", FutureWarning)
-        distance = compute_hausdorff_distance(
-            y_pred=found[None, None],
-            y=true[None, None],
-            include_background=True,  # the one channel is the structure itself
-            percentile=95,
-            spacing=None if spacing is None else list(spacing),
-        )
-    return float(distance)
 
 
 def _mean(values: Sequence[float]) -> float | None:
