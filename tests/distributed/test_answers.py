@@ -44,8 +44,9 @@ PNG = torch.tensor([1, 2, 3], dtype=torch.uint8)
 
 
 def test_pictures_arrive_under_their_names():
-    data = pack({"index": [{"case": "c1"}], "files": Tensors({"a.png": PNG})})
-    assert _pictures(Answer("birch", {}, data)) == ([{"case": "c1"}], {"a.png": b"\x01\x02\x03"})
+    data = pack({"index": [{"case": "c1"}], "files": Tensors({"a.png": PNG, "b.webp": PNG})})
+    expected = dict.fromkeys(("a.png", "b.webp"), b"\x01\x02\x03")
+    assert _pictures(Answer("birch", {}, data)) == ([{"case": "c1"}], expected)
     assert _pictures(Answer("birch", {})) == ([], {})
 
 

@@ -1,3 +1,4 @@
+import base64
 import csv
 import json
 import logging
@@ -11,11 +12,13 @@ from typing import Any
 
 import pytest
 import yaml
+from PIL import Image
 
 from collegium.core.files import lock
 from collegium.core.model_parts import find_parts
 from collegium.data.phantoms import make_federation
 from collegium.errors import CheckpointError, ConfigError, EgressError, StorageError
+from collegium.evaluation.report.overlays import encode_png
 from collegium.evaluation.scores import rows_of
 from collegium.experiment.config.experiment import ExperimentConfig, parse_config
 from collegium.experiment.federation import OpenedExperiment, cache_folder
@@ -149,6 +152,28 @@ def _rows_agree_with_scores(config, folder: Path) -> bool:
         for r in rows_in(config) if r.split == "test" and r.algorithm == "fedbn"
     }  # fmt: skip
     return found == expected and len(found) > 0
+
+
+def test_pictures_are_drawn_once_and_embedded_as_they_are_stored(settings):
+    config = parse_config({**settings, "algorithms": ["fedavg"], "rounds": 1})
+    output = run_experiment(config)
+    folder = jobs_of(config)[0].folder
+    index = json.loads((folder / "overlays" / "index.json").read_text())
+    named = {name for entry in index for name in (entry["file"], *entry["layers"].values())}
+    stored = {path.name for path in (folder / "overlays").iterdir()}
+    assert named == stored - {"index.json"}
+    page = (output / "report.html").read_text()
+    for entry in index:
+        for name in entry["layers"].values():
+            content = (folder / "overlays" / name).read_bytes()
+            assert base64.b64encode(content).decode() in page
+    other = encode_png(Image.new("P", (8, 8)))
+    for name in named:
+        (folder / "overlays" / name).write_bytes(other)
+    (folder / "rows.jsonl").unlink()  # as if the run had been stopped before they were written
+    run_experiment(read_run_config(output))
+    assert (folder / "rows.jsonl").exists()
+    assert {(folder / "overlays" / name).read_bytes() for name in named} == {other}
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from collegium.data.sampling import ImageDataset
 from collegium.deploy.cases import Cases, new_folder, open_cases, write_prediction
 from collegium.deploy.models import OpenedModels
 from collegium.evaluation.report.account import CasePicture
-from collegium.evaluation.report.overlays import draw_overlay
+from collegium.evaluation.report.overlays import draw_overlay, prepare_case
 from collegium.experiment.config.building import task_of
 from collegium.experiment.job_results import plane_of
 from collegium.experiment.preflight import check_device
@@ -124,7 +124,7 @@ class PredictionWriter:
                 value = scores.get(self.task.metric)
                 score = "undefined" if value is None else f"{value:.3f}"
                 caption += f": {self.task.metric} {score}"
-            drawn = draw_overlay(*plane_of(example, prediction))
+            drawn = draw_overlay(prepare_case(*plane_of(example, prediction)))
             self.pictures.append(CasePicture(caption, drawn))
 
     @property

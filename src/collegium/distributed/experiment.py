@@ -32,6 +32,7 @@ from collegium.errors import (
     ProtocolError,
     describe_failure,
 )
+from collegium.evaluation.report.overlays import INDEX, PICTURES
 from collegium.experiment.config.building import network_of, task_of
 from collegium.experiment.config.experiment import AdapterConfig, ExperimentConfig
 from collegium.experiment.federation import OpenedExperiment
@@ -173,7 +174,7 @@ class RemoteExperiment(OpenedExperiment):
             for name, picture in pictures.items():
                 write_atomically(job.folder / "overlays" / name, picture)
         if job.seed == job.config.seeds[0]:
-            write_atomically(job.folder / "overlays" / "index.json", json.dumps(index).encode())
+            write_atomically(job.folder / "overlays" / INDEX, json.dumps(index).encode())
 
     def conclude(self) -> None:
         """Have every site write its own tables and report."""
@@ -313,7 +314,7 @@ def _pictures(answer: Answer) -> tuple[list[Any], dict[str, bytes]]:
     try:
         index, files = list(found["index"]), dict(found["files"])
         pictures = {name: picture.numpy().tobytes() for name, picture in files.items()}
-        wrong = [n for n in pictures if Path(n).name != n or not n.endswith(".png")]
+        wrong = [n for n in pictures if Path(n).name != n or not n.endswith(PICTURES)]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ProtocolError(f"site {answer.site}: its answer holds no pictures") from error
     if wrong:

@@ -40,6 +40,7 @@ from collegium.errors import (
     StorageError,
     describe_failure,
 )
+from collegium.evaluation.report.overlays import INDEX, PICTURES
 from collegium.evaluation.results import ROWS_FILE, results_frame, write_rows
 from collegium.experiment.adaptations import write_adaptation
 from collegium.experiment.config import schema
@@ -326,10 +327,11 @@ class SiteExperiment:
         pictures = job.folder / "overlays"
         if "pictures" not in self._own.release or not pictures.exists():
             return b""
-        index = json.loads((pictures / "index.json").read_text(encoding="utf-8"))
+        index = json.loads((pictures / INDEX).read_text(encoding="utf-8"))
         files = {
             path.name: torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
-            for path in sorted(pictures.glob("*.png"))
+            for path in sorted(pictures.iterdir())
+            if path.suffix in PICTURES
         }
         return pack({"index": index, "files": Tensors(files)})
 

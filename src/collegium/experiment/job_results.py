@@ -18,7 +18,15 @@ from collegium.adaptation.outside import INDEX_FILE, SETTINGS_FILE
 from collegium.core.dataset import Dataset, Example
 from collegium.core.files import write_atomically
 from collegium.core.tensors import Tensors
-from collegium.evaluation.report.overlays import choose_cases, draw_layers, draw_overlay
+from collegium.evaluation.report.overlays import (
+    INDEX,
+    choose_cases,
+    draw_layers,
+    draw_overlay,
+    encode_for_web,
+    encode_png,
+    prepare_case,
+)
 from collegium.evaluation.results import ResultRow
 from collegium.experiment.config.building import task_of
 from collegium.experiment.grid import Job
@@ -186,7 +194,7 @@ def write_overlays(
     """Draw test cases of every site, with the model that it would use.
 
     They are its best, median and worst case, and a few that are the same for every method. Only
-    segmentations are drawn.
+    segmentations are drawn, and once: the scores of a finished training do not change.
 
     Args:
         clients: the clients, by site.
@@ -195,6 +203,8 @@ def write_overlays(
         metric: ranks the cases.
         folder: where the pictures go.
     """
+    if (folder / INDEX).exists():
+        return
     index: list[dict[str, Any]] = []
     drawable = any(isinstance(c.training.task, SegmentationTask) for c in clients.values())
     for site, by_model in sorted(scores.items()) if drawable else ():
@@ -206,7 +216,7 @@ def write_overlays(
         data, about = clients[site].site.test, {"site": site, "model": kind, "metric": metric}
         drawn = clients[site].training.predictions(model, data, only=set(_numbers(chosen)))
         index += _draw_cases(drawn, chosen, about, folder, f"{site}-{kind}-")
-    write_atomically(folder / "index.json", json.dumps(index).encode())
+    write_atomically(folder / INDEX, json.dumps(index).encode())
 
 
 class PackedPredictions:
@@ -256,7 +266,7 @@ def write_outside_overlays(
     chosen = choose_cases(scores, metric) if kept else {}
     drawn = ((number, data.example(number), kept[number]) for number in _numbers(chosen))
     index = [*_draw_cases(drawn, chosen, {**about, "metric": metric}, folder)]
-    write_atomically(folder / "index.json", json.dumps(index).encode())
+    write_atomically(folder / INDEX, json.dumps(index).encode())
 
 
 def _numbers(cases: Iterable[str]) -> dict[int, str]:
@@ -276,12 +286,13 @@ def _draw_cases(
     folder.mkdir(parents=True, exist_ok=True)
     for number, example, prediction in cases:
         case, stem = names[number], f"{prefix}{names[number]}"
-        plane = plane_of(example, prediction)
-        draw_overlay(*plane).save(folder / f"{stem}.png")
+        planes = prepare_case(*plane_of(example, prediction))
+        (folder / f"{stem}.png").write_bytes(encode_png(draw_overlay(planes)))
         files = {}
-        for name, picture in draw_layers(*plane).items():
-            files[name] = f"{stem}-{name}.png"
-            picture.save(folder / files[name])
+        for name, picture in draw_layers(planes).items():
+            content, kind = encode_for_web(picture)
+            files[name] = f"{stem}-{name}.{kind}"
+            (folder / files[name]).write_bytes(content)
         rank, value = chosen[case]
         named = {"case": case, "rank": rank, "value": value}
         yield {**about, **named, "file": f"{stem}.png", "layers": files}

@@ -9,7 +9,12 @@ import pytest
 import torch
 
 from collegium.core.tensors import Tensors
-from collegium.evaluation.report.overlays import draw_layers, draw_overlay
+from collegium.evaluation.report.overlays import (
+    draw_layers,
+    draw_overlay,
+    encode_for_web,
+    prepare_case,
+)
 from collegium.evaluation.results import results_frame, write_results
 from collegium.runtime.ledger import Ledger
 from collegium.runtime.state import Store
@@ -197,12 +202,14 @@ def _draw_cases(folder, about, image, shift, start=""):
     """Draw a case of each rank, and yield its entry of the index."""
     for number, rank in enumerate(("best", "median", "worst", "common")):
         guess = _disc(6 * number + shift, 38 - 4 * number)
-        case = (image[None], _disc(0, 40) * 1, guess * 1, _disc(0, 76))
+        planes = prepare_case(image[None], _disc(0, 40) * 1, guess * 1, _disc(0, 76))
         stem = f"{(*SITES, 'Oslo').index(about['site'])}-{about['model']}-{rank}"
-        draw_overlay(*case).save(folder / f"{stem}.png")
-        layers = {name: f"{stem}-{name}.png" for name in ("image", "truth", "prediction", "errors")}
-        for name, layer in draw_layers(*case).items():
-            layer.save(folder / layers[name])
+        draw_overlay(planes).save(folder / f"{stem}.png")
+        layers = {}
+        for name, layer in draw_layers(planes).items():
+            content, kind = encode_for_web(layer)
+            layers[name] = f"{stem}-{name}.{kind}"
+            (folder / layers[name]).write_bytes(content)
         yield about | {
             "rank": rank, "case": f"{start}c00{number + 1}", "metric": "dice",
             "value": 0.9 - 0.1 * number, "file": f"{stem}.png", "layers": layers,

@@ -1,15 +1,20 @@
+from io import BytesIO
+
 import numpy as np
 import pytest
+from PIL import Image
 
 from collegium.errors import DataError
+from collegium.evaluation.report import overlays
 from collegium.evaluation.report.overlays import (
     BOTH,
     PREDICTION,
     TRUTH,
     WRONG,
     choose_cases,
-    draw_layers,
-    draw_overlay,
+    encode_for_web,
+    encode_png,
+    prepare_case,
 )
 
 
@@ -17,6 +22,14 @@ def square(top, left, side, shape=(300, 300), value=1):
     labels = np.zeros(shape, int)
     labels[top : top + side, left : left + side] = value
     return labels
+
+
+def draw_overlay(*case):
+    return overlays.draw_overlay(prepare_case(*case))
+
+
+def draw_layers(*case):
+    return overlays.draw_layers(prepare_case(*case))
 
 
 def where(picture, colour):
@@ -56,6 +69,20 @@ def test_each_class_has_a_contour_whatever_its_number():
     picture = draw_overlay(np.zeros((1, 300, 300)), truth, truth * 0)
     columns = where(picture, TRUTH)[100].nonzero()[0].tolist()
     assert columns == [50, 51, 98, 99, 100, 101, 148, 149]
+
+
+def test_numbers_of_classes_beyond_a_byte_do_not_change_a_picture():
+    rng = np.random.default_rng(3)
+    truth, guess = rng.integers(0, 3, (2, 64, 64))
+    image = rng.random((1, 64, 64))
+    numbers = np.array([0, 300, 70_000])
+    small, large = (
+        prepare_case(image, mapping[truth], mapping[guess]) for mapping in (np.arange(3), numbers)
+    )
+    for one, other in zip(small.lines + small.labels, large.lines + large.labels, strict=True):
+        np.testing.assert_array_equal(one, other)
+    negative = prepare_case(image, truth - 1, guess - 1)
+    assert negative.labels[0].min() == 1  # no class is the background
 
 
 def test_outside_the_mask_it_is_dark_and_nothing_is_drawn():
@@ -111,6 +138,19 @@ def test_layers_laid_over_each_other_are_the_flat_picture():
     one = ~where(expected, BOTH)  # where both run, the page blends the two colours
     assert (np.asarray(flat)[one] == expected[one]).all()
     assert one.mean() > 0.99
+
+
+def test_pictures_are_stored_as_a_page_shows_them():
+    rng = np.random.default_rng(0)
+    case = rng.random((1, 300, 300)), square(50, 50, 100), square(60, 100, 100)
+    flat, layers = draw_overlay(*case), draw_layers(*case)
+    assert (np.asarray(Image.open(BytesIO(encode_png(flat)))) == np.asarray(flat)).all()
+    for name, layer in layers.items():
+        content, kind = encode_for_web(layer)
+        stored = Image.open(BytesIO(content))
+        assert (kind, stored.format) == (("webp", "WEBP") if name == "image" else ("png", "PNG"))
+        found, drawn = (np.asarray(x.convert("RGBA")).astype(int) for x in (stored, layer))
+        assert np.abs(found - drawn).mean() < (20 if name == "image" else 1e-9)
 
 
 def test_errors_tell_missed_from_too_much_and_from_another_class():

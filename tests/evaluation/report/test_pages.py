@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from collegium.evaluation.report.html import render
-from collegium.evaluation.report.overlays import draw_layers
+from collegium.evaluation.report.overlays import draw_layers, prepare_case
 from collegium.evaluation.report.pages import count_traffic, site_ids, undefined_scores
 from collegium.evaluation.report.pictures import BUDGET, Overlay
 from collegium.evaluation.report.reading import RunOutput
@@ -77,7 +77,7 @@ def invented_overlays(folder: Path) -> Iterator[Overlay]:
     rng = np.random.default_rng(0)
     truth, guess = (np.kron(rng.random((256, 256)) > 0.9, np.ones((2, 2), int)) for _ in range(2))
     contents = {}
-    for name, picture in draw_layers(truth[None] * 1.0, truth, guess).items():
+    for name, picture in draw_layers(prepare_case(truth[None] * 1.0, truth, guess)).items():
         picture.save(buffer := BytesIO(), "PNG")
         contents[name] = buffer.getvalue()
         (folder / name).write_bytes(contents[name])

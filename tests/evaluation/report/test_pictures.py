@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from collegium.errors import DataError
-from collegium.evaluation.report.overlays import draw_layers
+from collegium.evaluation.report.overlays import draw_layers, encode_for_web, prepare_case
 from collegium.evaluation.report.pictures import Overlay, PictureSheet, read_overlays
 
 
@@ -109,7 +109,8 @@ def test_layers_keep_every_pixel_and_shared_ones_are_there_once(tmp_path):
     truth = rng.random((300, 300)) > 0.9
     sheet, shown, files = PictureSheet(), [], []
     for number in range(2):
-        layers = draw_layers(rng.random((1, 300, 300)) * 0 + truth, truth, np.roll(truth, number))
+        image = rng.random((1, 300, 300)) * 0 + truth
+        layers = draw_layers(prepare_case(image, truth, np.roll(truth, number)))
         files.append({name: tmp_path / f"{number}-{name}.png" for name in layers})
         for name, layer in layers.items():
             layer.save(files[-1][name])
@@ -125,6 +126,26 @@ def test_layers_keep_every_pixel_and_shared_ones_are_there_once(tmp_path):
     assert kind == "png"
     stored = Image.open(files[1]["prediction"]).convert("RGBA")
     assert (np.asarray(layer.convert("RGBA")) == np.asarray(stored)).all()
+
+
+def test_stored_pictures_are_embedded_as_they_are(tmp_path):
+    rng = np.random.default_rng(0)
+    truth = rng.random((300, 300)) > 0.9
+    drawn = draw_layers(prepare_case(rng.random((1, 300, 300)), truth, np.roll(truth, 1)))
+    files = {}
+    for name, layer in drawn.items():
+        content, kind = encode_for_web(layer)
+        files[name] = tmp_path / f"{name}.{kind}"
+        files[name].write_bytes(content)
+    sheet = PictureSheet()
+    shown = sheet.add(overlay(tmp_path / "absent.png", files))
+    assert shown is not None
+    for name, file in files.items():
+        kind, text = re.findall(
+            rf'\.{shown.layers[name]}{{background-image:url\("data:image/(\w+);base64,([^"]+)"',
+            sheet.css,
+        )[0]
+        assert (f".{kind}", base64.b64decode(text)) == (file.suffix, file.read_bytes())
 
 
 def test_pictures_beyond_the_budget_are_left_out(tmp_path):

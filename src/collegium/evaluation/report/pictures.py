@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from collegium.errors import DataError
-from collegium.evaluation.report.overlays import LARGEST, RANKS
+from collegium.evaluation.report.overlays import INDEX, LARGEST, RANKS, encode_for_web
 from collegium.evaluation.results import job_folders
 from collegium.evaluation.scores import Where, method_name, position
 
@@ -26,8 +26,6 @@ BUDGET = 15_000_000
 
 MARKUP = 1_000
 """Bytes of markup that show a picture, about."""
-
-_QUALITY = 84
 
 _FOLDERS: dict[Where, str] = {"inside": "overlays", "outside": "outside/*/*/overlays"}
 """The folder of the pictures in that of a job, by whether the site is inside."""
@@ -92,7 +90,7 @@ def read_overlays(output: Path, setting: str = "") -> list[Overlay]:
     found: list[Overlay] = []
     for job, (where, folder) in product(job_folders(output, setting), _FOLDERS.items()):
         place = job.relative_to(output).parts[:-2]
-        for index in job.glob(f"{folder}/index.json"):
+        for index in job.glob(f"{folder}/{INDEX}"):
             found += _read_index(index, job, place, where)
     jobs = sorted(((o.seed, o.place), (o.site, o.where, o.algorithm)) for o in found)
     first = {key: job for job, key in reversed(jobs)}
@@ -188,8 +186,7 @@ class PictureSheet:
                     new[digest] = _encode(content)
             except OSError as error:
                 raise DataError(
-                    f"{path}: the overlay cannot be read ({error}); "
-                    "remove its line from index.json."
+                    f"{path}: the overlay cannot be read ({error}); remove its line from {INDEX}."
                 ) from error
         cost = MARKUP + sum(len(found.data) for found in new.values())
         if cost > self._left:
@@ -204,16 +201,14 @@ class PictureSheet:
 def _encode(content: bytes) -> _EncodedImage:
     """Return a picture in a format of the web; its longer side has at most 512 pixels.
 
-    A PNG with a palette, for few colours or a transparent background, stays one unless it is large.
+    One that is in such a format already stays as it is unless it is large.
     """
     from PIL import Image
 
-    buffer = BytesIO()
     with Image.open(BytesIO(content)) as picture:
-        large = max(picture.size) > LARGEST
-        if picture.mode == "P" and picture.format == "PNG" and not large:
-            return _EncodedImage(content, "png", picture.size)
+        large, kind = max(picture.size) > LARGEST, (picture.format or "").lower()
+        if not large and (kind == "webp" or (kind == "png" and picture.mode == "P")):
+            return _EncodedImage(content, kind, picture.size)
         converted = picture.convert("RGBA" if picture.mode in ("P", "RGBA") else "RGB")
         converted.thumbnail((LARGEST, LARGEST))
-        converted.save(buffer, "WEBP", quality=_QUALITY, method=4)
-        return _EncodedImage(buffer.getvalue(), "webp", converted.size)
+        return _EncodedImage(*encode_for_web(converted), converted.size)
