@@ -147,7 +147,7 @@ def assert_equal_masks(found: dict[str, tuple[Path, Path]], images: Path) -> Non
         (PLANE, {"image": {"slices_along": "y", "inputs": 2}, "sampling": {"neighbours": 1}}, {}),
         (PLANE, {"image": {"slices_along": "acquisition", "normalise": "minmax", "inputs": 1}}, {}),
         (SPACE, {"image": {"slices_along": "x", "size": [10, 14, 12], "inputs": 1}},
-         {"inference": {"window": [16, 8, 8], "overlap": 0.5}}),
+         {"inference": {"window": [16, 8, 8], "overlap": 0.5, "batch_size": 3}}),
         (SPACE, {"image": {"slices_along": "acquisition", "spacing": [1, 1.3, 2], "inputs": 1}},
          {}),
     ],

@@ -1,3 +1,4 @@
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -117,6 +118,40 @@ def test_an_image_larger_than_the_window_is_covered_by_windows() -> None:
     # windows start at 0, 4, 8 and 12
     assert network.shapes == [(3, 1, 8, 8), (1, 1, 8, 8)]
     assert torch.equal(prediction, (image[:, 0] > 0).long())
+
+
+@pytest.mark.parametrize(
+    ("shape", "window", "batch_size"),
+    [
+        ((1, 1, 50, 41), (16, 24), 5),
+        ((2, 1, 24, 40), (16, 16), 16),
+        ((1, 1, 19, 16, 24), (8,) * 3, 3),
+    ],
+)
+def test_windows_in_batches_give_the_mean_of_single_windows(
+    shape: tuple[int, ...], window: tuple[int, ...], batch_size: int
+) -> None:
+    network = build_model(
+        "unet", spatial_dims=len(window), in_channels=1, out_channels=3, channels=(4, 8)
+    ).eval()
+    image, step = noise(*shape), [side // 2 for side in window]
+    starts = [
+        sorted({min(start, size - side) for start in range(0, size - side + by, by)})
+        for size, side, by in zip(shape[2:], window, step, strict=True)
+    ]
+    total, count = torch.zeros(shape[0], 3, *shape[2:]), torch.zeros(shape[2:])
+    with torch.no_grad():
+        for corner in itertools.product(*starts):
+            cut = tuple(slice(c, c + side) for c, side in zip(corner, window, strict=True))
+            for of_one, single in zip(total, image, strict=True):
+                of_one[:, *cut] += network(single[None, :, *cut])[0]
+            count[cut] += 1
+        task = SegmentationTask(3, window=window, overlap=0.5, batch_size=batch_size)
+        prediction = task.predict(network, example(image))
+    first, second, _ = (total / count).sort(dim=1, descending=True).values.unbind(1)
+    clear = first - second > 1e-5
+    assert clear.float().mean() > 0.99
+    assert torch.equal(prediction[clear], total.argmax(dim=1)[clear])
 
 
 def test_an_image_larger_than_the_window_along_one_axis_is_padded_along_the_other() -> None:

@@ -26,8 +26,6 @@ SUFFIXES: Mapping[Sees, tuple[str, ...]] = {
 }
 """How the names of the files end that a bundle reads, in lower case."""
 
-_AT_ONCE = 4  # slices or windows in one forward pass
-
 _NORMALISE: Mapping[str, dict[str, Any]] = {
     "zscore": {"_target_": "NormalizeIntensityd", "channel_wise": True},
     "zscore_nonzero": {"_target_": "NormalizeIntensityd", "channel_wise": True, "nonzero": True},
@@ -320,19 +318,20 @@ def _as_the_network_takes(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _inferer(plan: Plan) -> dict[str, Any] | str:
-    window, slices = plan.config.inference.window, plan.sees == "slices"
+    inference, slices = plan.config.inference, plan.sees == "slices"
+    window = inference.window
     if plan.task.name == "classification" and slices:  # the mean of the slices' probabilities
         return (
             "$lambda image, network: torch.cat([network(part) for part in image.as_tensor()[0]"
-            f".movedim(-1, 0).split({_AT_ONCE})]).softmax(1).mean(0, keepdim=True)"
+            f".movedim(-1, 0).split({inference.batch_size})]).softmax(1).mean(0, keepdim=True)"
         )
     if plan.task.name == "classification" or (window is None and not slices):
         return {"_target_": "SimpleInferer"}
     return {
         "_target_": "SliceInferer" if slices else "SlidingWindowInferer",
         "roi_size": [-1, -1] if window is None else [*window],
-        "sw_batch_size": _AT_ONCE,
-        "overlap": plan.config.inference.overlap,
+        "sw_batch_size": inference.batch_size,
+        "overlap": inference.overlap,
         **({"spatial_dim": 2} if slices else {}),
     }
 

@@ -4,13 +4,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from collegium.compression.half import Half
 from collegium.compression.session.config import CodecConfig, CodecsConfig
 from collegium.compression.session.groups import Codecs
 from collegium.compression.stc import STC
 from collegium.errors import ConfigError
-from collegium.experiment.config.building import build_algorithm, build_codecs
+from collegium.experiment.config.building import build_algorithm, build_codecs, task_of
 from collegium.experiment.config.experiment import (
     AlgorithmConfig,
     ExperimentConfig,
@@ -130,6 +132,12 @@ def test_paths_are_relative_to_the_file_and_those_of_overrides_to_the_current_fo
     assert load_config(file).engine.folder == str(folder.parent / "kits")
 
 
+def test_as_many_windows_enter_the_network_at_once_as_configured(folder: Path):
+    settings = ("inference.window=[8, 8]", "inference.overlap=0", "inference.batch_size=3")
+    windows = task_of(load(*settings)).windows(nn.Identity(), torch.zeros(1, 1, 16, 32))
+    assert [len(batch) for batch in windows] == [3, 3, 2]
+
+
 def test_a_label_is_the_class_of_an_algorithm_from_a_file(folder: Path):
     assert load().algorithms[0].label == "Mine"
     assert AlgorithmConfig("fedavg").label == "fedavg"
@@ -146,6 +154,7 @@ def test_a_label_is_the_class_of_an_algorithm_from_a_file(folder: Path):
         ("algorithm.tau=0.25", lambda c: c.algorithms[0].params["tau"], 0.25),
         ("algorithms.0.tau=0.25", lambda c: c.algorithms[0].params["tau"], 0.25),
         ("inference.window=[32, 32]", lambda c: c.inference.window, (32, 32)),
+        ("inference.batch_size=16", lambda c: c.inference.batch_size, 16),
         ("federation.sites.b.manifest=c.csv", lambda c: c.federation.sites["b"].manifest, "c.csv"),
         ("federation.sites.no={folder: d}", lambda c: sorted(c.federation.sites), ["a", "b", "no"]),
         ("name=0x1F", lambda c: c.name, "0x1F"),
@@ -229,6 +238,7 @@ def test_a_list_of_algorithms_is_told_apart_by_number(folder: Path):
             "did you mean 'adam'?",
         ),
         ("inference.overlap=1", "inference.overlap: should be at least 0 and below 1, not 1"),
+        ("inference.batch_size=0", "inference.batch_size: should be at least 1, not 0"),
         ("inference.window=[0]", "inference.window: each should be at least 1, not [0]"),
         (
             "federation.image.size=[1.5]",

@@ -184,8 +184,8 @@ def task_of(config: ExperimentConfig) -> Task:
         return ClassificationTask(
             kind.classes, loss or "ce", weights=kind.weights, metric=kind.metric or "accuracy"
         )
-    window = config.inference.window
+    inference = config.inference
     return SegmentationTask(
-        kind.classes, loss or "dice_ce", window=window, overlap=config.inference.overlap,
-        metric=kind.metric or "dice", regions=kind.regions,
+        kind.classes, loss or "dice_ce", window=inference.window, overlap=inference.overlap,
+        batch_size=inference.batch_size, metric=kind.metric or "dice", regions=kind.regions,
     )  # fmt: skip

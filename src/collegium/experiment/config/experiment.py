@@ -110,10 +110,13 @@ class InferenceConfig:
         window: Size of the sliding window per spatial axis, in pixels; None: an image is predicted
             in one piece.
         overlap: Share of a window that its neighbour covers too.
+        batch_size: Windows or slices in one forward pass. It decides the time, the memory and the
+            last bits of a network's outputs.
     """
 
     window: tuple[PositiveInt, ...] | None = None
     overlap: Fraction = 0.25
+    batch_size: PositiveInt = 4
 
 
 @settings
