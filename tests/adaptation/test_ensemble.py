@@ -5,9 +5,10 @@ import pytest
 import torch
 from torch import nn
 
+from collegium.adaptation._mean_output import MeanOutput
 from collegium.adaptation.average import Average
 from collegium.adaptation.base import Sources, UnlabelledCases
-from collegium.adaptation.ensemble import Ensemble, MeanOutput
+from collegium.adaptation.ensemble import Ensemble
 from collegium.adaptation.none import NoAdaptation
 from collegium.core.dataset import TensorDataset
 from collegium.core.tensors import Tensors

@@ -3,7 +3,7 @@ import hashlib
 import pytest
 import torch
 
-from collegium.core.randomness import ambient, generator, seed_of
+from collegium.core.randomness import ambient, generator, permutation, seed_of
 
 
 def test_seed_is_blake2b_of_the_path():
@@ -21,6 +21,13 @@ def test_generators_of_one_path_agree_and_of_others_differ():
     assert len(set(draws.values())) == 4
     assert draws["a",] == tuple(torch.rand(3, generator=generator(0, "a")).tolist())
     assert draws["a",] != tuple(torch.rand(3, generator=generator(1, "a")).tolist())
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 10, 625, 5000])
+@pytest.mark.parametrize("seed", [0, 1, 20_000])
+def test_a_permutation_is_that_of_torch(count: int, seed: int):
+    expected = torch.randperm(count, generator=generator(seed, "splits", "A"))
+    assert permutation(count, seed, "splits", "A") == expected.tolist()
 
 
 def test_ambient_seeds_inside_and_restores_outside():

@@ -338,6 +338,16 @@ def test_some_arguments_can_be_checked_without_a_call():
     assert argument_problems(len, {"anything": 1}) == []
 
 
+def test_an_annotation_of_the_result_need_not_exist():
+    @validated
+    def double(size: PositiveInt) -> "Nowhere":  # type: ignore[name-defined]  # noqa: F821
+        return 2 * size
+
+    assert double(2) == 4
+    with pytest.raises(ConfigError, match=r"^double\.size: should be at least 1, not 0$"):
+        double(0)
+
+
 def test_annotations_are_described_in_words():
     assert described(int | str | None) == "a whole number or text or null"
     assert described(Annotated[tuple[Positive | None, ...], Ge(0)]) == "a list of numbers or null"

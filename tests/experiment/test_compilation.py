@@ -79,6 +79,7 @@ def test_without_a_compiler_a_compiled_run_does_not_go_on_in_silence(phantoms, w
     for config in (experiment(phantoms), begun):
         with pytest.raises(ConfigError, match="this machine cannot compile: there is no C\\+\\+"):
             decide_compilation(config, begun)
+        assert decide_compilation(config, begun, finished=True) == begun
 
 
 def test_the_record_of_a_run_holds_what_was_decided(phantoms, tmp_path, monkeypatch):

@@ -3,6 +3,7 @@ import csv
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,13 +21,14 @@ from collegium.data.phantoms import make_federation
 from collegium.errors import CheckpointError, ConfigError, EgressError, StorageError
 from collegium.evaluation.report.overlays import encode_png
 from collegium.evaluation.scores import rows_of
-from collegium.experiment.config.experiment import ExperimentConfig, parse_config
+from collegium.experiment.config.experiment import ExperimentConfig, parse_config, to_dict
 from collegium.experiment.federation import OpenedExperiment, cache_folder
 from collegium.experiment.grid import jobs_of
 from collegium.experiment.jobs import Event
 from collegium.experiment.runner import (
     collect_rows,
     decided,
+    is_finished,
     read_run_config,
     run_experiment,
 )
@@ -174,6 +176,20 @@ def test_pictures_are_drawn_once_and_embedded_as_they_are_stored(settings):
     run_experiment(read_run_config(output))
     assert (folder / "rows.jsonl").exists()
     assert {(folder / "overlays" / name).read_bytes() for name in named} == {other}
+
+
+def test_a_finished_run_is_resumed_without_its_data(settings, tmp_path):
+    federation = make_federation(tmp_path / "data", 2, cases=6, size=32)
+    config = parse_config({**settings, "federation": str(federation), "algorithms": ["fedavg"]})
+    assert not is_finished(config)
+    run_experiment(config)
+    assert is_finished(config)
+    report = (tmp_path / "run" / "report.html").read_bytes()
+    shutil.rmtree(tmp_path / "data")
+    run_experiment(read_run_config(tmp_path / "run"))
+    assert (tmp_path / "run" / "report.html").read_bytes() == report
+    more = parse_config({**to_dict(config), "seeds": [0, 1]})
+    assert not is_finished(more)
 
 
 @pytest.mark.slow

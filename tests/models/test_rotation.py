@@ -8,9 +8,9 @@ from torch import nn
 from collegium.core.model_parts import find_parts
 from collegium.core.randomness import ambient
 from collegium.errors import ConfigError
+from collegium.models._rotation_head import RotationHead
 from collegium.models.factory import build_model
 from collegium.models.rotation import (
-    RotationHead,
     attach_rotation_head,
     crop_square,
     rotate,

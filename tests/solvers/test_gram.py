@@ -170,7 +170,7 @@ def test_nothing_as_large_as_all_models_is_made(monkeypatch: pytest.MonkeyPatch)
         sizes.append(made.numel())
         return made
 
-    monkeypatch.setattr(torch, "empty", watched)
+    monkeypatch.setattr("collegium.solvers.gram.torch.empty", watched)
     monkeypatch.setattr("collegium.solvers.gram.WIDTH", 1000)
     gram(models, models[0])
     assert sizes == [4 * (1000 + APART)]

@@ -3,14 +3,17 @@
 All take softmax maps (B, classes, *spatial), class 0 being the background, and return a scalar.
 """
 
+from __future__ import annotations
+
 from functools import partial
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-from torch.nn import functional
-
+from collegium.core.lazy import functional, torch
 from collegium.errors import ConfigError
 from collegium.tasks import Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def class_logits(logits: Tensor, task: Task, adapter: str) -> Tensor:

@@ -1,17 +1,22 @@
 """Batch normalisation at a site outside the federation: its layers, and batch statistics."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-
+from collegium.core.lazy import nn, torch
 from collegium.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def batch_norms(module: nn.Module) -> dict[str, _BatchNorm]:
     """Return the batch normalisation layers by name."""
-    return {n: layer for n, layer in module.named_modules() if isinstance(layer, _BatchNorm)}
+    kind = nn.modules.batchnorm._BatchNorm
+    return {name: layer for name, layer in module.named_modules() if isinstance(layer, kind)}
 
 
 def require_batch_norms(module: nn.Module, adapter: str) -> dict[str, _BatchNorm]:

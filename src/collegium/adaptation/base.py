@@ -10,21 +10,22 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Protocol
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 from collegium.core.dataset import Dataset, Example
+from collegium.core.lazy import nn, torch
 from collegium.core.randomness import ambient
 from collegium.core.tensors import Mean, Tensors
 from collegium.errors import ConfigError, DivergedError
 from collegium.tasks import Task
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 GLOBAL = "global"
 """The name of the global model among the deployed models."""
 
-Deliver = Callable[[str, int, Tensor], None]
+Deliver: TypeAlias = "Callable[[str, int, Tensor], None]"
 """Takes the prediction of one case: the model's name ("" if there is only one), the index of the
 case, and what `Task.predict` returns."""
 
@@ -364,7 +365,6 @@ def copies_of(tensors: Iterable[Tensor]) -> list[Tensor]:
     return [tensor.detach().clone() for tensor in tensors]
 
 
-@torch.no_grad()
 def overwrite(tensors: Iterable[Tensor], values: Iterable[Tensor]) -> None:
     """Overwrite tensors, which may be parameters, with the values of others.
 
@@ -372,8 +372,9 @@ def overwrite(tensors: Iterable[Tensor], values: Iterable[Tensor]) -> None:
         tensors: the tensors to change.
         values: as many tensors of the same shapes.
     """
-    for tensor, value in zip(tensors, values, strict=True):
-        tensor.copy_(value)
+    with torch.no_grad():
+        for tensor, value in zip(tensors, values, strict=True):
+            tensor.copy_(value)
 
 
 def optimizer_step(optimizer: torch.optim.Optimizer, loss: Tensor, adapter: str) -> float:

@@ -6,12 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean
-from typing import Literal
-
-import torch
-from torch import Tensor, nn
-from torch.nn import functional
-from torch.nn.modules.batchnorm import _BatchNorm
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from collegium.adaptation._losses import class_logits
 from collegium.adaptation._norms import affine, batch_norms, require_batch_norms
@@ -28,15 +23,20 @@ from collegium.adaptation.base import (
     optimizer_step,
     predict_cases,
 )
+from collegium.core.lazy import functional, nn, torch
 from collegium.core.settings import NonNegativeInt, Positive, PositiveInt, UnitInterval, settings
 from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError
 from collegium.tasks import Task
 
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn.modules.batchnorm import _BatchNorm
+
 IGNORED = -1
 """The pseudo-label of a pixel that does not count in the loss."""
 
-Batches = Callable[[], Iterable[Tensor]]
+Batches: TypeAlias = "Callable[[], Iterable[Tensor]]"
 """Returns the batches of images (B, C, *spatial), the same ones at every call."""
 
 
@@ -184,7 +184,6 @@ class _RunningMoments:
         return self.squares / max(self.count - 1, 1)
 
 
-@torch.no_grad()
 def measure_statistics(module: nn.Module, batches: Batches, passes: int = 1) -> None:
     """Set every running mean and variance to those of a site's images.
 
@@ -210,8 +209,9 @@ def measure_statistics(module: nn.Module, batches: Batches, passes: int = 1) -> 
             for name, layer in layers.items()
         ]
         try:
-            for images in batches():
-                module(images)
+            with torch.no_grad():
+                for images in batches():
+                    module(images)
         finally:
             for hook in hooks:
                 hook.remove()
@@ -239,7 +239,6 @@ def _set_statistics(layer: _BatchNorm, mean: Tensor, variance: Tensor) -> None:
         setattr(layer, name, value.clone() if old is None else value.to(old))
 
 
-@torch.no_grad()
 def statistics_distance(module: nn.Module, model: Mapping[str, Tensor]) -> float:
     """Return the distance between the running statistics of a network and those of a model.
 
@@ -279,16 +278,16 @@ def _norm_names(module: nn.Module) -> set[str]:
     return {name for name in module.state_dict() if name.rpartition(".")[0] in layers}
 
 
-@torch.no_grad()
 def _copy_affine(model: Mapping[str, Tensor], module: nn.Module) -> None:
     """Copy scales and shifts from a model to a network."""
-    for name, layer in batch_norms(module).items():
-        for kind, parameter in layer.named_parameters(recurse=False):
-            parameter.copy_(model[f"{name}.{kind}"])
+    with torch.no_grad():
+        for name, layer in batch_norms(module).items():
+            for kind, parameter in layer.named_parameters(recurse=False):
+                parameter.copy_(model[f"{name}.{kind}"])
 
 
-@torch.no_grad()
 def _pseudo_label(output: Tensor, threshold: float) -> Tensor:
     """Return the most probable class, int16 on the CPU, or `IGNORED` below the threshold."""
-    probability, label = output.softmax(dim=1).max(dim=1)
-    return label.masked_fill(probability < threshold, IGNORED).to("cpu", torch.int16)
+    with torch.no_grad():
+        probability, label = output.softmax(dim=1).max(dim=1)
+        return label.masked_fill(probability < threshold, IGNORED).to("cpu", torch.int16)

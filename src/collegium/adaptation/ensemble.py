@@ -1,10 +1,7 @@
 """The mean output of the personal models, a baseline of IOP-FL (Jiang et al., 2023, Table II)."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import ClassVar
-
-import torch
-from torch import Tensor, nn
 
 from collegium.adaptation.base import (
     GLOBAL,
@@ -17,24 +14,6 @@ from collegium.adaptation.base import (
     predict_cases,
 )
 from collegium.core.settings import PositiveInt, settings
-
-
-class MeanOutput(nn.Module):
-    """A network whose output is the mean of the outputs (logits) of several networks.
-
-    Args:
-        members: networks of one architecture.
-    """
-
-    def __init__(self, members: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.members = nn.ModuleList(members)
-        if hasattr(members[0], "strides"):  # the task pads images by them
-            self.strides = members[0].strides
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the mean output for (B, C, *spatial)."""
-        return torch.stack([member(images) for member in self.members]).mean(dim=0)
 
 
 @settings
@@ -53,6 +32,8 @@ class Ensemble(Adapter):
 
     def adapt(self, sources: Sources, cases: Cases, deliver: Deliver) -> AdaptationResult:
         """Predict with all models together. See `Adapter.adapt`."""
+        from collegium.adaptation._mean_output import MeanOutput
+
         names = sources.require_personal("ensemble")
         if self.with_global:
             sources.require_global("ensemble")

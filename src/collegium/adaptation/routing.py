@@ -6,10 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, ClassVar, Literal
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from collegium.adaptation._losses import (
     class_logits,
@@ -18,14 +15,6 @@ from collegium.adaptation._losses import (
     shape_loss,
 )
 from collegium.adaptation._norms import affine, batch_norms, use_batch_statistics
-from collegium.adaptation._routed_layers import (
-    RoutedLayer,
-    fill_weights,
-    replace_layers,
-    router_factory,
-    routing_parameters,
-    weight_variation,
-)
 from collegium.adaptation.base import (
     GLOBAL,
     AdaptationRecord,
@@ -43,6 +32,7 @@ from collegium.adaptation.base import (
     predict_batch,
 )
 from collegium.core.dataset import Example
+from collegium.core.lazy import nn, torch
 from collegium.core.randomness import ambient, generator
 from collegium.core.settings import (
     Fraction,
@@ -56,6 +46,11 @@ from collegium.core.settings import (
 from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError
 from collegium.tasks import Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from collegium.adaptation._routed_layers import RoutedLayer
 
 Term = Literal["consistency", "shape", "entropy"]
 
@@ -150,6 +145,13 @@ class Routing(Adapter):
 
     def _build(self, sources: Sources) -> _RoutedNetwork:
         """Build the mixed network."""
+        from collegium.adaptation._routed_layers import (
+            fill_weights,
+            replace_layers,
+            router_factory,
+            routing_parameters,
+        )
+
         names = sources.require_personal("routing")
         if GLOBAL in sources.models:
             names = [GLOBAL, *names]
@@ -229,19 +231,19 @@ class Routing(Adapter):
         total, _ = self._loss(network, images, path)
         optimizer_step(optimizer, total, "routing")
 
-    @torch.no_grad()
     def _mean_losses(self, network: _RoutedNetwork, windows: Iterable[Tensor]) -> Losses:
         """Return the mean losses over all images, with equal noise at every call."""
-        for layer in network.layers.values():
-            layer.router.eval()
-        sums: Losses = {}
-        count = 0
-        for number, images in enumerate(windows):
-            total, terms = self._loss(network, images, ("selection", number))
-            for name, value in {"total": total, **terms}.items():
-                sums[name] = sums.get(name, 0.0) + float(value) * len(images)
-            count += len(images)
-        return {name: value / count for name, value in sums.items()}
+        with torch.no_grad():
+            for layer in network.layers.values():
+                layer.router.eval()
+            sums: Losses = {}
+            count = 0
+            for number, images in enumerate(windows):
+                total, terms = self._loss(network, images, ("selection", number))
+                for name, value in {"total": total, **terms}.items():
+                    sums[name] = sums.get(name, 0.0) + float(value) * len(images)
+                count += len(images)
+            return {name: value / count for name, value in sums.items()}
 
     def _loss(
         self, network: _RoutedNetwork, images: Tensor, path: tuple[str | int, ...]
@@ -288,6 +290,8 @@ def routed_network(network: nn.Module, model: Mapping[str, Tensor]) -> nn.Module
     Raises:
         ConfigError: the model was not written by `Routing`, or belongs to another network.
     """
+    from collegium.adaptation._routed_layers import replace_layers, router_factory
+
     if not has_routers(model):
         raise ConfigError("the model holds no routers; give one that the adapter routing wrote")
     sources = next(len(tensor) for name, tensor in model.items() if name.endswith(_ROUTER_SUFFIXES))
@@ -351,6 +355,8 @@ class _RoutedNetwork:
 
     def write_coefficients(self, record: AdaptationRecord) -> None:
         """Record the mean coefficients of the cases, and their differences, by layer."""
+        from collegium.adaptation._routed_layers import weight_variation
+
         for name, batches in self.coefficients.items():
             coefficients = torch.cat(batches)
             record.coefficients[name] = self._by_source(coefficients.mean(dim=0))

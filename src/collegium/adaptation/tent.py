@@ -1,9 +1,8 @@
 """Tent: test-time entropy minimisation (Wang et al., 2021, https://arxiv.org/abs/2006.10726)."""
 
-from functools import partial
+from __future__ import annotations
 
-import torch
-from torch import nn
+from functools import partial
 
 from collegium.adaptation._losses import class_logits, entropy_loss
 from collegium.adaptation._norms import affine, require_batch_norms, use_batch_statistics
@@ -21,6 +20,7 @@ from collegium.adaptation.base import (
     overwrite,
     predict_batch,
 )
+from collegium.core.lazy import nn, torch
 from collegium.core.settings import Fraction, Positive, PositiveInt, settings
 from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError

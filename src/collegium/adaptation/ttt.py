@@ -1,10 +1,10 @@
 """The test-time part of TTT (Sun et al., 2020, https://arxiv.org/abs/1909.13231)."""
 
+from __future__ import annotations
+
 import math
 from statistics import fmean
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING
 
 from collegium.adaptation.base import (
     GLOBAL,
@@ -19,12 +19,16 @@ from collegium.adaptation.base import (
     overwrite,
     predict_batch,
 )
+from collegium.core.lazy import nn, torch
 from collegium.core.model_parts import find_parts
 from collegium.core.randomness import generator
 from collegium.core.settings import Positive, PositiveInt, settings
 from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError
 from collegium.models.rotation import ROTATION, TURNS, rotation_head, rotation_loss
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CHANCE_LOSS = math.log(TURNS)
 """The rotation loss of a head that predicts at random."""

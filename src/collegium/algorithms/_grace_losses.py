@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
 from collegium.core.algorithm import Client, State
 from collegium.core.dataset import Batch
+from collegium.core.lazy import torch
 from collegium.core.tensors import Tensors
 from collegium.training.alignment import (
     DomainClassifier,
@@ -18,10 +16,12 @@ from collegium.training.alignment import (
     pixels_at,
     pool,
 )
-from collegium.training.objectives import LiveNetwork
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from collegium.algorithms.grace import Grace
+    from collegium.training.objectives import LiveNetwork
 
 
 def halves(batch: Batch) -> tuple[Batch, Batch]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from collegium.core.algorithm import Client
 from collegium.core.dataset import Batch, SampleTransform
+from collegium.core.lazy import torch
 from collegium.core.tensors import Tensors
 from collegium.errors import ProtocolError
 from collegium.heterogeneity.spectra import amplitude_window, transfer
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def windows_of(client: Client, *, share: float, ratio: float) -> Tensors | None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-import torch
 from annotated_types import Ge
-from torch import Tensor
 
 from collegium.algorithms._grace_losses import Alignment, halves, look_ahead
 from collegium.algorithms._grace_weights import (
@@ -19,11 +17,16 @@ from collegium.algorithms._grace_weights import (
 from collegium.algorithms.fedavg import FedAvg
 from collegium.core.algorithm import Client, Replies, Server, handler
 from collegium.core.dataset import Batch
+from collegium.core.lazy import torch
 from collegium.core.message import Message
 from collegium.core.settings import NonNegative, Positive, settings
 from collegium.core.tensors import Tensors
 from collegium.training.alignment import contrastive, pool
-from collegium.training.objectives import LiveNetwork, Objective
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from collegium.training.objectives import LiveNetwork, Objective
 
 
 @settings

@@ -1,9 +1,9 @@
 """MOON (Li, He and Song, 2021, https://arxiv.org/abs/2103.16257)."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from collegium.algorithms.fedavg import FedAvg
 from collegium.core.algorithm import Client, handler
@@ -12,7 +12,11 @@ from collegium.core.message import Message
 from collegium.core.settings import NonNegative, Positive, settings
 from collegium.core.tensors import Tensors
 from collegium.training.alignment import contrastive, pool
-from collegium.training.objectives import LiveNetwork, Objective
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from collegium.training.objectives import LiveNetwork, Objective
 
 
 @settings

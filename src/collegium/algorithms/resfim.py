@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-import torch
 from annotated_types import Ge, Le, Lt
-from torch import Tensor
 
 from collegium.algorithms._resfim_spectra import in_the_style_of, windows_of, windows_of_others
 from collegium.algorithms.fedavg import FedAvg
 from collegium.core.algorithm import Client, Replies, Server, handler
 from collegium.core.dataset import unchanged
+from collegium.core.lazy import torch
 from collegium.core.message import Message
 from collegium.core.model_parts import ModelParts
 from collegium.core.payloads import Bits, Numbers, PartSchema, Spectra
@@ -233,5 +232,5 @@ class ResFIM(FedAvg):
             return model | statistics
         mean = model.select(client.parts.trainable)
         mask = unpack_mask(client.state["mask"], mean)
-        kept = mean.map(Tensor.masked_scatter, mask, client.state["own"])  # Eq. 2
+        kept = mean.map(torch.Tensor.masked_scatter, mask, client.state["own"])  # Eq. 2
         return model | kept | statistics

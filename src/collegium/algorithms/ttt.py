@@ -1,18 +1,22 @@
 """TTT, its training (Sun et al., 2020, https://arxiv.org/abs/1909.13231)."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from collegium.algorithms.fedavg import FedAvg
 from collegium.core.algorithm import Client, handler
 from collegium.core.dataset import Batch
+from collegium.core.lazy import nn, torch
 from collegium.core.message import Message
 from collegium.core.settings import NonNegative, settings
 from collegium.models.rotation import TURNS, attach_rotation_head, crop_square, rotation_loss
-from collegium.training.objectives import LiveNetwork, Objective
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from collegium.training.objectives import LiveNetwork, Objective
 
 
 @settings

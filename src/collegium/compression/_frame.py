@@ -9,15 +9,17 @@ from __future__ import annotations
 import zlib
 from collections.abc import Collection, Mapping
 from enum import IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from collegium.core.lazy import torch
 from collegium.core.tensors import Tensors
 from collegium.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_NUMBERS = (1 << 31) - 1
 """Numbers that one message may hold; positions are 32-bit integers."""

@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
 
-import torch
-
 from collegium.core.algorithm import State
+from collegium.core.lazy import torch
 from collegium.core.tensors import Tensors
 
 

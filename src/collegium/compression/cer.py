@@ -3,17 +3,19 @@
 From pFedNet (Zhao et al., 2023, https://arxiv.org/abs/2306.14483), Eq. 4.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import field
 from math import isfinite
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from collegium.compression._frame import FlatLayout, FrameKind, read_frame, write_frame
 from collegium.compression.base import Codec, Encoded
+from collegium.core.lazy import torch
 from collegium.core.settings import NonNegative, Share, settings
 from collegium.core.tensors import Tensors
 from collegium.errors import ProtocolError

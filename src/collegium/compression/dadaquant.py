@@ -7,7 +7,6 @@ from math import isfinite
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import torch
 from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
@@ -15,6 +14,7 @@ from collegium.compression._entropy import RangeDecoder, RangeEncoder
 from collegium.compression._frame import FlatLayout, FrameKind, read_frame, varint, write_frame
 from collegium.compression.base import ClientReport, Codec, Encoded
 from collegium.core.algorithm import State
+from collegium.core.lazy import torch
 from collegium.core.settings import Fraction, PositiveInt, settings
 from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError, ProtocolError

@@ -1,20 +1,25 @@
 """Half precision: two bytes for every number."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from math import frexp
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from collegium.compression._frame import FlatLayout, FrameKind, read_frame, write_frame
 from collegium.compression.base import Codec, Encoded
+from collegium.core.lazy import torch
 from collegium.core.settings import settings
 from collegium.core.tensors import Tensors
 from collegium.errors import ProtocolError
 
-FORMATS = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FORMATS = ("bfloat16", "float16")
+"""The formats, as torch names its types, in the order of their numbers in a frame."""
 
 TOP_EXPONENT = 15
 """A scaled tensor's largest magnitude lies below two to this power, float16's just above it."""
@@ -41,7 +46,7 @@ class Half(Codec):
     def encode(self, target: Tensors, rng: torch.Generator, options: Mapping[str, Any]) -> Encoded:
         """Return the rounded numbers' bytes, and what they decode to. See `Codec.encode`."""
         layout = FlatLayout(target)
-        dtype = FORMATS[self.format]
+        dtype = self._dtype()
         halves, shifts, decoded = [], [], {}
         for name in layout.names:
             vector = target[name].detach().to("cpu", torch.float32).reshape(-1)
@@ -61,7 +66,7 @@ class Half(Codec):
             raise ProtocolError(
                 f"the bytes are not in {self.format}; use the same format on both sides"
             )
-        dtype, count = FORMATS[self.format], len(layout.names)
+        dtype, count = self._dtype(), len(layout.names)
         shifts = reader.array("<i2", count) if dtype == torch.float16 else np.zeros(count, np.int16)
         if (abs(shifts) > MAX_SHIFT).any():
             raise ProtocolError("encoded tensors are damaged: a scale is out of range")
@@ -73,8 +78,12 @@ class Half(Codec):
         reader.require_end()
         return layout.tie(decoded)
 
+    def _dtype(self) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, self.format)
+        return dtype
+
     def _format_byte(self) -> bytes:
-        return bytes([sorted(FORMATS).index(self.format)])
+        return bytes([FORMATS.index(self.format)])
 
     def _shift(self, name: str, vector: Tensor) -> int:
         """Return the power of two by which a tensor is scaled."""

@@ -1,12 +1,13 @@
 """No compression: the reference for every other codec."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from collegium.compression._frame import FlatLayout, FrameKind, read_frame, write_frame
 from collegium.compression.base import Codec, Encoded
+from collegium.core.lazy import torch
 from collegium.core.settings import settings
 from collegium.core.tensors import Tensors
 

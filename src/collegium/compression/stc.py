@@ -1,12 +1,13 @@
 """STC, sparse ternary compression (Sattler et al., 2019, https://arxiv.org/abs/1903.02891)."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-import torch
-
 from collegium.compression._frame import FlatLayout, FrameKind, read_frame, write_frame
 from collegium.compression.base import Codec, Encoded
+from collegium.core.lazy import torch
 from collegium.core.settings import Share, settings
 from collegium.core.tensors import Tensors
 

@@ -13,10 +13,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
-import torch
-from torch import Tensor, nn
-
 from collegium.core.dataset import Dataset, SampleTransform, unchanged
+from collegium.core.lazy import nn, torch
 from collegium.core.message import Message
 from collegium.core.model_parts import MemoryFormat, ModelParts, fix_roles, set_memory_format
 from collegium.core.payloads import ModelPart, Numbers, PartSchema, Scores
@@ -24,6 +22,8 @@ from collegium.core.tensors import Mean, Tensors
 from collegium.errors import ProtocolError
 
 if TYPE_CHECKING:  # the local loop stands above the core
+    from torch import Tensor
+
     from collegium.training.objectives import Objective
 
 State = dict[str, Any]

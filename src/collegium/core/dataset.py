@@ -4,17 +4,18 @@ Image, tabular and toy data all have the same two methods: `batch` returns train
 and augmented with the generators passed in, and `example` returns one whole case as it is.
 """
 
+from __future__ import annotations
+
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
-import torch
-
+from collegium.core.lazy import torch
 from collegium.errors import DataError
 
-Batch = dict[str, torch.Tensor]
+Batch: TypeAlias = "dict[str, torch.Tensor]"
 """`image` float32 `(B, C, *spatial)`; `label` int64 `(B, *spatial)` for segmentation; `mask` bool
 `(B, *spatial)`, optional: the field of view, True where loss and score count."""
 
@@ -164,7 +165,7 @@ def _check_shapes(samples: Sequence[Batch]) -> None:
         )
 
 
-SampleTransform = Callable[[Batch, torch.Generator], Batch]
+SampleTransform: TypeAlias = "Callable[[Batch, torch.Generator], Batch]"
 """Returns one or several versions of one sample, along the batch axis.
 
 It draws from the generator, which belongs to the sample.

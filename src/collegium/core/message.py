@@ -10,15 +10,16 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import safetensors
-import safetensors.torch
-import torch
-from torch import Tensor
 
+from collegium.core.lazy import torch
 from collegium.core.tensors import Tensors, identity
 from collegium.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MARK = "$tensors"
 """Key under which the nesting refers to a group of tensors.
@@ -43,25 +44,25 @@ def pack(value: Any) -> bytes:
 
 
 _TYPES = {
-    torch.uint64: "U64", torch.int64: "I64", torch.float64: "F64", torch.complex64: "C64",
-    torch.float32: "F32", torch.uint32: "U32", torch.int32: "I32", torch.bfloat16: "BF16",
-    torch.float16: "F16", torch.uint16: "U16", torch.int16: "I16", torch.int8: "I8",
-    torch.uint8: "U8", torch.bool: "BOOL",
+    "uint64": "U64", "int64": "I64", "float64": "F64", "complex64": "C64", "float32": "F32",
+    "uint32": "U32", "int32": "I32", "bfloat16": "BF16", "float16": "F16", "uint16": "U16",
+    "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
 }  # fmt: skip
 """The types of numbers in the order in which a file holds them, and their names there."""
 
 
 def _written(tensors: Mapping[str, Tensor], nesting: str) -> bytes:
     """Return the bytes that `safetensors.torch.save` writes, which takes twice their memory."""
-    ranks = {dtype: rank for rank, dtype in enumerate(_TYPES)}
-    unknown = next((t.dtype for t in tensors.values() if t.dtype not in ranks), None)
+    codes = {getattr(torch, name): code for name, code in _TYPES.items()}
+    ranks = {dtype: rank for rank, dtype in enumerate(codes)}
+    unknown = next((t.dtype for t in tensors.values() if t.dtype not in codes), None)
     if unknown is not None:
         raise ProtocolError(f"a message cannot hold numbers of type {unknown}")
     header: dict[str, Any] = {"__metadata__": {"nesting": nesting}}
     data, end = [], 0
     for name, tensor in sorted(tensors.items(), key=lambda item: (ranks[item[1].dtype], item[0])):
         begin, end = end, end + tensor.numel() * tensor.element_size()
-        about = {"dtype": _TYPES[tensor.dtype], "shape": list(tensor.shape)}
+        about = {"dtype": codes[tensor.dtype], "shape": list(tensor.shape)}
         header[name] = {**about, "data_offsets": [begin, end]}
         data.append(tensor.reshape(-1).view(torch.uint8).numpy().data)
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
@@ -111,10 +112,12 @@ def unpack(data: bytes, device: str | torch.device = "cpu") -> Any:
     Raises:
         ProtocolError: the bytes are damaged or not written by `pack`.
     """
+    from safetensors.torch import load
+
     try:
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         nesting = json.loads(header["__metadata__"]["nesting"])
-        tensors = {name: t.to(device) for name, t in safetensors.torch.load(data).items()}
+        tensors = {name: t.to(device) for name, t in load(data).items()}
         return _restore(nesting, tensors)
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
         raise ProtocolError(

@@ -6,16 +6,14 @@ algorithm adds to a network (`collegium.core.algorithm.Algorithm.extend`) never 
 the network as it was built: `fix_roles` records them first.
 """
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-import torch
-from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.conv import _ConvNd
-
+from collegium.core.lazy import nn, torch
 from collegium.errors import ConfigError
 
 ROLES = ("head", "encoder", "decoder")
@@ -26,8 +24,6 @@ MemoryFormat = Literal["auto", "channels_last", "contiguous"]
 
 _FIXED = "_collegium_roles"
 """The attribute of a network in which `fix_roles` records its roles."""
-
-_NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.LocalResponseNorm)
 
 
 @dataclass(frozen=True)
@@ -106,7 +102,7 @@ def find_parts(module: nn.Module) -> ModelParts:
     norms = {
         name: layer
         for name, layer in module.named_modules(remove_duplicate=False)
-        if isinstance(layer, _NORMS)
+        if _normalises(layer)
     }
     return ModelParts(
         names=names,
@@ -173,9 +169,15 @@ def _roles(module: nn.Module) -> dict[str, Sequence[str]]:
     layers = [
         name
         for name, layer in module.named_modules(remove_duplicate=False)
-        if isinstance(layer, (nn.Linear, _ConvNd))
+        if isinstance(layer, (nn.Linear, nn.modules.conv._ConvNd))
     ]
     return {"head": layers[-1:], **_monai_unet_roles(module), **_declared_roles(module)}
+
+
+def _normalises(layer: nn.Module) -> bool:
+    """Return whether a layer is one of normalisation."""
+    kinds = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+    return isinstance(layer, (*kinds, nn.LocalResponseNorm))
 
 
 def _twins(tensors: Mapping[str, torch.Tensor]) -> dict[str, list[str]]:
@@ -239,7 +241,7 @@ def monai_unet_levels(module: nn.Module) -> dict[str, nn.Sequential]:
 
 def has_convolutions(module: nn.Module) -> bool:
     """Return whether a network has a convolution."""
-    return any(isinstance(layer, _ConvNd) for layer in module.modules())
+    return any(isinstance(layer, nn.modules.conv._ConvNd) for layer in module.modules())
 
 
 def set_memory_format(module: nn.Module, choice: MemoryFormat) -> None:

@@ -11,14 +11,15 @@ import itertools
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
-from torch import Tensor
-
+from collegium.core.lazy import torch
 from collegium.core.model_parts import ModelParts
 from collegium.core.tensors import Tensors, require_same_names
 from collegium.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,15 @@ dropped afterwards. Nothing random has to be stored to resume a run, and neither
 clients nor the number of processes can matter.
 """
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
+import numpy as np
+
+from collegium.core.lazy import torch
 
 
 def seed_of(seed: int, *path: str | int) -> int:
@@ -31,6 +35,24 @@ def generator(seed: int, *path: str | int) -> torch.Generator:
         *path: words and numbers that name the purpose, e.g. ``"client", "A", 3, "train"``.
     """
     return torch.Generator().manual_seed(seed_of(seed, *path))
+
+
+def permutation(count: int, seed: int, *path: str | int) -> list[int]:
+    """Return the numbers from 0 up to, not including, a count in the order of `torch.randperm`.
+
+    Both draw from MT19937, which numpy has too, so that splits can be drawn without loading torch.
+
+    Args:
+        count: how many numbers.
+        seed: of the run.
+        *path: words and numbers that name the purpose, as of `generator`.
+    """
+    random = np.random.RandomState(seed_of(seed, *path) % 2**32)
+    order = list(range(count))
+    for place, draw in enumerate(random.randint(2**32, size=count, dtype=np.uint32).tolist()):
+        other = place + draw % (count - place)
+        order[place], order[other] = order[other], order[place]
+    return order
 
 
 @contextmanager

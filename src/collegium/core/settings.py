@@ -105,6 +105,8 @@ def validated(function: Function) -> Function:
     def nothing(*args: Any, **kwargs: Any) -> None:
         """Take the arguments of the function."""
 
+    hints = function.__annotations__.items()
+    nothing.__annotations__ = {name: hint for name, hint in hints if name != "return"}
     check = pydantic.validate_call(config=CONFIG)(nothing)
     owner = _name(function).removesuffix(".__init__")
 
@@ -114,7 +116,7 @@ def validated(function: Function) -> Function:
             check(*args, **kwargs)
         except pydantic.ValidationError as error:
             names = list(inspect.signature(function).parameters)
-            raise _refused(owner, error, _arguments(function), names, args, kwargs) from None
+            raise _refused(owner, error, _arguments(nothing), names, args, kwargs) from None
         return function(*args, **kwargs)
 
     setattr(checked, _CHECK, check)
@@ -134,12 +136,13 @@ def argument_problems(
     owner = [None] if isinstance(function, type) else []
     target = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
     check = getattr(target, _CHECK, None)
+    if check is None:
+        return []
     try:
-        if check is not None:
-            check(*owner, **arguments)
+        check(*owner, **arguments)
     except pydantic.ValidationError as error:
         wrong = [e for e in error.errors() if not e["type"].startswith("missing_")]
-        return problems_of(wrong, _arguments(target), arguments, title)
+        return problems_of(wrong, _arguments(check.raw_function), arguments, title)
     return []
 
 

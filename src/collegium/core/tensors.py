@@ -13,12 +13,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from torch import Tensor
-
+from collegium.core.lazy import torch
 from collegium.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ def identity(tensor: Tensor) -> Hashable:
     return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
-class Tensors(Mapping[str, Tensor]):
+class Tensors(Mapping[str, "Tensor"]):
     """An immutable mapping from names to tensors; ``+ - *`` act element by element.
 
     Operands must have equal names: a mismatch is a `ProtocolError` that lists the names.

@@ -1,12 +1,13 @@
 """Augmentation of training samples beyond flips and quarter turns: rotation, zoom and cutout."""
 
+from __future__ import annotations
+
 import math
 from typing import Any
 
 import numpy as np
-import torch
-from torch.nn import functional
 
+from collegium.core.lazy import functional, torch
 from collegium.data.decoded_image import Array
 from collegium.data.preprocessing import CaseArrays
 

@@ -1,13 +1,15 @@
 """How a case's files become arrays: read, checked, resampled, normalised."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
+from collegium.core.lazy import torch
 from collegium.data.decoded_image import Array, DecodedImage, listed, resize_nearest
 from collegium.data.reading import normalise, read_image, read_label, read_mask
 from collegium.data.settings import ImageConfig, TaskConfig
@@ -37,13 +39,13 @@ class CaseArrays:
         """The spatial sizes."""
         return self.image.shape[1:]
 
-    def map(self, function: Callable[[Array], Array]) -> "CaseArrays":
+    def map(self, function: Callable[[Array], Array]) -> CaseArrays:
         """Apply one function to every array."""
         label = None if self.label is None else function(self.label)
         mask = None if self.mask is None else function(self.mask)
         return CaseArrays(function(self.image), label, mask)
 
-    def at(self, window: Sequence[slice | int]) -> "CaseArrays":
+    def at(self, window: Sequence[slice | int]) -> CaseArrays:
         """Index the last axes of every array."""
         index: tuple[Any, ...] = (..., *window)
         return self.map(lambda values: values[index])

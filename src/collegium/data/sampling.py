@@ -1,14 +1,16 @@
 """From prepared cases to training samples: crops, flips and rotations, each from one generator."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated
 
 import numpy as np
-import torch
 from annotated_types import Ge, Le
 
 from collegium.core.dataset import Batch, Example, join
+from collegium.core.lazy import torch
 from collegium.core.settings import NonNegative, NonNegativeInt, PositiveInt, UnitInterval, settings
 from collegium.data.augmentation import cut_out, rotate_and_zoom
 from collegium.data.cache import PreparedCase

@@ -1,5 +1,7 @@
 """Splits by patient into training, validation and test, and checks for leakage between sites."""
 
+from __future__ import annotations
+
 import json
 import logging
 import os
@@ -9,10 +11,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
-import torch
-
 from collegium.core.files import write_atomically
-from collegium.core.randomness import generator
+from collegium.core.randomness import permutation
 from collegium.core.settings import Fraction, settings
 from collegium.data.digests import file_digest
 from collegium.data.site import Case
@@ -67,13 +67,12 @@ def draw_splits(cases: Sequence[Case], config: SplitConfig, seed: int) -> dict[s
     site = cases[0].site
     by_patient = _named_splits(cases)
     named = {split for split in by_patient.values() if split is not None}
-    rng = generator(seed, "splits", site)
     if not named:
-        by_patient = dict(_shuffle_into_splits(sorted(by_patient), config, rng))
+        by_patient = dict(_divide(sorted(by_patient), config, seed, site))
     elif "val" not in named:
         training = sorted(patient for patient, split in by_patient.items() if split == "train")
         shares = SplitConfig(config.validation, test=0)
-        by_patient |= dict(_shuffle_into_splits(training, shares, rng))
+        by_patient |= dict(_divide(training, shares, seed, site))
     counts = Counter(by_patient.values())
     if counts["train"] == 1 and not counts["val"]:
         logger.info(
@@ -172,13 +171,14 @@ def _named_splits(cases: Sequence[Case]) -> dict[str, str | None]:
     return named
 
 
-def _shuffle_into_splits(
-    patients: Sequence[str], config: SplitConfig, rng: torch.Generator
+def _divide(
+    patients: Sequence[str], config: SplitConfig, seed: int, site: str
 ) -> Iterator[tuple[str, str]]:
+    """Yield the patients of a site in a random order, each with a split."""
     count = len(patients)
     val = _share(count, config.validation, leave=1)
     test = _share(count, config.test, leave=1 + val)
-    for place, index in enumerate(torch.randperm(count, generator=rng).tolist()):
+    for place, index in enumerate(permutation(count, seed, "splits", site)):
         split = "test" if place < test else "val" if place < test + val else "train"
         yield patients[index], split
 

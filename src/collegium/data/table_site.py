@@ -1,13 +1,15 @@
 """From the rows of a site's table to a `Site`."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Mapping
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from collegium.core.dataset import TensorDataset
+from collegium.core.lazy import torch
 from collegium.data.discovery import SPLIT_NAMES
 from collegium.data.settings import TaskConfig
 from collegium.data.site import Case, EgressPolicy, Site

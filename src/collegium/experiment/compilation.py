@@ -22,7 +22,7 @@ WORTH_COMPILING = 5_000
 
 
 def decide_compilation(
-    config: ExperimentConfig, begun: ExperimentConfig | None
+    config: ExperimentConfig, begun: ExperimentConfig | None, *, finished: bool = False
 ) -> ExperimentConfig:
     """Return the experiment with ``training.compile`` on or off.
 
@@ -34,6 +34,7 @@ def decide_compilation(
     Args:
         config: the experiment.
         begun: what the run has begun with, if it has.
+        finished: whether nothing is left to train, so that no compiler is needed.
 
     Raises:
         ConfigError: it is on, and this machine cannot compile.
@@ -41,7 +42,8 @@ def decide_compilation(
     choice = config.training.compile
     if choice == "auto":
         choice = _choice(config) if begun is None else begun.training.compile
-    if choice == "on" and (problem := compiler_problem(config.engine.device)):
+    needed = choice == "on" and not finished
+    if needed and (problem := compiler_problem(config.engine.device)):
         raise ConfigError(
             f"training.compile is on, and this machine cannot compile: {problem}; install it, or "
             f"set it to off in an experiment with another name, since it decides the last bits of "

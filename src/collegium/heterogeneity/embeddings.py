@@ -4,23 +4,26 @@ An image goes through an encoder, and its feature map is reduced to two numbers 
 principal component analysis of its own.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
-from torch.nn import functional
 
 from collegium.core.dataset import Dataset
+from collegium.core.lazy import functional, torch
 from collegium.core.randomness import ambient, generator
 from collegium.errors import ConfigError, DataError
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 Array = NDArray[np.float64]
-Encoder = Callable[[Tensor], Tensor]
+Encoder: TypeAlias = "Callable[[Tensor], Tensor]"
 """Returns a feature map (B, C, *spatial') of images (B, channels, *spatial).
 
 A pre-trained network in evaluation mode is one, as is `SeededEncoder`. All sites must use the same.

@@ -11,13 +11,17 @@ ResFIM replace the amplitudes in full; FedDG also clips to [0, 255], which would
 normalised intensities and is not done.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from collegium.core.lazy import torch
 from collegium.errors import ConfigError, DataError, ProtocolError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def window_radius(shape: Sequence[int], ratio: float) -> int:

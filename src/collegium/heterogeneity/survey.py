@@ -12,20 +12,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
-
-import torch
-from torch import Tensor
-from torch.nn.functional import interpolate
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from collegium.core.algorithm import Client, Server, handler
 from collegium.core.dataset import Dataset, Example
+from collegium.core.lazy import functional, torch
 from collegium.core.message import Message
 from collegium.core.payloads import Features, Numbers, PartSchema, Statistics
 from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError, DataError, ProtocolError
 from collegium.heterogeneity import summaries
 from collegium.heterogeneity.embeddings import embed_cases, make_encoder
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Summary = Literal["cases", "histogram", "quantiles"]
 Unit = Literal["physical", "voxels"]
@@ -289,7 +289,9 @@ def _sketched(client: Client, questions: SurveyQuestions, purpose: str) -> Tenso
         )
     axes = images[0].ndim - 2
     if axes:
-        images = [interpolate(image, (questions.size,) * axes, mode="area") for image in images]
+        images = [
+            functional.interpolate(image, (questions.size,) * axes, mode="area") for image in images
+        ]
     return torch.cat(images)
 
 

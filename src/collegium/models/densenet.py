@@ -1,11 +1,13 @@
 """DenseNet-BC (Huang et al., CVPR 2017, https://arxiv.org/abs/1608.06993), by MONAI."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from annotated_types import MinLen
-from torch import nn
 
+from collegium.core.lazy import nn
 from collegium.core.settings import Fraction, PositiveInt, validated
 from collegium.models._settings import MONAI_NORMS, MonaiNorm
 

@@ -4,16 +4,18 @@ The initial weights come from torch's ambient random state: to get the same weig
 seed it around `build_model`.
 """
 
+from __future__ import annotations
+
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from annotated_types import MinLen
-from torch import nn
 
+from collegium.core.lazy import nn
 from collegium.core.setting_problems import Problem
 from collegium.core.settings import (
     Fraction,
@@ -27,13 +29,8 @@ from collegium.core.text import did_you_mean
 from collegium.core.userfile import import_file
 from collegium.errors import ConfigError
 from collegium.models._settings import MONAI_NORMS, MonaiNorm, require
-from collegium.models.densenet import monai_densenet
-from collegium.models.resnet import ResNet18Encoder, monai_resnet18
-from collegium.models.tables import MLP, Logistic
-from collegium.models.tabnet import TabNet
-from collegium.models.unet import IOPUNet
 
-Factory = Callable[..., nn.Module]
+Factory: TypeAlias = "Callable[..., nn.Module]"
 
 
 @validated
@@ -101,16 +98,17 @@ def _is_stride(stride: int | tuple[int, ...], spatial_dims: int) -> bool:
     return len(axes) == spatial_dims
 
 
-_FACTORIES: Mapping[str, Factory] = {
-    "unet": monai_unet,
-    "iop_unet": IOPUNet,
-    "densenet": monai_densenet,
-    "resnet18": monai_resnet18,
-    "resnet18_encoder": ResNet18Encoder,
-    "tabnet": TabNet,
-    "mlp": MLP,
-    "logistic": Logistic,
+_PLACES: Mapping[str, str] = {
+    "unet": "collegium.models.factory:monai_unet",
+    "iop_unet": "collegium.models.unet:IOPUNet",
+    "densenet": "collegium.models.densenet:monai_densenet",
+    "resnet18": "collegium.models.resnet:monai_resnet18",
+    "resnet18_encoder": "collegium.models.resnet:ResNet18Encoder",
+    "tabnet": "collegium.models.tabnet:TabNet",
+    "mlp": "collegium.models.tables:MLP",
+    "logistic": "collegium.models.tables:Logistic",
 }
+"""Where the factory of each built-in network is; it is imported when the network is used."""
 
 MODELS: Mapping[str, str] = MappingProxyType(
     {
@@ -141,7 +139,7 @@ def build_model(name: str, **params: Any) -> nn.Module:
     Raises:
         ConfigError: The name, a parameter or the user's factory cannot be used.
     """
-    factory = _load(name) if ":" in name else _FACTORIES.get(name)
+    factory = _factory(name)
     if factory is None:
         raise ConfigError(
             f"there is no model {name!r}{did_you_mean(name, MODELS) or ':'} set model.name to one "
@@ -165,7 +163,7 @@ def parameters_of(name: str) -> frozenset[str]:
     Raises:
         ConfigError: There is no such model.
     """
-    factory = _load(name) if ":" in name else _FACTORIES.get(name)
+    factory = _factory(name)
     known = inspect.signature(factory).parameters if factory is not None else {}
     return frozenset(known)
 
@@ -177,7 +175,7 @@ def parameter_problems(name: str, params: Mapping[str, Any]) -> list[Problem]:
         name: One of `MODELS`.
         params: Some of its parameters; that others are missing is no problem.
     """
-    return argument_problems(_FACTORIES[name], params, title=name)
+    return argument_problems(_load(_PLACES[name]), params, title=name)
 
 
 def _check_params(name: str, factory: Factory, params: Mapping[str, Any]) -> None:
@@ -204,8 +202,14 @@ def _check_params(name: str, factory: Factory, params: Mapping[str, Any]) -> Non
             )
 
 
+def _factory(name: str) -> Factory | None:
+    """Return the factory of a network; None if no built-in network has this name."""
+    place = name if ":" in name else _PLACES.get(name)
+    return None if place is None else _load(place)
+
+
 def _load(name: str) -> Factory:
-    """Import the user's own factory."""
+    """Import a factory from the place that its name tells."""
     source, _, attribute = name.rpartition(":")
     if source.endswith(".py"):
         module = import_file(Path(source).expanduser().resolve())

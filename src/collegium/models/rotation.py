@@ -4,18 +4,20 @@ An image is rotated by 0, 90, 180 or 270 degrees, and a head on the network's en
 number of quarter turns. The task needs no labels, so that it can be learnt at any site.
 """
 
-import math
+from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
-from torch.func import functional_call
-from torch.nn import functional
-from torch.nn.modules.conv import _ConvNd
-from torch.utils.hooks import RemovableHandle
+from typing import TYPE_CHECKING
 
+from collegium.core.lazy import functional, nn, torch
 from collegium.core.model_parts import find_parts, head_layer, monai_unet_levels
 from collegium.errors import ConfigError
-from collegium.models.tables import TableNetwork
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn.modules.conv import _ConvNd
+    from torch.utils.hooks import RemovableHandle
+
+    from collegium.models._rotation_head import RotationHead
 
 ROTATION = "rotation"
 """The name of the head among a network's submodules."""
@@ -24,46 +26,8 @@ TURNS = 4
 """The number of quarter turns, which are the classes of the task."""
 
 
-class RotationHead(nn.Module):
-    """Global average pooling and a linear layer to four numbers.
-
-    As a submodule it returns its input, so that networks that run their submodules one after the
-    other, such as `nn.Sequential`, have the same output as before. Its weights are no `nn.Linear`,
-    so that it is not taken for the head of the network.
-
-    Args:
-        channels: channels of the encoder's output.
-    """
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        bound = 1 / math.sqrt(channels)  # as torch initialises a linear layer
-        self.weight = nn.Parameter(torch.empty(TURNS, channels).uniform_(-bound, bound))
-        self.bias = nn.Parameter(torch.empty(TURNS).uniform_(-bound, bound))
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Return the input."""
-        return features
-
-    def logits(self, features: Tensor) -> Tensor:
-        """Return (B, 4) for features (B, channels, *spatial) or (B, channels).
-
-        Raises:
-            ConfigError: the features have another number of channels.
-        """
-        channels = self.weight.shape[1]
-        if features.ndim < 2 or features.shape[1] != channels:
-            raise ConfigError(
-                f"the rotation head was made for {channels} channels, but the encoder returns "
-                f"{tuple(features.shape)}; let the last submodule of roles['encoder'] end with the "
-                f"layer that returns the encoder's output"
-            )
-        pooled = features.flatten(2).mean(dim=2) if features.ndim > 2 else features
-        return functional.linear(pooled, self.weight, self.bias)
-
-
 def attach_rotation_head(module: nn.Module) -> None:
-    """Add a `RotationHead`, named `ROTATION`, to a network in place.
+    """Add a `RotationHead` named `ROTATION`, to a network in place.
 
     It hangs on the encoder's output: the last submodule of ``roles["encoder"]`` where the network
     declares it, the bottom of MONAI's `UNet`, and failing that what enters the network's head. The
@@ -74,6 +38,9 @@ def attach_rotation_head(module: nn.Module) -> None:
         ConfigError: the network has a submodule or attribute of that name, or no place for it, or
             takes rows of a table.
     """
+    from collegium.models._rotation_head import RotationHead
+    from collegium.models.tables import TableNetwork
+
     for table in (layer for layer in module.modules() if isinstance(layer, TableNetwork)):
         raise ConfigError(
             f"{type(table).__name__} takes rows of a table, whose columns cannot be turned; "
@@ -94,6 +61,8 @@ def rotation_head(module: nn.Module) -> RotationHead:
     Raises:
         ConfigError: it has none.
     """
+    from collegium.models._rotation_head import RotationHead
+
     head = getattr(module, ROTATION, None)
     if not isinstance(head, RotationHead):
         raise ConfigError(
@@ -120,7 +89,7 @@ def rotation_logits(module: nn.Module, images: Tensor, *, learn_statistics: bool
     buffers = {} if learn_statistics else {n: b.clone() for n, b in module.named_buffers()}
     hook = _stop_after_encoder(module)
     try:
-        functional_call(module, buffers, (images,))
+        torch.func.functional_call(module, buffers, (images,))
     except _EncoderOutput as output:
         return head.logits(*output.args)
     finally:
@@ -211,7 +180,8 @@ def _output_layer(module: nn.Module) -> tuple[nn.Linear | _ConvNd, int]:
     """
     last = _last_encoder_layer(module)
     place = head_layer(module) if last is None else last
-    layers = [layer for layer in place.modules() if isinstance(layer, nn.Linear | _ConvNd)]
+    kinds = (nn.Linear, nn.modules.conv._ConvNd)
+    layers = [layer for layer in place.modules() if isinstance(layer, kinds)]
     if not layers:
         raise ConfigError(
             f"the encoder of {type(module).__name__} ends with a {type(place).__name__}, which "

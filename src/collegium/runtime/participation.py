@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any, Literal
 
-import torch
-
+from collegium.core.lazy import torch
 from collegium.core.randomness import generator
 from collegium.core.settings import NonNegative, PositiveInt, settings
 from collegium.errors import ConfigError

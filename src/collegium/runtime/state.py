@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import safetensors
-import torch
 
 from collegium.core.files import write_atomically
+from collegium.core.lazy import torch
 from collegium.core.message import pack, unpack
 from collegium.errors import CheckpointError, ProtocolError, StorageError
 
@@ -114,7 +114,7 @@ class Store:
             StorageError: the file cannot be read.
         """
         try:
-            with safetensors.safe_open(self.path(name), "pt") as file:
+            with safetensors.safe_open(self.path(name), "numpy") as file:
                 return json.loads(file.metadata()["nesting"])
         except OSError as error:
             raise StorageError(f"{self.path(name)}: {error.strerror or error}") from error

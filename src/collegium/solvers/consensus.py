@@ -23,14 +23,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from collegium.core.lazy import torch
 from collegium.core.tensors import Tensors, identity, require_same_names
 from collegium.errors import ConfigError
 from collegium.solvers.admm import Coupling, Norm, prox, run_admm, shrinkage
 from collegium.solvers.gram import gram_of_blocks
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 WIDTH = 1 << 15
 """Parameters in a block that is processed at once."""

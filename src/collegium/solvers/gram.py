@@ -9,15 +9,17 @@ float32, and the products of the blocks are added in float64.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from collegium.core.lazy import torch
 from collegium.core.tensors import Tensors, require_same_names
 from collegium.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Array = NDArray[Any]
 

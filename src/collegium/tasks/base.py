@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-import torch
-from torch import nn
+from collegium.core.lazy import nn, torch
 
 if TYPE_CHECKING:
     from collegium.core.dataset import Batch, Example

@@ -9,10 +9,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import nn
-from torch.nn import functional
 
+from collegium.core.lazy import functional, nn, torch
 from collegium.errors import ConfigError, DataError
 from collegium.tasks.base import RAREST_CLASS, CaseScores, WholeCaseTask, device_of
 from collegium.tasks.losses import weighted_focal_loss

@@ -10,12 +10,14 @@ a boolean mask (B, *spatial) that is True where the loss counts. A mask without 
 0 and a gradient of zeros. Half-precision logits are computed in float32.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
-import torch
-from torch.nn import functional
+from collegium.core.lazy import functional, torch
 
-Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+Loss: TypeAlias = "Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]"
 
 _IGNORED = -100
 

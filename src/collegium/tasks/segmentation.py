@@ -7,10 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import torch
-from torch import nn
-from torch.nn import functional
-
+from collegium.core.lazy import functional, nn, torch
 from collegium.errors import ConfigError, DataError
 from collegium.tasks.base import CaseScores, device_of
 from collegium.tasks.losses import LOSSES, REGION_LOSSES

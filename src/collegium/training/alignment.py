@@ -8,12 +8,13 @@ where GRACE and its released code leave one open, the docstring states the choic
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-from torch.nn import functional
-
+from collegium.core.lazy import functional, torch
 from collegium.core.tensors import Tensors
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BANDWIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Widths of the Gaussian kernels of `mmd`, in median distances."""

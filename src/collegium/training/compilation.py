@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING
 
 from collegium.core.files import lock
+from collegium.core.lazy import nn, torch
 from collegium.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 GRAPHS = 64
 """The most graphs that are compiled for one network in a process, for as many shapes of batches."""

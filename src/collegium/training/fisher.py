@@ -18,18 +18,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from collegium.core.dataset import Batch, Dataset, SampleTransform, unchanged
+from collegium.core.lazy import nn, torch
 from collegium.core.randomness import ambient, generator
 from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError, DivergedError
-from collegium.training.batches import Path, draw_batch, plan_batches
-from collegium.training.loop import LocalTraining
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from collegium.training.batches import Path
+    from collegium.training.loop import LocalTraining
 
 Normaliser = Literal["max", "source", "absolute"]
 """The divisor of the difference of two estimates; see `residual_information`."""
@@ -70,6 +73,8 @@ def diagonal_fisher(
         ConfigError: there is no example.
         DivergedError: a loss or a squared gradient is NaN or infinite.
     """
+    from collegium.training.batches import draw_batch, plan_batches
+
     count = len(data) if limit is None else min(limit, len(data))
     if count == 0:
         raise ConfigError("no training examples to estimate Fisher information from")

@@ -7,21 +7,23 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any, Literal
 
 from collegium.core.dataset import Batch, Dataset, Example
+from collegium.core.lazy import nn, torch
 from collegium.core.model_parts import MemoryFormat, find_parts
 from collegium.core.randomness import ambient
 from collegium.core.settings import Fraction, NonNegative, Positive, PositiveInt, settings
 from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError, DivergedError
 from collegium.tasks import Task
-from collegium.training.batches import Path, draw_batch, plan_batches
 from collegium.training.compilation import CompiledNetwork
-from collegium.training.objectives import LiveNetwork, Objective
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from collegium.training.batches import Path
+    from collegium.training.objectives import LiveNetwork, Objective
 
 logger = logging.getLogger(__name__)
 
@@ -188,6 +190,9 @@ class LocalTraining:
             DivergedError: the loss became NaN or infinite.
             ConfigError: there is no example to train on.
         """
+        from collegium.training.batches import plan_batches
+        from collegium.training.objectives import LiveNetwork
+
         if len(data) == 0:
             raise ConfigError("no training examples")
         config = self.config
@@ -230,6 +235,8 @@ class LocalTraining:
     def _draw(
         self, data: Dataset, samples: Sequence[tuple[int, int]], seed: int, path: Path
     ) -> Batch:
+        from collegium.training.batches import draw_batch
+
         batch = draw_batch(data, samples, seed, path)
         return {key: tensor.to(self.device) for key, tensor in batch.items()}
 
@@ -288,6 +295,8 @@ class LocalTraining:
             seed: of the run.
             path: name from which the crops follow.
         """
+        from collegium.training.batches import plan_batches
+
         self.load(model)
         self.module.eval()
         total, count = 0.0, 0
@@ -363,6 +372,8 @@ def _state_by_name(
     optimizer: torch.optim.Optimizer, trained: dict[str, nn.Parameter]
 ) -> dict[str, Any]:
     """Return the optimiser's state by parameter name."""
+    from torch import Tensor
+
     return {
         name: Tensors(
             (key, value.clone())

@@ -1,14 +1,13 @@
 """Builds what a configuration names: networks, algorithms, adapters, codecs and tasks."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
-
-from torch import nn
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from collegium.adaptation.base import Adapter
-from collegium.compression.session.groups import Codecs
 from collegium.core.algorithm import Algorithm, NetworkBuilder
 from collegium.errors import CollegiumError, ConfigError
 from collegium.experiment.config.experiment import (
@@ -23,8 +22,12 @@ from collegium.experiment.config.registry import ADAPTERS, ALGORITHMS, CODECS, R
 from collegium.experiment.config.schema import parse
 from collegium.experiment.config.yaml_file import Place, Source, read_yaml
 from collegium.models.factory import build_model, parameters_of
-from collegium.models.standardised import Standardised
 from collegium.tasks import ClassificationTask, SegmentationTask, Task
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from collegium.compression.session.groups import Codecs
 
 T = TypeVar("T")
 
@@ -60,7 +63,11 @@ class ConfiguredNetwork:
                 f"the model {self.name!r} cannot be built from {dict(self.params)} ({reason}); "
                 f"correct what stands under model"
             ) from error
-        return module if self.features is None else Standardised(module, self.features)
+        if self.features is None:
+            return module
+        from collegium.models.standardised import Standardised
+
+        return Standardised(module, self.features)
 
 
 def network_of(config: ExperimentConfig) -> ConfiguredNetwork:
@@ -166,6 +173,8 @@ def build_codecs(config: ExperimentConfig, algorithm: AlgorithmConfig) -> Codecs
     Raises:
         ConfigError: With one sentence for every problem found.
     """
+    from collegium.compression.session.groups import Codecs
+
     source = Source(Place(f"codecs of {algorithm.label!r}", Path.cwd()))
     chosen = config.codec if algorithm.codec is None else algorithm.codec
     built = {

@@ -13,12 +13,14 @@ Truth and prediction are integer tensors of one shape, the shape of the case; cl
 background. Both are cleared outside the mask before anything is measured.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
-import torch
 
+from collegium.core.lazy import torch
 from collegium.tasks.metrics.surface import Mask, bounding_box, surface_distances
 
 Regions = Sequence[Sequence[int]]

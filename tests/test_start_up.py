@@ -1,0 +1,99 @@
+"""Which libraries each command imports: one that computes nothing loads none that is heavy."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from collegium import cli
+from collegium.data.phantoms import make_federation
+
+ROOT = Path(__file__).resolve().parents[1]
+
+HEAVY = {
+    "PIL", "SimpleITK", "h5py", "jinja2", "matplotlib", "mlflow", "monai", "nibabel", "numba",
+    "numpy", "nvflare", "pandas", "pyarrow", "pydantic", "pydicom", "scipy", "sklearn", "sympy",
+    "torch", "yaml",
+}  # fmt: skip
+
+LISTED = {"numpy", "pydantic"}
+"""What command lines and settings are checked with, and arrays annotated."""
+
+CHECKED = {*LISTED, "yaml"}
+TABLES = {*LISTED, "pandas", "pyarrow"}
+REPORT = {*TABLES, *CHECKED, "PIL", "jinja2"}
+
+EXPERIMENT = """\
+name: tiny
+federation: data/federation.yaml
+model: {name: unet, in_channels: 1, channels: [4, 8], num_res_units: 0}
+algorithms: [local, {name: fedavg, codec: stc}, grace, pfednet]
+adapters: [routing, tent, ttt]
+rounds: 1
+training: {batch_size: 2, local_steps: 1}
+output: run
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an experiment that may be shown, and the finished run of a part of it."""
+    folder = tmp_path_factory.mktemp("start-up")
+    make_federation(folder / "data", 2, cases=6, size=32)
+    (folder / "x.yaml").write_text(EXPERIMENT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        plain = ["run", "x.yaml", "algorithms=[local,fedavg]", "adapters=[]"]
+        assert CliRunner().invoke(cli.app, plain).exit_code == 0
+    return folder
+
+
+def loaded(folder: Path, *arguments: str) -> set[str]:
+    """The heavy libraries that a command imports in a process of its own."""
+    code = (
+        "import sys\n"
+        "from collegium.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code\n"
+        "sys.stderr.write('\\n' + ' '.join(sys.modules))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=folder, capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    return HEAVY & {name.partition(".")[0] for name in found.stderr.split("\n")[-1].split()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "allowed"),
+    [
+        (["--version"], set()),
+        (["--help"], set()),
+        (["run", "--help"], {"pydantic"}),
+        (["list"], LISTED),
+        (["list", "adapters"], LISTED),
+        (["list", "codecs"], LISTED),
+        (["list", "models"], LISTED),
+        (["config", "show", "x.yaml"], CHECKED),
+        (["inspect", "data/federation.yaml"], {*CHECKED, "PIL"}),
+        (["tables", "run"], TABLES),
+        (["report", "run"], REPORT),
+        (["resume", "run"], REPORT),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_command_that_computes_nothing_loads_no_library_for_it(
+    folder: Path, arguments: list[str], allowed: set[str]
+):
+    assert loaded(folder, *arguments) <= allowed
+
+
+def test_training_loads_torch(folder: Path):
+    network = "model={name: iop_unet, in_channels: 1, base: 4}"
+    arguments = ["algorithms=[local]", "adapters=[]", network, "output=other"]
+    assert "torch" in loaded(folder, "run", "x.yaml", *arguments)
