@@ -24,6 +24,7 @@ from collegium.adaptation.base import (
     predict_cases,
 )
 from collegium.core.lazy import functional, nn, torch
+from collegium.core.optimizers import unmarked
 from collegium.core.settings import NonNegativeInt, Positive, PositiveInt, UnitInterval, settings
 from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError
@@ -142,7 +143,7 @@ class DSBN(Adapter):
         outputs = (class_logits(module(images), task, "dsbn") for images in batches())
         labels = [_pseudo_label(output, self.threshold) for output in outputs]
         confident = fmean(float((label != IGNORED).float().mean()) for label in labels)
-        optimizer = torch.optim.Adam(trained, lr=self.lr)
+        optimizer = unmarked(torch.optim.Adam)(trained, lr=self.lr)
         for epoch in range(self.pseudo_labels):
             losses = []
             for images, label in zip(batches(), labels, strict=True):

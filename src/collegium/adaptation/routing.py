@@ -33,6 +33,7 @@ from collegium.adaptation.base import (
 )
 from collegium.core.dataset import Example
 from collegium.core.lazy import nn, torch
+from collegium.core.optimizers import unmarked
 from collegium.core.randomness import ambient, generator
 from collegium.core.settings import (
     Fraction,
@@ -175,7 +176,7 @@ class Routing(Adapter):
         self, network: _RoutedNetwork, cases: Cases, record: AdaptationRecord
     ) -> None:
         """Train on all cases for `epochs`, and keep the selected state."""
-        optimizer = torch.optim.Adam(network.trained, lr=self.lr, foreach=False)
+        optimizer = unmarked(torch.optim.Adam)(network.trained, lr=self.lr, foreach=False)
         windows = partial(case_windows, network.task, network.module, cases, self.batch_size)
         best, lowest = copies_of(network.trained), math.inf
         for epoch in range(self.epochs + 1):
@@ -198,7 +199,7 @@ class Routing(Adapter):
         deliver: Deliver,
     ) -> None:
         """Train on one batch of cases after the other, and predict each."""
-        adam = partial(torch.optim.Adam, network.trained, lr=self.lr, foreach=False)
+        adam = partial(unmarked(torch.optim.Adam), network.trained, lr=self.lr, foreach=False)
         start, optimizer = copies_of(network.trained), adam()
         for number, (indices, example) in enumerate(case_batches(cases, self.batch_size)):
             if self.mode == "episodic":

@@ -21,6 +21,7 @@ from collegium.adaptation.base import (
     predict_batch,
 )
 from collegium.core.lazy import nn, torch
+from collegium.core.optimizers import unmarked
 from collegium.core.settings import Fraction, Positive, PositiveInt, settings
 from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError
@@ -70,7 +71,7 @@ class Tent(Adapter):
                 "choose dsbn, or train with them"
             )
         start = copies_of(trained)
-        adam = partial(torch.optim.Adam, trained, lr=self.lr, betas=(self.beta, 0.999))
+        adam = partial(unmarked(torch.optim.Adam), trained, lr=self.lr, betas=(self.beta, 0.999))
         optimizer = adam()
         task = sources.task.with_batch_size(self.batch_size)
         record = AdaptationRecord([GLOBAL])

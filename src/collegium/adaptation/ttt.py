@@ -21,6 +21,7 @@ from collegium.adaptation.base import (
 )
 from collegium.core.lazy import nn, torch
 from collegium.core.model_parts import find_parts
+from collegium.core.optimizers import unmarked
 from collegium.core.randomness import generator
 from collegium.core.settings import Positive, PositiveInt, settings
 from collegium.core.tensors import Tensors
@@ -75,7 +76,7 @@ class TTTAdapter(Adapter):
         module = self._load(sources)
         trained = _select_trained(module)
         start = copies_of(trained)
-        optimizer = torch.optim.SGD(trained, lr=self.lr)
+        optimizer = unmarked(torch.optim.SGD)(trained, lr=self.lr)
         task = sources.task.with_batch_size(self.batch_size)
         record = AdaptationRecord([GLOBAL], losses_per="case")
         for index in range(len(cases)):
