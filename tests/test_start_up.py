@@ -46,7 +46,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "x.yaml").write_text(EXPERIMENT)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        plain = ["run", "x.yaml", "algorithms=[local,fedavg]", "adapters=[]"]
+        network = "model={name: iop_unet, in_channels: 1, base: 4}"
+        plain = ["run", "x.yaml", "algorithms=[local,fedavg]", "adapters=[]", network]
         assert CliRunner().invoke(cli.app, plain).exit_code == 0
     return folder
 
@@ -94,6 +95,5 @@ def test_a_command_that_computes_nothing_loads_no_library_for_it(
 
 
 def test_training_loads_torch(folder: Path):
-    network = "model={name: iop_unet, in_channels: 1, base: 4}"
-    arguments = ["algorithms=[local]", "adapters=[]", network, "output=other"]
+    arguments = ["algorithms=[local]", "adapters=[]", "output=other"]
     assert "torch" in loaded(folder, "run", "x.yaml", *arguments)

@@ -118,7 +118,8 @@ def read_run_config(output: Path) -> ExperimentConfig:
         raise CheckpointError(
             f"{path} is damaged; remove it and continue with 'collegium run' and the same file"
         ) from error
-    return parse_config({**stored, "output": str(output)}, where=str(path))
+    config = {**stored, "output": str(output)}
+    return parse_config(config, where=str(path), recorded=True)
 
 
 def write_run_file(config: ExperimentConfig, output: Path) -> None:

@@ -218,7 +218,11 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> ExperimentCo
 
 
 def parse_config(
-    data: Mapping[str, Any], where: str = "configuration", base: Path | None = None
+    data: Mapping[str, Any],
+    where: str = "configuration",
+    base: Path | None = None,
+    *,
+    recorded: bool = False,
 ) -> ExperimentConfig:
     """Make an experiment of a mapping, the inverse of `to_dict`.
 
@@ -226,11 +230,13 @@ def parse_config(
         data: The mapping, as YAML or JSON would give it.
         where: What error messages call it.
         base: The folder that relative paths in it start from; by default the current one.
+        recorded: Whether it is the record of a run; see `Source.recorded`.
 
     Raises:
         ConfigError: With one sentence for every problem found.
     """
-    return _experiment(copy.deepcopy(dict(data)), Source(Place(where, base or Path.cwd())))
+    source = Source(Place(where, base or Path.cwd()), recorded=recorded)
+    return _experiment(copy.deepcopy(dict(data)), source)
 
 
 def load_federation(path: str | Path, overrides: Sequence[str] = ()) -> FederationConfig:

@@ -118,7 +118,7 @@ def _model(value: Any, source: Source) -> dict[str, Any]:
     if name and ":" not in name and name not in MODELS:
         problem = unknown_word(f"model {name!r}", name, list(MODELS))
         source.add_problem(("model", "name"), problem)
-    elif name and ":" not in name:
+    elif name and ":" not in name and not source.recorded:
         for path, text in parameter_problems(name, params):
             source.add_problem(("model", *map(str, path)), text)
     return {"name": name, "params": params} if name else _REFUSED

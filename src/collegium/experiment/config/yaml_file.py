@@ -70,12 +70,15 @@ class Source:
         places: The place of each key, by its path, in the order in which they were written.
         problems: By path, one sentence each.
         renamed: Paths that a user wrote otherwise than they are stored.
+        recorded: Whether it is the record of a run, whose network was checked before it was
+            written: most networks can be checked with torch loaded only.
     """
 
     root: Place
     places: dict[KeyPath, Place] = field(default_factory=dict)
     problems: list[tuple[KeyPath, str]] = field(default_factory=list)
     renamed: dict[KeyPath, KeyPath] = field(default_factory=dict)
+    recorded: bool = False
 
     def as_written(self, path: KeyPath) -> KeyPath:
         """Return a path as the user wrote it."""
