@@ -6,9 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from collegium import cli
 from collegium.data.phantoms import make_federation
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -38,20 +36,6 @@ output: run
 """
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an experiment that may be shown, and the finished run of a part of it."""
-    folder = tmp_path_factory.mktemp("start-up")
-    make_federation(folder / "data", 2, cases=6, size=32)
-    (folder / "x.yaml").write_text(EXPERIMENT)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        network = "model={name: iop_unet, in_channels: 1, base: 4}"
-        plain = ["run", "x.yaml", "algorithms=[local,fedavg]", "adapters=[]", network]
-        assert CliRunner().invoke(cli.app, plain).exit_code == 0
-    return folder
-
-
 def loaded(folder: Path, *arguments: str) -> set[str]:
     """The heavy libraries that a command imports in a process of its own."""
     code = (
@@ -68,6 +52,17 @@ def loaded(folder: Path, *arguments: str) -> set[str]:
     )  # fmt: skip
     assert found.returncode == 0, found.stderr
     return HEAVY & {name.partition(".")[0] for name in found.stderr.split("\n")[-1].split()}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an experiment that may be shown, and the finished run of a part of it."""
+    folder = tmp_path_factory.mktemp("start-up")
+    make_federation(folder / "data", 2, cases=6, size=32)
+    (folder / "x.yaml").write_text(EXPERIMENT)
+    network = "model={name: iop_unet, in_channels: 1, base: 4}"
+    loaded(folder, "run", "x.yaml", "algorithms=[local,fedavg]", "adapters=[]", network)
+    return folder
 
 
 @pytest.mark.parametrize(
