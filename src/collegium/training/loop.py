@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from collegium.core.dataset import Batch, Dataset, Example
 from collegium.core.lazy import nn, torch
 from collegium.core.model_parts import MemoryFormat, find_parts
+from collegium.core.optimizers import unmarked
 from collegium.core.randomness import ambient
 from collegium.core.settings import Fraction, NonNegative, Positive, PositiveInt, settings
 from collegium.core.tensors import Tensors
@@ -86,11 +87,13 @@ class TrainingConfig:
             lr: learning rate.
         """
         if self.optimizer == "sgd":
-            return torch.optim.SGD(
+            return unmarked(torch.optim.SGD)(
                 parameters, lr=lr, momentum=self.momentum, weight_decay=self.weight_decay
             )
         kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
-        return kind(parameters, lr=lr, weight_decay=self.weight_decay, amsgrad=self.amsgrad)
+        return unmarked(kind)(
+            parameters, lr=lr, weight_decay=self.weight_decay, amsgrad=self.amsgrad
+        )
 
 
 @dataclass(frozen=True)
