@@ -162,7 +162,7 @@ def areas(
         moved = apart + rng.normal(0, shift, trainings)
         noise = 0.6 * common[:, None] + 0.6 * own + 0.53 * each
         arms.append(labels[:, None] * moved + noise)
-    return estimate_auc(*arms, labels, people), ()
+    return estimate_auc(arms[0], arms[1], labels, people), ()
 
 
 def three_areas(
@@ -172,7 +172,7 @@ def three_areas(
     labels = np.repeat([0, 1, 2], sizes)
     truth = apart * np.eye(3)[labels] + 0.8 * rng.normal(size=(labels.size, 3))
     arms = [truth[:, None] + 0.6 * rng.normal(size=(labels.size, 1, 3)) for _ in range(2)]
-    return estimate_auc(*arms, labels, classes=3), ()
+    return estimate_auc(arms[0], arms[1], labels, classes=3), ()
 
 
 def shares(
@@ -194,7 +194,7 @@ def shares(
         arms.append((luck[:, None] + each > threshold[:, None]).astype(float))
     if not negative and not eyes:
         return estimate_share(*arms), ()
-    return estimate_balanced_accuracy(*arms, labels, people), ()
+    return estimate_balanced_accuracy(arms[0], arms[1], labels, people), ()
 
 
 def cells_of_means(sizes: Sequence[int], effects: Sequence[str]) -> Iterator[Cell]:
@@ -219,9 +219,9 @@ def cells_of_means(sizes: Sequence[int], effects: Sequence[str]) -> Iterator[Cel
         lucky = Means(size, trainings, trainings, candidates=6, shifts=(0.005, 0.03, *(0.005,) * 5))
         yield Cell("chosen among 6, one of them wild", f"{trainings} trainings, n {size}", lucky)
     for size, (joined, alone) in product(sizes, ((3, 5), (5, 3), (3, 10), (10, 3), (5, 10))):
-        for shift, effect in product((0.004, 0.03), ("normal", None)):
-            draw = Means(size, joined, alone, shift, effect)
-            name = f"{joined} against {alone}, n {size}, u {shift}, {effect or 'itself'}"
+        for shift, kind in product((0.004, 0.03), ("normal", None)):
+            draw = Means(size, joined, alone, shift, kind)
+            name = f"{joined} against {alone}, n {size}, u {shift}, {kind or 'itself'}"
             yield Cell("unequal numbers of trainings", name, draw)
 
 

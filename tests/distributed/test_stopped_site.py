@@ -22,6 +22,7 @@ from collegium.data.phantoms import make_federation
 from collegium.distributed import connection as connections
 from collegium.distributed.connection import Answer, Call, Connection
 from collegium.distributed.frames import PIECE, Line, listen
+from collegium.distributed.jobs import Coordinator
 from collegium.distributed.kits import Provision, make_kits
 from collegium.distributed.relay import SITE_SOCKET, SiteRelay
 
@@ -78,7 +79,7 @@ def test_pieces_that_arrive_in_another_order_are_put_in_order(site):
     assert relay.pull("key", 4) == b""
 
 
-class OneJob:
+class OneJob(Coordinator):
     """In place of FLARE: a job that carries over the connections that the test opens."""
 
     def __init__(self, path: Path, answers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]]):
@@ -86,9 +87,6 @@ class OneJob:
 
     def connected(self) -> dict[str, float]:
         return dict.fromkeys(self._answers, 9e12)
-
-    def wait(self, sites: Collection[str], seconds: float) -> set[str]:
-        return set(sites)
 
     def status(self, job: str) -> str:
         return "RUNNING"
