@@ -26,6 +26,27 @@ def pulled(values: Vector, gamma: float, allowed: int) -> Vector:
     return out
 
 
+def edges(gamma: float, side: int) -> tuple[float, float]:
+    """The tube's edges above a knot on the lower edge (0) or on the upper one (1)."""
+    return (-2 * gamma, 0.0) if side else (0.0, 2 * gamma)
+
+
+def stretch_by_stretch(values: Vector, gamma: float) -> Vector:
+    """The solution by one walk, without any from other places."""
+    out, start, low = np.full(len(values), np.nan), 0, -gamma
+    while start < len(values):
+        high = low + 2 * gamma
+        slope, end, side, _ = taut_string._short_stretch(values, start, low, high)
+        if end == start:
+            slope, end, side, _ = taut_string._long_stretch(values, start, low, high)
+        if side:
+            shift = low if side < 0 else high
+            slope = taut_string._correct(values, start, end, slope, shift)
+        out[start:end] = slope
+        start, low = end, edges(gamma, int(side > 0))[0]
+    return out
+
+
 def differences(size: int) -> Vector:
     """The paper's Lambda: rows e_i - e_{i+1}, and e_d at the end."""
     return np.eye(size) - np.eye(size, k=1)
@@ -182,6 +203,56 @@ def test_hulls_go_on_from_wherever_the_walk_stops(allowed):
     values = values[::20].copy()
     expected = pulled(values, gamma, WALK)
     np.testing.assert_allclose(pulled(values, gamma, allowed), expected, rtol=0, atol=1e-12)
+
+
+BRIEF: dict[str, tuple[Vector, float]] = {
+    "noise, gamma small": (NOISE, 0.1),
+    "noise": (NOISE, 0.7),
+    "noise, gamma large": (NOISE, 2.5),
+    "offset": (NOISE + 100, 0.5),
+    "ties": (np.round(NOISE), 0.5),
+    "ties of zero": (np.round(0.5 * NOISE), 0.25),
+    "alternating signs": ((-1.0) ** np.arange(SIZE), 0.2),
+    "still between noise": (np.where(np.arange(SIZE) // 700 % 3 == 1, 0.0, NOISE), 0.5),
+    "flat behind noise": (np.where(PLACE < 0.9, NOISE, 3.0), 0.5),
+    "growing noise": (NOISE * 10 ** (6 * PLACE - 3), 0.5),
+}
+
+
+@pytest.mark.parametrize("name", BRIEF)
+def test_walks_from_several_places_find_the_stretches_of_one_to_the_last_bit(name):
+    values, gamma = BRIEF[name]
+    expected = stretch_by_stretch(values, gamma)
+    assert pulled(values, gamma, WALK).tobytes() == expected.tobytes()
+    single = values.astype(np.float32)
+    expected = stretch_by_stretch(single, gamma).astype(np.float32)
+    solve(single, gamma, single)
+    assert single.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("gamma", [0.1, 0.7, 2.5, 100.0])
+def test_a_survey_notes_what_one_walk_finds_from_each_knot(gamma):
+    places = taut_string.SIGHT
+    values, nexts, slopes = NOISE[:places].copy(), np.empty(2 * places, int), np.empty(2 * places)
+    steps = taut_string._survey(values, 2 * gamma, nexts, slopes)
+    assert steps < taut_string.LANES * taut_string.SHORT
+    for knot in np.flatnonzero(nexts):
+        start, side = divmod(int(knot), 2)
+        low, high = edges(gamma, side)
+        found = taut_string._short_stretch(values, start, low, high)
+        noted = (values[start] + slopes[knot], nexts[knot] // 2, nexts[knot] % 2 * 2 - 1)
+        assert found[:3] == noted
+
+
+@pytest.mark.parametrize("gamma", [0.1, 0.7])
+def test_a_survey_knows_most_stretches_of_a_block_of_noise(gamma):
+    places = taut_string.SIGHT
+    values, nexts, slopes = NOISE[:places].copy(), np.empty(2 * places, int), np.empty(2 * places)
+    taut_string._survey(values, 2 * gamma, nexts, slopes)
+    bends = np.flatnonzero(np.diff(stretch_by_stretch(values, gamma))) + 1
+    bends = bends[bends < taut_string.BLOCK - taut_string.SPAN]
+    known = (nexts[2 * bends] > 0) | (nexts[2 * bends + 1] > 0)
+    assert known.mean() > 0.9
 
 
 def test_one_number_is_shrunk_by_gamma():
