@@ -5,7 +5,7 @@ models and the global one, and return the matrix of cosines of the updates. The 
 update once and calls `torch.nn.functional.cosine_similarity` for every pair once (the authors' code
 flattens for every pair, and computes each pair twice). They run in one process, in turns,
 with one thread, which is the default of an engine; figures are medians. Memory is measured
-in processes of their own: how far the peak rises above the models themselves.
+in processes of their own: how far the peak rises above the models themselves and the libraries.
 
     python benchmarks/grace.py [--quick]
 """
@@ -84,11 +84,16 @@ def rise(work: Callable[[list[Any], Any], Any], base: int) -> float:
         work: computes the cosines.
         base: channels of the U-Net's first layer.
     """
+    import numpy as np
+    import torch
+
     from collegium.runtime.process import prepare
+    from collegium.solvers.products import add_products
 
     prepare(threads=1)
-    models, start = make_models(base)
     work(*make_models(1))  # loads whatever is loaded at the first call
+    add_products(np.zeros((2, 2)), torch.ones(2, 2))  # and numba, which large models need
+    models, start = make_models(base)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     work(models, start)
     more = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before

@@ -32,6 +32,12 @@ MODELS = [model(seed) for seed in range(5)]
 START = model(9)
 
 
+@pytest.fixture(params=[0, 1 << 60], ids=["loops", "torch"], autouse=True)
+def _both_roads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test holds for large models and for small ones."""
+    monkeypatch.setattr("collegium.solvers.gram.LARGE", request.param)
+
+
 @pytest.mark.parametrize("width", [1, 7, 64, SIZE, 1 << 16])
 def test_gram_is_the_product_with_the_transpose_whatever_the_width(
     width: int, monkeypatch: pytest.MonkeyPatch
@@ -108,7 +114,7 @@ def test_blocks_are_as_wide_as_asked_and_cover_everything_once(
 
 def test_rows_may_come_from_anywhere() -> None:
     x = torch.arange(12.0).reshape(3, 4)
-    np.testing.assert_allclose(gram_of_blocks([x[:, :3], x[:, 3:]], 3), x @ x.T)
+    np.testing.assert_allclose(gram_of_blocks([x[:, :3], x[:, 3:]], 3, 4), x @ x.T)
 
 
 def test_no_models_and_no_tensors_give_an_empty_and_a_zero_matrix() -> None:
@@ -157,6 +163,12 @@ def test_overflow_says_what_to_do() -> None:
     huge = Tensors({"w": torch.full((4,), 1e30)})
     with pytest.raises(ProtocolError, match=r"not finite.*lower training\.lr"):
         gram([huge, huge])
+
+
+def test_infinite_updates_say_what_to_do_without_a_warning() -> None:
+    endless = Tensors({"w": torch.full((4,), torch.inf)})
+    with pytest.raises(ProtocolError, match="not finite"):
+        gram([endless, endless], endless)
 
 
 def test_nothing_as_large_as_all_models_is_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,20 @@ Loop = TypeVar("Loop", bound=Callable[..., Any])
 
 def compiled(loop: Loop) -> Loop:
     """Return a loop that is compiled when first called, and cached if a folder is writable."""
-    dispatcher: Any = numba.njit(nogil=True)(loop)
+    return _compile(loop, order_matters=True)
+
+
+def compiled_sums(loop: Loop) -> Loop:
+    """Return a loop like `compiled`, whose sums are taken in whatever order is fastest.
+
+    The order depends on the processor, and on nothing that changes from call to call.
+    """
+    return _compile(loop, order_matters=False)
+
+
+def _compile(loop: Loop, *, order_matters: bool) -> Loop:
+    allowed = set() if order_matters else {"reassoc", "contract"}
+    dispatcher: Any = numba.njit(nogil=True, fastmath=allowed)(loop)
     with suppress(RuntimeError):  # no folder is writable
         dispatcher._cache = _LockedCache(loop)  # type: ignore[no-untyped-call] # as cache=True does
     return cast(Loop, dispatcher)
@@ -93,7 +106,7 @@ def add_weighted(sums: Sequence[WeightedSum], weights: Sequence[float]) -> None:
         for position, vector in enumerate(vectors):
             _add_one(total[part], vector[part], factors[position], fresh and position == 0)
 
-    _in_threads([len(total) for total, _, _ in arrays], work)
+    in_threads([len(total) for total, _, _ in arrays], work)
 
 
 def divide(totals: Sequence[torch.Tensor], by: float) -> list[torch.Tensor]:
@@ -105,17 +118,21 @@ def divide(totals: Sequence[torch.Tensor], by: float) -> list[torch.Tensor]:
     """
     results = [torch.empty(len(total)) for total in totals]
     pairs = [(total.numpy(), result.numpy()) for total, result in zip(totals, results, strict=True)]
-    _in_threads(
+    in_threads(
         [len(total) for total in totals],
         lambda index, part: _divide(pairs[index][0][part], by, pairs[index][1][part]),
     )
     return results
 
 
-def _in_threads(lengths: Sequence[int], work: Callable[[int, slice], None]) -> None:
+def in_threads(lengths: Sequence[int], work: Callable[[int, slice], None]) -> None:
     """Do ``work`` on all elements of some vectors, in as many threads as torch may use.
 
     Every thread gets a stretch of the concatenated vectors; no element depends on another.
+
+    Args:
+        lengths: of the vectors.
+        work: takes the index of a vector and the range of its elements that are to be done.
     """
     threads = torch.get_num_threads()
     share = -(-sum(lengths) // threads)

@@ -99,6 +99,11 @@ class SiteMatrix:
             {name: site[name].detach().reshape(-1) for name in self.names} for site in sites
         ]
 
+    @property
+    def columns(self) -> int:
+        """Return the number of parameters."""
+        return sum(len(vector) for vector in self.flat[0].values())
+
     def blocks(self) -> Iterator[tuple[str, slice]]:
         """Yield the name and the range of every block."""
         width = max(min(WIDTH, MAX_BLOCK // len(self.sites)), 1)
@@ -147,7 +152,8 @@ def _solve_l2(
     matrices = [matrix] if start is None else [matrix, start]
     count = len(coupling.incidence)
     rows = len(matrices) * (count - 1)
-    gram = gram_of_blocks((_from_first(matrices, *at)[1] for at in matrix.blocks()), rows)
+    differences = (_from_first(matrices, *at)[1] for at in matrix.blocks())
+    gram = gram_of_blocks(differences, rows, matrix.columns)
     values, vectors = torch.linalg.eigh(torch.from_numpy(gram))
     root = values.clamp(min=0).sqrt()[:, None] * vectors.T  # root^T root = gram
     unit = torch.zeros(2, rows, count, dtype=torch.float64)

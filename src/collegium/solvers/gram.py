@@ -3,12 +3,13 @@
 The inner products of M models of d numbers are sums over coordinates, so they are computed from one
 block of columns at a time: beside the models, memory holds one block of `WIDTH` columns and a
 matrix of M x M, never one of M x d. A block is multiplied in the precision of its numbers, mostly
-float32, and the products of the blocks are added in float64.
+float32, and the products of the blocks are added in float64. Large models are multiplied by loops
+of our own (`collegium.solvers.products`): torch takes as long again as reading the models does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,9 @@ Array = NDArray[Any]
 
 WIDTH = 1 << 16
 """Columns of a block; those of 20 models in float32 are 5 MB."""
+
+LARGE = 1 << 24
+"""Least numbers of all models for which loading the compiled loops pays off."""
 
 APART = 16
 """Unused columns between rows.
@@ -47,15 +51,17 @@ def gram(vectors: Sequence[Tensors], start: Tensors | None = None) -> Array:
     Raises:
         ProtocolError: names differ, or an inner product is not finite.
     """
-    return gram_of_blocks(column_blocks(vectors, start), len(vectors))
+    columns = sum(vectors[0][name].numel() for name in _compared_names(vectors))
+    return gram_of_blocks(column_blocks(vectors, start), len(vectors), columns)
 
 
-def gram_of_blocks(parts: Iterable[Tensor], count: int) -> Array:
+def gram_of_blocks(parts: Iterable[Tensor], count: int, columns: int) -> Array:
     """Return the inner products of rows that arrive as blocks of columns.
 
     Args:
-        parts: tensors (count, any width), which may share one buffer.
+        parts: tensors (count, any width), float32 or float64, which may share one buffer.
         count: number of rows.
+        columns: number of columns of all blocks together.
 
     Returns:
         (count, count), float64, symmetric.
@@ -65,7 +71,12 @@ def gram_of_blocks(parts: Iterable[Tensor], count: int) -> Array:
     """
     total = np.zeros((count, count))
     for part in parts:
-        total += (part @ part.T).double().cpu().numpy()
+        if part.device.type == "cpu" and count * columns >= LARGE:
+            from collegium.solvers.products import add_products
+
+            add_products(total, part)
+        else:
+            total += (part @ part.T).double().cpu().numpy()
     if not np.isfinite(total).all():
         raise ProtocolError(
             "the models are too large to compare (an inner product is not finite): training has "
@@ -134,18 +145,15 @@ def column_blocks(vectors: Sequence[Tensors], start: Tensors | None = None) -> I
     for other in (*vectors, *([] if start is None else [start])):
         require_same_names(vectors[0], other)
     buffer = _empty_block([vectors[0][name] for name in names], len(vectors))
-    filled = 0
+    view = _numpy_if_alike([*vectors, *([] if start is None else [start])], names, buffer)
+    target, filled = view(buffer), 0
     for name in names:
-        rows = [vector[name].detach().reshape(-1) for vector in vectors]
-        origin = None if start is None else start[name].detach().reshape(-1)
+        rows = [view(vector[name].detach().reshape(-1)) for vector in vectors]
+        origin = None if start is None else view(start[name].detach().reshape(-1))
         done = 0
         while done < len(rows[0]):
             end = min(len(rows[0]), done + buffer.shape[1] - filled)
-            for target, row in zip(buffer[:, filled : filled + end - done], rows, strict=True):
-                if origin is None:
-                    target.copy_(row[done:end])
-                else:
-                    _subtract(row[done:end], origin[done:end], target)
+            _fill(target[:, filled : filled + end - done], rows, origin, slice(done, end))
             filled, done = filled + end - done, end
             if filled == buffer.shape[1]:
                 yield buffer
@@ -162,12 +170,29 @@ def _empty_block(tensors: Sequence[Tensor], count: int) -> Tensor:
     return torch.empty(count, columns + APART, dtype=dtype, device=device)[:, :columns]
 
 
-def _subtract(row: Tensor, origin: Tensor, target: Tensor) -> None:
-    """Write the difference to ``target``, computed in its precision."""
-    if row.dtype == origin.dtype == target.dtype:
-        torch.sub(row, origin, out=target)
+def _numpy_if_alike(
+    models: Sequence[Tensors], names: Sequence[str], buffer: Tensor
+) -> Callable[[Tensor], Any]:
+    """Return how to see tensors: by numpy, which needs less time for a call, if it computes alike.
+
+    It does on the CPU, in the buffer's own precision.
+    """
+    alike = all(model[name].dtype == buffer.dtype for model in models for name in names)
+    return torch.Tensor.numpy if alike and buffer.device.type == "cpu" else lambda tensor: tensor
+
+
+def _fill(target: Any, rows: Sequence[Any], origin: Any, part: slice) -> None:
+    """Write a part of each row, less that of the origin if there is one, in target's precision."""
+    if origin is None:
+        for line, row in zip(target, rows, strict=True):
+            line[:] = row[part]
+    elif isinstance(target, np.ndarray):
+        with np.errstate(over="ignore", invalid="ignore"):  # as torch does
+            for line, row in zip(target, rows, strict=True):
+                np.subtract(row[part], origin[part], out=line)
     else:
-        target.copy_(row).sub_(origin)
+        for line, row in zip(target, rows, strict=True):
+            line.copy_(row[part]).sub_(origin[part])
 
 
 def _compared_names(vectors: Sequence[Tensors]) -> list[str]:
