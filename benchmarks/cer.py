@@ -7,8 +7,8 @@ vectors, and rho is tuned for each update, gamma and number of iterations. Up to
 extrapolated, linearly.
 
 Updates are drawn as noise with heavy tails, of one scale or of one per layer; gamma is once and ten
-times the median magnitude. Times are medians, taken in turns in one process; memory is measured in
-a process of its own.
+times the median magnitude. Times are medians of processor time, which does not count what other
+work on the machine takes, in turns in one process; memory is measured in a process of its own.
 
     python benchmarks/cer.py [--quick]
 """
@@ -181,7 +181,7 @@ def compare_one(update: Array, gamma: float, full: bool, repetitions: int) -> Co
     solvers = {n: Admm(update, gamma, tune(update, gamma, n if full else 50)) for n in counts}
     works: dict[str, Callable[[], object]] = {"ours": lambda: solve(update, gamma, out)}
     works |= {str(n): partial(solver.run, n) for n, solver in solvers.items()}
-    seconds = medians(in_turns(works, repetitions))
+    seconds = medians(in_turns(works, repetitions, time.process_time))
     exact = solve(update, gamma, np.empty(size))
     best = objective(update, exact, gamma)
     needed = {n: seconds[str(n if full else FEW)] * (1 if full else n / FEW) for n in FASTER}
@@ -203,9 +203,9 @@ def measure_hard(size: int) -> float:
         for gamma in gammas:
             times = []
             for _ in range(3):
-                start = time.perf_counter()
+                start = time.process_time()
                 solve(values, gamma, out)
-                times.append(time.perf_counter() - start)
+                times.append(time.process_time() - start)
             longest = max(longest, statistics.median(times) / size * 1e9)
         print(f"  {name:20}{longest:6.1f} ns")
         worst = max(worst, longest)

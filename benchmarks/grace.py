@@ -3,9 +3,10 @@
 Twenty clients with the IOP-FL U-Net of 8 million parameters. Both ways start from the clients'
 models and the global one, and return the matrix of cosines of the updates. The loop flattens every
 update once and calls `torch.nn.functional.cosine_similarity` for every pair once (the authors' code
-flattens for every pair, and computes each pair twice). They run in one process, in turns,
-with one thread, which is the default of an engine; figures are medians. Memory is measured
-in processes of their own: how far the peak rises above the models themselves and the libraries.
+flattens for every pair, and computes each pair twice). They run in one process, in turns, with one
+thread, which is the default of an engine; figures are medians of processor time, which does not
+count what other work on the machine takes. Memory is measured in processes of their own: how far
+the peak rises above the models themselves and the libraries.
 
     python benchmarks/grace.py [--quick]
 """
@@ -19,6 +20,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
+from time import process_time
 from typing import Any
 
 from common.measuring import in_turns
@@ -130,7 +132,7 @@ def measure(base: int, repetitions: int) -> tuple[int, dict[str, list[float]], f
     def keep(name: str) -> None:
         results[name] = works[name](models, start)
 
-    times = in_turns({name: partial(keep, name) for name in works}, repetitions)
+    times = in_turns({name: partial(keep, name) for name in works}, repetitions, process_time)
     apart = float(np.abs(results["blockwise"] - results["pairwise"]).max())
     return start.numel(), times, apart
 
