@@ -131,7 +131,7 @@ def test_others_do_not_wait_for_a_stopped_site_which_comes_back_without_a_new_jo
         return {"did": header["do"]} if resumed.is_set() else {"late": "did not answer"}
 
     job = OneJob(tmp_path / "s", {"alder": alder, "birch": lambda header: {"did": header["do"]}})
-    connection = Connection(job, tmp_path / "s", ("alder", "birch"), deadline=1.0, patience=1.0)  # type: ignore[arg-type]
+    connection = Connection(job, tmp_path / "s", ("alder", "birch"), deadline=1.0, patience=1.0)
 
     def ask() -> dict[str, Answer]:
         calls = (Call(site, {"do": "train"}) for site in ("alder", "birch"))
