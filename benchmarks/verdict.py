@@ -1,7 +1,7 @@
 """How often verdicts are wrong where nothing differs, and what they find where something does.
 
-Draws of two equally good arms, or of one method against itself trained anew, are judged by the code
-that judges results: a yes or a no is an error of type I. Patients' differences are normal,
+Draws of two equally good arms, or of one method against itself trained again, are judged by the
+code that judges results: a yes or a no is an error of type I. Patients' differences are normal,
 heteroscedastic, of Student's t with three degrees of freedom, or exponential; trainings shift a
 whole site. Methods may be chosen on validation among several. Areas under the curve are binormal.
 Printed is the share of each grid of cells, mean and largest; the last lines hold means and largest
@@ -280,7 +280,8 @@ def wrong(cell: Cell, draws: int, seed: int) -> float:
 def type_one(cells: Sequence[Cell], draws: int, *, shown: bool) -> bool:
     """Print the errors of each grid, and return whether all are as few as accepted.
 
-    A cell with more than the largest accepted share is drawn anew, and more often; that counts.
+    A cell with more than the largest accepted share is drawn again, and more often;
+    the second share counts.
     """
     grids: dict[str, list[tuple[float, float, str]]] = {}
     for seed, cell in enumerate(cells):

@@ -43,7 +43,7 @@ class BareSite:
 
 
 class BareServer:
-    """The server's side of the bare job: sends messages of a size that it is told to every site."""
+    """The server's side of the bare job: sends every site a message of the requested size."""
 
     @collab.main
     def run(self) -> str:

@@ -72,11 +72,11 @@ def _run(config: "ExperimentConfig", observe: "Observer") -> Path:
     """Run an experiment by its engine."""
     from collegium.experiment.runner import decided, run_experiment
 
-    config = decided(config)
     if config.engine.name == "inprocess":
         return run_experiment(config, observe)
     from collegium.distributed.experiment import RemoteExperiment
 
+    config = decided(config)  # the sites are told what was decided
     with RemoteExperiment(config) as remote:
 
         def observe_and_note(event: "Event") -> None:

@@ -14,7 +14,7 @@ _WORDS = {
     "joining": ("Joining", "training alone", "the one trained alone"),
     "adapting": ("Adapting", "the unadapted model", "the unadapted one"),
 }
-"""What is asked about, the reference, and the model of the reference."""
+"""By question: the subject of its sentences, the reference, and the model of that."""
 
 
 def sentence_of(verdict: Verdict) -> str:

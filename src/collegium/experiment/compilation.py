@@ -18,7 +18,7 @@ from collegium.training.compilation import compiler_problem
 logger = logging.getLogger(__name__)
 
 WORTH_COMPILING = 5_000
-"""Optimiser steps of a whole experiment from which on compiling repays the time it takes."""
+"""Optimiser steps of a whole experiment above which compiling takes less time than it saves."""
 
 
 def decide_compilation(

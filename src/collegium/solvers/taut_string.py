@@ -255,7 +255,7 @@ def _survey(numbers: Floats, width: float, nexts: Indices, slopes: Floats) -> in
 
     Every step is one of `_short_stretch`. A walk's state are, in ``places``, the stretch's length
     and the lengths that gave its bounds; in ``heights``, the tube's lower edge, the sum and the
-    bounds. The state of the stretch that goes on is at 0; those behind a new knot, on the lower
+    bounds. The state of the stretch that continues is at 0; those behind a new knot, on the lower
     edge at 4 and on the upper one at 8, are always the same. So a step ends with the choice of one
     of the three, which takes no branch. It notes the stretch whether it has ended or not; the note
     of its last step stays.

@@ -70,7 +70,7 @@ class CompiledNetwork:
         except (TorchDynamoException, InductorError) as error:
             raise ConfigError(
                 f"the network cannot be compiled ({type(error).__name__}); set training.compile "
-                f"to off"
+                f"to off and choose another output folder"
             ) from error
         self._seen.add(images.shape)
 

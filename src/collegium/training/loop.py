@@ -216,7 +216,7 @@ class LocalTraining:
             trained,
             lr=lr,
             precision=config.precision,
-            compiled=self._compiled if trainable is None else None,
+            compiled=self._compiled if trainable is None and objective is None else None,
             whole=config.batch_size,
         )
         hooks = _Hooks(objective or self._task_loss, penalty, correct)
