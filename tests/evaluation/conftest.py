@@ -68,8 +68,8 @@ def three_methods():
 def joined_rows():
     alone = [0.50, 0.52, 0.54, 0.56, 0.58, 0.60, 0.62, 0.64]
     rows = make_scores("local", "personal", "A", alone)
-    rows += make_scores("fedavg", "global", "A", [value + 0.1 for value in alone])
-    rows += make_scores("ditto", "personal", "A", [value - 0.1 for value in alone])
+    rows += make_scores("fedavg", "global", "A", [value + 0.1 for value in alone[:-1]] + [0.76])
+    rows += make_scores("ditto", "personal", "A", [value - 0.1 for value in alone[:-1]] + [0.52])
     rows += make_scores("ditto", "global", "A", [0.9, *[None] * 7])
     return rows
 

@@ -110,14 +110,12 @@ def test_comparisons_in_markdown_ask_and_answer(joined_rows):
     lines = to_markdown(joining_table(results_frame(joined_rows), "dice", ["fedavg"])).splitlines()
     assert lines[0] == "**Does joining help this site?** dice, higher is better"
     assert lines[2].startswith("| site | method | alone | joined | difference | 95 % interval |")
-    # eight of eight patients up by the same: p = 2 / 2**8; of two methods, twice that
-    assert lines[4] == (
-        "| A | FedAvg global | 0.570 | 0.670 | +0.100 | [+0.100, +0.100] | 8 | 0.008 | 0.016 | "
-        "yes | Helps: better on average over 8 patients, and the interval does not hold zero. It "
-        "survives the correction for 2 methods (p = 0.008, corrected p = 0.016). |"
+    assert lines[4].startswith(
+        "| A | FedAvg global | 0.570 | 0.672 | +0.102 | [+0.097, +0.108] | 8 | 1 | &lt; 0.001 | "
+        "&lt; 0.001 | yes, this model | This model is relevantly better than the one "
     )
-    assert "| no | Hurts: " in lines[6]
-    assert "| \u2013 | \u2013 | cannot tell | Cannot tell: 1 patient," in lines[5]
+    assert "| no, this model | This model is relevantly worse than " in lines[6]
+    assert "| \u2013 | \u2013 | cannot tell | Cannot tell: 1 test patient;" in lines[5]
 
 
 def test_comparisons_in_markdown_say_what_is_missing():
@@ -135,41 +133,41 @@ def test_comparisons_for_a_terminal_have_the_cells_of_each_line(joined_rows):
     )
     assert legend == (
         "Does joining help this site? dice, higher is better; "
-        "yes or no where the interval leaves out zero and p corrected is below 0.05"
+        "yes or no where the 95 % interval leaves out zero"
     )
     assert lines[0] == lines[2] == lines[6] == "-" * len(lines[1])
     assert {len(line) for line in lines[:7]} == {len(lines[1])}
     assert lines[7:] == [""]
     assert lines[3].startswith("A     FedAvg global   ")  # words stand left, the others right
-    assert lines[3].endswith("        0.016          yes")
+    assert lines[3].endswith("      < 0.001  yes, this model")
     cells = [[cell.strip() for cell in re.split("  +", line)] for line in [lines[1], *lines[3:6]]]
     assert cells == [
-        ["site", "method", "alone", "joined", "difference", "95 % interval", "patients", "p",
-         "p corrected", "answer"],
-        ["A", "FedAvg global", "0.570", "0.670", "+0.100", "[+0.100, +0.100]", "8", "0.008",
-         "0.016", "yes"],
-        ["A", "Ditto global", "0.570", "0.900", "+0.400", "\u2013", "1", "\u2013", "\u2013",
+        ["site", "method", "alone", "joined", "difference", "95 % interval", "patients",
+         "trainings", "p", "p corrected", "answer"],
+        ["A", "FedAvg global", "0.570", "0.672", "+0.102", "[+0.097, +0.108]", "8", "1",
+         "< 0.001", "< 0.001", "yes, this model"],
+        ["A", "Ditto global", "0.500", "0.900", "+0.400", "\u2013", "1", "1", "\u2013", "\u2013",
          "cannot tell"],
-        ["A", "Ditto personal", "0.570", "0.470", "\u22120.100", "[\u22120.100, \u22120.100]",
-         "8", "0.008", "0.016", "no"],
+        ["A", "Ditto personal", "0.570", "0.468", "\u22120.103", "[\u22120.108, \u22120.097]",
+         "8", "1", "< 0.001", "< 0.001", "no, this model"],
     ]  # fmt: skip
 
 
 def test_comparisons_in_latex_are_a_table_of_booktabs_letter_by_letter(scores):
     rows = scores("local", "personal", "a_b", [9.0] * 12, metric="hd95_x", unit="mm")
-    rows += scores("50% & {x}", "global", "a_b", [7.5] * 12, metric="hd95_x", unit="mm")
+    rows += scores("50% & {x}", "global", "a_b", [7.5] * 6 + [7.4] * 6, metric="hd95_x", unit="mm")
     assert to_latex(joining_table(results_frame(rows), "hd95_x")).splitlines() == [
         r"\begin{table}",
         r"  \centering",
         r"  \caption{Does joining help this site? hd95\_x (mm), lower is better; "
-        r"yes or no where the interval leaves out zero and p corrected is below 0.05.}",
-        r"  \begin{tabular}{llrrrrrrrr}",
+        r"yes or no where the 95 \% interval leaves out zero.}",
+        r"  \begin{tabular}{llrrrrrrrrr}",
         r"    \toprule",
-        r"    Site & Method & alone & joined & difference & 95 \% interval & patients & p "
-        r"& p corrected & answer \\",
-        r"    \midrule",  # twelve of twelve go down: p is 2 / 2**12
-        r"    a\_b & 50\% \& \{x\} global & 9.00 & 7.50 & $-$1.50 & [$-$1.50, $-$1.50] & 12 "
-        r"& \textless{} 0.001 & \textless{} 0.001 & yes \\",
+        r"    Site & Method & alone & joined & difference & 95 \% interval & patients & trainings "
+        r"& p & p corrected & answer \\",
+        r"    \midrule",
+        r"    a\_b & 50\% \& \{x\} global & 9.00 & 7.45 & $-$1.55 & [$-$1.58, $-$1.52] & 12 & 1 "
+        r"& \textless{} 0.001 & \textless{} 0.001 & yes, this model \\",
         r"    \bottomrule",
         r"  \end{tabular}",
         r"\end{table}",
@@ -184,7 +182,7 @@ def test_comparisons_as_text_and_latex_say_what_is_missing():
         "Nobody trained alone in this run: it holds no scores of an algorithm"
     )
     latex = to_latex(table)
-    assert r"is below 0.05. Nobody trained alone in this run: " in latex
+    assert r"leaves out zero. Nobody trained alone in this run: " in latex
     assert r"labelled 'a\_b', so whether" in latex
     assert latex.count(r"\\") == 1  # the head alone
     assert r"\caption{50 \% of \_}" in to_latex(table, caption="50 % of _")
@@ -203,7 +201,7 @@ def test_comparisons_in_csv_have_a_line_each_and_those_over_all_sites(scores):
         ("B", "0.5", "3"),
         ("average", "0.375", "6"),
     ]
-    assert [records[2][name] for name in ("reference_mean", "method_mean", "p", "outcome")] == [
-        "0.125", "0.5", "0.03125", "helps",
+    assert [records[2][name] for name in ("reference", "joined", "p", "outcome", "answer")] == [
+        "0.125", "0.5", "", "cannot tell", "cannot tell",
     ]  # fmt: skip
     assert records[0]["p"] == records[0]["p_holm"] == ""

@@ -8,8 +8,10 @@ from collegium.evaluation.scores import (
     final_scores,
     group_means,
     headline_metric,
+    higher_is_better,
     method_name,
     position,
+    relevant_difference,
     rows_of,
     site_means,
     unit_of,
@@ -96,3 +98,21 @@ def test_settings_stand_in_the_order_of_their_numbers(scores):
         "", "clients-2", "clients-10", "no loss", "tau=0.05", "tau=0.25", "tau=0.5", "tau=1",
     )  # fmt: skip
     assert variations(results_frame([])) == ()
+
+
+def test_direction_of_a_metric_by_unit_or_name():
+    assert higher_is_better("dice")
+    assert higher_is_better("negative_loss")
+    assert not higher_is_better("loss")
+    assert not higher_is_better("log_loss")
+    assert not higher_is_better("hd95_vessel")
+    assert not higher_is_better("anything", "mm")
+
+
+def test_a_structure_has_the_relevant_difference_of_its_metric_or_its_own():
+    relevant = {"dice": 0.01, "dice_vein": 0.02, "log_loss": 0.1}
+    found = [
+        relevant_difference(m, relevant) for m in ("dice", "dice_artery", "dice_vein", "log_loss")
+    ]
+    assert found == [0.01, 0.01, 0.02, 0.1]
+    assert relevant_difference("hd95", relevant) is None

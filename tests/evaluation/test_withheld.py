@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from collegium.evaluation.comparisons import WITHHELD, joining_table
+from collegium.evaluation.comparisons import joining_table
 from collegium.evaluation.results import results_frame
 from collegium.evaluation.scores import rows_of
 from collegium.evaluation.tables import method_table
@@ -49,9 +49,14 @@ def test_means_stand_in_the_table_and_equal_those_of_the_cases() -> None:
 
 
 def test_the_verdict_of_a_site_with_cases_stands_and_that_of_the_other_is_its_own() -> None:
-    found = {row.site: row for row in rows_of(joining_table(results(), "dice").comparisons)}
-    assert found["open"].outcome == "helps"
-    assert found["closed"].outcome == "cannot tell"
-    assert found["closed"].verdict == WITHHELD
-    assert found["average"].verdict == WITHHELD
-    assert found["closed"].method_mean == pytest.approx(0.7, rel=1e-12)
+    found = {c.verdict.site: c.verdict for c in joining_table(results(), "dice").comparisons}
+    assert found["open"].outcome == "better"
+    for site in ("closed", "average"):
+        assert (found[site].outcome, found[site].reason) == ("cannot tell", "withheld")
+        assert found[site].sentence == (
+            "Cannot tell here: the scores of single patients stay at the site, whose own report "
+            "says how sure the difference is."
+        )
+        assert (found[site].low, found[site].p, found[site].patients) == (None, None, 0)
+        assert found[site].joined == pytest.approx(0.7, rel=1e-12)
+        assert found[site].difference == pytest.approx(0.7 - 4.03 / 8, rel=1e-12)

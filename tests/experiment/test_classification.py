@@ -87,14 +87,13 @@ def test_few_patients_of_a_class_are_told_and_leave_no_interval(output: Path) ->
     assert rarest == {("north", "test"): 3, ("south", "test"): 3, ("east", "outside"): 5}
     assert {row.unit for row in rows if row.metric == "rarest_class"} == {"patients"}
     joining = joining_table(results, "auc")
-    assert set(joining.comparisons["rarest"]) == {3}
-    assert {c.answer for c in joining.by_site} == {"cannot tell"}
+    assert {c.verdict.fewest for c in joining.by_site} == {3}
+    assert {c.verdict.answer for c in joining.by_site} == {"cannot tell"}
     (outside,) = adapting_table(results, "auc").by_site
-    assert outside.verdict == (
-        "Cannot tell: 5 patients of the rarest class, and fewer than 6 can all point the same way "
-        "by chance."
+    assert outside.verdict.sentence == (
+        "Cannot tell: 5 test patients of the rarest class; at least 6 are needed."
     )
-    assert joining_table(results, "accuracy").comparisons["low"].notna()[0]
+    assert joining_table(results, "accuracy").by_site[0].verdict.low is not None
 
 
 def test_models_are_selected_by_the_metric_that_is_asked_for(output: Path) -> None:

@@ -1,75 +1,74 @@
 """Methods against a reference, paired by patient: does joining help, and does adapting?
 
-Every verdict of a run is made here, by `_verdicts`, from the whole table of results. The tables,
-the text on a terminal and the report all show the frames of `joining_table` and `adapting_table`.
+Every verdict of a run is made here, by `_judged`, from the whole table of results. The tables, the
+text on a terminal, ``verdicts.json`` and the report all show those of `joining_table` and
+`adapting_table`. How a verdict is made stands in docs/statistics.md.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
-from typing import Any
 
 import pandas as pd
 
+from collegium.evaluation.arms import (
+    PairedSite,
+    SiteScores,
+    estimate_over_sites,
+    same_models,
+    scores_by_site,
+)
+from collegium.evaluation.choice import Choice, choose_on_validation
+from collegium.evaluation.estimates import Estimate
 from collegium.evaluation.scores import (
-    METHOD,
     NO_ADAPTER,
+    RELEVANT,
     MethodKey,
     Where,
     final_scores,
-    group_means,
+    higher_is_better,
     method_name,
     position,
     rarest_class,
-    rows_of,
-    site_means,
+    relevant_difference,
     unit_of,
 )
-from collegium.evaluation.significance import (
-    Outcome,
-    corrected,
-    higher_is_better,
-    interval_over_sites,
-    signed_rank,
-    verdict,
-)
 from collegium.evaluation.tables import AVERAGE
-from collegium.tasks import ALL_CASES
-
-ANSWERS: dict[Outcome, str] = {"helps": "yes", "hurts": "no", "cannot tell": "cannot tell"}
-"""The outcome as the answer to "does it help?"."""
-
-WITHHELD = (
-    "Cannot tell here: the scores of single patients stay at the site, whose own report says how "
-    "sure the difference is."
+from collegium.evaluation.verdicts import (
+    Question,
+    Subject,
+    Verdict,
+    corrected,
+    judge,
+    withheld_verdict,
 )
-"""The verdict where a site sends counts and means only."""
 
-COMPARISON = {
-    "site": "str", "method": "str", "algorithm": "str", "model": "str",
-    "reference_mean": "float64", "method_mean": "float64", "difference": "float64",
-    "low": "float64", "high": "float64", "patients": "int64", "undefined": "int64",
-    "rarest": "float64", "p": "float64", "p_holm": "float64", "family": "int64", "outcome": "str",
-    "answer": "str", "verdict": "str", "pooled": "bool",
-}  # fmt: skip
-"""The columns of a comparison, with their pandas types.
 
-site: name of the site; "average" over all.
-method, algorithm, model: the method as a reader calls it, the label of the algorithm, and which of
-    its models was scored (outside, the label of the adapter).
-reference_mean, method_mean: mean of the reference and of the method.
-difference, low, high: method minus reference, with the bootstrap interval over patients; see
-    `collegium.evaluation.significance.Interval`, as for patients, undefined and rarest.
-p, p_holm: p-value of the signed-rank test, and the same corrected for all methods compared with the
-    reference at the site; NaN if undefined.
-family: how many methods that are.
-outcome: what interval and test say together; answer: the same as the answer to "does it help?".
-verdict: the same in plain sentences.
-pooled: whether the comparison is over all sites.
-"""
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A method against the reference, at one site or over all.
+
+    Attributes:
+        algorithm: Label of the algorithm.
+        model: Which of its models was scored; outside, the label of the adapter.
+        verdict: The verdict; its site is "average" over all.
+        over_sites: Whether it is over all sites.
+        chosen: Whether the site would choose the method by its validation cases. Then its interval
+            is that of the best of several methods; all other methods have one of their own.
+    """
+
+    algorithm: str
+    model: str
+    verdict: Verdict
+    over_sites: bool = False
+    chosen: bool = False
+
+    @property
+    def key(self) -> MethodKey:
+        """The algorithm and its model."""
+        return self.algorithm, self.model
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,11 +79,9 @@ class ComparisonTable:
         metric: What was measured.
         unit: Its unit.
         higher_is_better: False for distances and losses.
-        comparisons: A row for each comparison, with the columns of `COMPARISON`: by site, then
-            method; then those over all sites, the mean of the site means. There the signed-rank
-            test ranks all patients together, so a site with many patients weighs more, and a method
-            that lacks a score at a site where others have one is left out, as in the average of a
-            table.
+        comparisons: Those at single sites by site, then method; then those over all sites, the mean
+            of the site means. A method that lacks a score at a site where others have one is left
+            out there, as in the average of a table.
         question: What the table answers.
         sides: What the reference and the method are called in the head of the table.
         missing: What could not be compared, and why; empty if all could.
@@ -94,37 +91,107 @@ class ComparisonTable:
     metric: str
     unit: str
     higher_is_better: bool
-    comparisons: pd.DataFrame
+    comparisons: tuple[Comparison, ...]
     question: str
     sides: tuple[str, str]
     missing: str = ""
     variation: str = ""
 
     @property
-    def by_site(self) -> list[Any]:
-        """The comparisons at single sites, as rows."""
-        return rows_of(self.comparisons[~self.comparisons["pooled"]])
+    def by_site(self) -> list[Comparison]:
+        """The comparisons at single sites."""
+        return [found for found in self.comparisons if not found.over_sites]
 
     @property
-    def over_sites(self) -> list[Any]:
-        """The comparisons over all sites, as rows."""
-        return rows_of(self.comparisons[self.comparisons["pooled"]])
+    def over_sites(self) -> list[Comparison]:
+        """The comparisons over all sites."""
+        return [found for found in self.comparisons if found.over_sites]
+
+    @property
+    def answers(self) -> list[Comparison]:
+        """The answers to single sites: of joining by the method of their choice, of adapting all.
+
+        No case of a site outside can choose among the adapted methods, so each is an answer.
+        """
+        return [c for c in self.by_site if c.chosen or c.verdict.question == "adapting"]
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The comparisons as a frame: a column for each number and word of a `Verdict`."""
+        rows = [
+            {
+                "algorithm": found.algorithm, "model": found.model, "chosen": found.chosen,
+                "over_sites": found.over_sites, **asdict(found.verdict),
+                "same_as": ", ".join(found.verdict.same_as), "answer": found.verdict.answer,
+                "sentence": found.verdict.sentence,
+            }
+            for found in self.comparisons
+        ]  # fmt: skip
+        return pd.DataFrame(rows, columns=None if rows else ["site", "method"])
 
 
 @dataclass(frozen=True)
-class _PairedScores:
-    """A method and the reference at one site: their means, and the differences by patient."""
+class _Question:
+    """The question that is asked of all methods of a table.
 
-    reference_mean: float
-    method_mean: float
-    differences: Mapping[str, float]
-    undefined: int
-    rarest: int | None
+    Attributes:
+        metric: What was measured.
+        unit: Its unit.
+        relevant: The smallest relevant difference.
+        about: Whether it is about joining or adapting.
+        same: The other names of the model of a method.
+        choices: What each site would choose.
+        pooled: Labels of the algorithms that nobody can join.
+        rarest: By site the patients of the rarest class, if the scores depend on it.
+    """
+
+    metric: str
+    unit: str
+    relevant: float | None
+    about: Question
+    same: Mapping[MethodKey, Sequence[MethodKey]]
+    choices: Mapping[str, Choice] = field(default_factory=dict)
+    pooled: Collection[str] = ()
+    rarest: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def withheld(self) -> bool:
-        """Whether the scores of single patients stay at the site, so that only means are here."""
-        return ALL_CASES in self.differences
+    def where(self) -> Where:
+        """Whether the sites are inside or outside."""
+        return "inside" if self.about == "joining" else "outside"
+
+    def subject(self, site: str, key: MethodKey) -> Subject:
+        """Return what a verdict is about."""
+        return Subject(
+            site=site,
+            metric=self.metric,
+            method=method_name(*key, self.where),
+            unit=self.unit,
+            higher_is_better=higher_is_better(self.metric, self.unit),
+            relevant=self.relevant,
+            question=self.about,
+        )
+
+    def rivals(
+        self, chosen: MethodKey, reference: MethodKey, keys: Iterable[MethodKey]
+    ) -> list[MethodKey]:
+        """Return one name of each other distinct model that a method was chosen among."""
+        known = {chosen, *self.same.get(chosen, ()), reference, *self.same.get(reference, ())}
+        found = []
+        for key in keys:
+            if key not in known and key[0] not in self.pooled:
+                found.append(key)
+                known |= {key, *self.same.get(key, ())}
+        return found
+
+    def estimate(self, site: str, pair: PairedSite) -> Estimate:
+        """Return the estimate at a site."""
+        return self.guarded(pair.estimate(self.metric), self.rarest.get(site))
+
+    def guarded(self, found: Estimate, rarest: int | None) -> Estimate:
+        """Return an estimate that knows how many patients the rarest class has."""
+        if rarest is None:
+            return found
+        return replace(found, fewest=min(found.fewest, rarest), fewest_of="of the rarest class")
 
 
 def joining_table(
@@ -133,96 +200,105 @@ def joining_table(
     order: Sequence[str] = (),
     *,
     local: str = "local",
+    pooled: Collection[str] = (),
+    relevant: Mapping[str, float] = RELEVANT,
     variation: str = "",
 ) -> ComparisonTable:
     """Compare every method with training alone, at every site: does joining help it?
 
-    Scores are paired by case, seed and fold, and averaged by patient. All methods compared at a
-    site are one family of the correction, see `corrected`; so are those compared over all sites.
+    All methods compared at a site are one family of the correction of p-values, see `corrected`; so
+    are those compared over all sites. The method that a site would choose on validation is marked,
+    and its interval is that of the best of several.
 
     Args:
-        results: The whole table of results of a run; which classes are rare is part of it.
+        results: The whole table of results of a run.
         metric: Which metric.
         order: Labels of the algorithms in the order wanted; the others follow by name.
         local: Label of the algorithm that trains each site alone.
+        pooled: Labels of those that pool the data, which nobody can join.
+        relevant: The smallest relevant differences, by metric.
         variation: The setting of a sweep.
 
     Returns:
         The comparisons; none, with the reason, if nobody trained alone.
     """
-    scores = final_scores(results, metric, variation=variation)
-    unit = unit_of(scores)
-    higher = higher_is_better(metric, unit)
-    trained_alone = scores["algorithm"] == local
-    alone = scores[trained_alone]
-    alone = alone[alone["model"].isin(("global", "personal"))]
-    personal = alone["model"] == "personal"
-    alone = alone[personal | ~alone["site"].isin(alone.loc[personal, "site"].unique())]
+    own = results[results["variation"] == variation]
+    every = final_scores(own)
+    scores = every[every["metric"] == metric]
+    question = _Question(
+        metric,
+        unit_of(scores),
+        relevant_difference(metric, relevant),
+        "joining",
+        same_models(every, metric),
+        choose_on_validation(own, local, pooled),
+        pooled,
+        rarest_class(results, metric, variation=variation),
+    )
+    arms = scores_by_site(scores)
+    alone: dict[str, MethodKey] = {}
+    for model in ("global", "personal"):
+        alone |= {site: key for key, site in arms if key == (local, model)}
     missing = (
         f"Nobody trained alone in this run: it holds no scores of an algorithm labelled "
         f"{local!r}, so whether joining helps cannot be said. Add it to the algorithms."
     )
-    rarest = rarest_class(results, metric, variation=variation)
-    found = _compare(scores[~trained_alone], alone, order, rarest, higher=higher)
-    return ComparisonTable(
-        metric,
-        unit,
-        higher,
-        _comparison_frame(found),
-        "Does joining help this site?",
-        ("alone", "joined"),
-        missing if alone.empty else "",
-        variation,
-    )
+    keys = {key for key, _ in arms if key[0] != local}
+    found = _compare(question, arms, sorted(keys, key=lambda key: position(key, order)), alone)
+    return _table(question, found, "" if alone else missing, variation)
 
 
 def adapting_table(
-    results: pd.DataFrame, metric: str, order: Sequence[str] = (), *, variation: str = ""
+    results: pd.DataFrame,
+    metric: str,
+    order: Sequence[str] = (),
+    *,
+    relevant: Mapping[str, float] = RELEVANT,
+    variation: str = "",
 ) -> ComparisonTable:
     """Compare every adapter with the same algorithm's unadapted model, at every site outside.
 
-    Scores are paired as in `joining_table`. The adapters of one algorithm at one site are one
-    family of the correction.
+    A seed is one training of both. The adapters of one algorithm at one site are one family of the
+    correction.
 
     Args:
         results: The whole table of results of a run. The scores of sites inside say which
             algorithms have a global model, the one that is scored unadapted.
         metric: Which metric.
         order: Labels of the algorithms in the order wanted; the others follow by name.
+        relevant: The smallest relevant differences, by metric.
         variation: The setting of a sweep.
 
     Returns:
         The comparisons by site, algorithm and adapter. `missing` names the algorithms whose models
         were adapted but never scored without an adapter, and says which of them never can be.
     """
-    scores = final_scores(results, metric, where="outside", variation=variation)
-    unit = unit_of(scores)
-    higher = higher_is_better(metric, unit)
-    rarest = rarest_class(results, metric, "outside", variation)
-    found: list[dict[str, Any]] = []
+    every = final_scores(results, where="outside", variation=variation)
+    scores = every[every["metric"] == metric]
+    question = _Question(
+        metric,
+        unit_of(scores),
+        relevant_difference(metric, relevant),
+        "adapting",
+        same_models(every, metric),
+        rarest=rarest_class(results, metric, "outside", variation),
+    )
+    arms = scores_by_site(scores)
+    found: list[Comparison] = []
     lacking = []
     labels = scores["algorithm"].unique()
     for algorithm in sorted(labels, key=lambda label: position((label, ""), order)):
-        own = scores[scores["algorithm"] == algorithm]
-        unadapted = own["model"] == NO_ADAPTER
-        if unadapted.any():
-            adapted = own[~unadapted]
-            found += _compare(
-                adapted, own[unadapted], order, rarest, higher=higher, where="outside"
-            )
+        plain = algorithm, NO_ADAPTER
+        keys = {key for key, _ in arms if key[0] == algorithm and key != plain}
+        unadapted = {site: plain for key, site in arms if key == plain}
+        if unadapted:
+            ordered = sorted(keys, key=lambda key: position(key, order))
+            found += _compare(question, arms, ordered, unadapted)
         else:
             lacking.append(algorithm)
     inside = final_scores(results, metric, variation=variation)
-    return ComparisonTable(
-        metric,
-        unit,
-        higher,
-        _comparison_frame(found),
-        "Does adapting help this hospital?",
-        ("unadapted", "adapted"),
-        _missing_unadapted(lacking, inside, any_scores=not scores.empty),
-        variation,
-    )
+    missing = _missing_unadapted(lacking, inside, any_scores=not scores.empty)
+    return _table(question, found, missing, variation)
 
 
 def _missing_unadapted(lacking: Iterable[str], inside: pd.DataFrame, *, any_scores: bool) -> str:
@@ -247,108 +323,122 @@ def _missing_unadapted(lacking: Iterable[str], inside: pd.DataFrame, *, any_scor
     return " ".join(sentences)
 
 
-def _comparison_frame(found: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Return comparisons as a table: those at single sites by site, then those over all sites."""
-    rows = sorted(found, key=lambda row: (row["pooled"], row["site"]))
-    return pd.DataFrame(rows, columns=list(COMPARISON)).astype(COMPARISON)
+def _table(
+    question: _Question, found: Iterable[Comparison], missing: str, variation: str
+) -> ComparisonTable:
+    """Return a table of comparisons: those at single sites by site, then those over all sites."""
+    joining = question.about == "joining"
+    return ComparisonTable(
+        question.metric,
+        question.unit,
+        higher_is_better(question.metric, question.unit),
+        tuple(sorted(found, key=lambda c: (c.over_sites, c.verdict.site))),
+        "Does joining help this site?" if joining else "Does adapting help this hospital?",
+        ("alone", "joined") if joining else ("unadapted", "adapted"),
+        missing,
+        variation,
+    )
 
 
 def _compare(
-    methods: pd.DataFrame,
-    reference: pd.DataFrame,
-    order: Sequence[str],
-    rarest: Mapping[str, int],
-    *,
-    higher: bool,
-    where: Where = "inside",
-) -> list[dict[str, Any]]:
+    question: _Question,
+    arms: Mapping[tuple[MethodKey, str], SiteScores],
+    keys: Sequence[MethodKey],
+    references: Mapping[str, MethodKey],
+) -> list[Comparison]:
     """Compare methods with one reference, at every site that it has, and over all sites.
 
-    Returns the columns of `COMPARISON` for each comparison; ``rarest`` counts by site the patients
-    of the rarest class, if the scores depend on it.
+    Args:
+        question: What is asked.
+        arms: The scores of the methods and of the reference.
+        keys: The methods, in the order wanted.
+        references: The reference of each site.
     """
-    found = []
-    pairs = _pair_scores(methods, reference, rarest)
-    keys = sorted({key for key, _ in pairs}, key=lambda key: position(key, order))
-    sites = sorted({site for _, site in pairs})
-    for site in sites:
-        own = {key: [pairs[key, site]] for key in keys if (key, site) in pairs}
-        found += _verdicts(site, own, higher=higher, where=where)
-    defined = {place: pair for place, pair in pairs.items() if pair.differences}
-    scored = [site for site in sites if any((key, site) in defined for key in keys)]
-    everywhere = {
-        key: [pairs[key, site] for site in scored]
-        for key in keys
-        if len(scored) > 1 and all((key, site) in defined for site in scored)
+    shared = question.about == "adapting"
+    found: list[Comparison] = []
+    usable: dict[MethodKey, dict[str, PairedSite]] = {key: {} for key in keys}
+    for site in sorted(references):
+        pairs = {
+            key: PairedSite(arms[key, site], arms[references[site], site], shared)
+            for key in keys
+            if (key, site) in arms
+        }
+        estimates = {
+            key: None if pair.withheld else question.estimate(site, pair)
+            for key, pair in pairs.items()
+        }
+        for key, estimate in estimates.items():
+            if estimate is None or estimate.patients:
+                usable[key][site] = pairs[key]
+        means = {key: (pair.joined.mean(), pair.reference.mean()) for key, pair in pairs.items()}
+        found += _judged(question, site, estimates, means, references[site])
+    scored = {site for pairs in usable.values() for site in pairs}
+    everywhere = {key: pairs for key, pairs in usable.items() if pairs.keys() == scored}
+    if len(scored) < 2 or not everywhere:
+        return found
+    least = min((question.rarest[s] for s in scored if s in question.rarest), default=None)
+    pooled = {
+        key: None
+        if any(pair.withheld for pair in pairs.values())
+        else question.guarded(estimate_over_sites(pairs, question.metric), least)
+        for key, pairs in everywhere.items()
     }
-    return found + _verdicts(AVERAGE, everywhere, higher=higher, where=where, pooled=True)
-
-
-def _pair_scores(
-    methods: pd.DataFrame, reference: pd.DataFrame, rarest: Mapping[str, int]
-) -> dict[tuple[MethodKey, str], _PairedScores]:
-    """Pair the scores that a method and the reference both have of a case, seed and fold."""
-    same, by_site = ["site", "case", "seed", "fold"], [*METHOD, "site"]
-    both = methods.merge(reference[[*same, "value"]], on=same, suffixes=("", "_reference"))
-    both["difference"] = both["value"] - both["value_reference"]
-    undefined = both[both["difference"].isna()].groupby(by_site).size().to_dict()
-    patients = group_means(both, [*by_site, "patient"], "difference").dropna()
-    differences: dict[Any, dict[str, float]] = defaultdict(dict)
-    for *place, patient, difference in rows_of(patients):
-        differences[tuple(place)][patient] = difference
-    alone = group_means(site_means(reference), ["site"]).set_index("site")["value"].to_dict()
-    means = group_means(site_means(methods), by_site)
-    return {
-        ((algorithm, model), site): _PairedScores(
-            alone[site],
-            value,
-            differences[algorithm, model, site],
-            undefined.get((algorithm, model, site), 0),
-            rarest.get(site),
+    means = {
+        key: (
+            fmean(pair.joined.mean() for pair in pairs.values()),
+            fmean(pair.reference.mean() for pair in pairs.values()),
         )
-        for algorithm, model, site, value in rows_of(means)
-        if site in alone
+        for key, pairs in everywhere.items()
     }
+    reference = next(iter(references.values()))
+    return [*found, *_judged(question, AVERAGE, pooled, means, reference, over_sites=True)]
 
 
-def _verdicts(
+def _judged(
+    question: _Question,
     site: str,
-    family: Mapping[MethodKey, Sequence[_PairedScores]],
+    estimates: Mapping[MethodKey, Estimate | None],
+    means: Mapping[MethodKey, tuple[float, float]],
+    reference: MethodKey,
     *,
-    higher: bool,
-    where: Where,
-    pooled: bool = False,
-) -> list[dict[str, Any]]:
-    """Return the verdict on each method of a family, at one site or over the sites of its pairs.
+    over_sites: bool = False,
+) -> Iterator[Comparison]:
+    """Yield the comparison of each method of a family with its verdict.
 
-    This is the only place where verdicts are made. Returns the columns of `COMPARISON` for each.
+    This is the only place where verdicts are made.
+
+    Args:
+        question: What is asked.
+        site: The site, or "average".
+        estimates: The difference of each method; None where a site sends means only.
+        means: The means of method and reference, for those.
+        reference: The reference.
+        over_sites: Whether they are over all sites.
     """
-    intervals = [
-        interval_over_sites(
-            [pair.differences for pair in pairs],
-            undefined=sum(pair.undefined for pair in pairs),
-            rarest=min((pair.rarest for pair in pairs if pair.rarest is not None), default=None),
+    choice = None if over_sites else question.choices.get(site)
+    verdicts = []
+    for key, estimate in estimates.items():
+        subject = question.subject(site, key)
+        if estimate is None:
+            verdicts.append(withheld_verdict(subject, *means[key]))
+            continue
+        chosen, others = choice is not None and choice.method == key, []
+        if chosen:
+            rivals = question.rivals(key, reference, estimates)
+            others = [found.arms[0] for rival in rivals if (found := estimates[rival]) is not None]
+        same = question.same.get(key, ())
+        verdicts.append(
+            judge(
+                subject,
+                estimate,
+                others,
+                same_model=reference in same,
+                same_as=[method_name(*name, question.where) for name in same if name != reference],
+                alone_chosen=choice is not None and chosen and choice.alone_better,
+            )
         )
-        for pairs in family.values()
-    ]
-    ranked = [
-        () if interval.few else [d for pair in pairs for d in pair.differences.values()]
-        for pairs, interval in zip(family.values(), intervals, strict=True)
-    ]
-    tests = corrected([signed_rank(differences) for differences in ranked])
-    found = []
-    for (key, pairs), interval, test in zip(family.items(), intervals, tests, strict=True):
-        word, sentences = verdict(interval, test, higher_is_better=higher)
-        if any(pair.withheld for pair in pairs):
-            word, sentences = "cannot tell", WITHHELD
-        found.append({
-            "site": site, "method": method_name(*key, where), "algorithm": key[0], "model": key[1],
-            "reference_mean": fmean(pair.reference_mean for pair in pairs),
-            "method_mean": fmean(pair.method_mean for pair in pairs),
-            "difference": interval.mean, "low": interval.low, "high": interval.high,
-            "patients": interval.patients, "undefined": interval.undefined,
-            "rarest": interval.rarest, "p": test.p, "p_holm": test.p_holm, "family": test.family,
-            "outcome": word, "answer": ANSWERS[word],
-            "verdict": sentences, "pooled": pooled,
-        })  # fmt: skip
-    return found
+    for key, verdict in zip(estimates, corrected(verdicts), strict=True):
+        chosen = choice is not None and choice.method == key
+        yield Comparison(
+            algorithm=key[0], model=key[1], verdict=verdict, over_sites=over_sites, chosen=chosen
+        )

@@ -8,9 +8,8 @@ from math import isnan
 from typing import Any
 
 from collegium.evaluation.comparisons import ComparisonTable
-from collegium.evaluation.scores import rows_of
-from collegium.evaluation.significance import LEVEL
 from collegium.evaluation.tables import MethodTable
+from collegium.evaluation.verdicts import Verdict
 from collegium.evaluation.wording import (
     DASH,
     MINUS,
@@ -27,11 +26,12 @@ _LATEX = str.maketrans({
     "`": r"\textasciigrave{}", MINUS: "$-$", PLUS_MINUS: r"$\pm$", DASH: "--", "\n": " ", "\r": " ",
 })  # fmt: skip
 
-_ANSWERED = f"yes or no where the interval leaves out zero and p corrected is below {LEVEL:g}"
+_ANSWERED = "yes or no where the 95 % interval leaves out zero"
 _METHOD_CSV = ["method", "column", "mean", "sd", "rank", "unit", "note"]
 _COMPARISON_CSV = [
-    "site", "method", "algorithm", "model", "reference_mean", "method_mean", "difference", "low",
-    "high", "patients", "undefined", "p", "p_holm", "family", "outcome", "unit",
+    "site", "method", "algorithm", "model", "chosen", "reference", "joined", "difference", "low",
+    "high", "patients", "undefined", "trainings_joined", "trainings_reference", "p", "p_holm",
+    "family", "outcome", "answer", "reason", "smallest_detectable", "unit",
 ]  # fmt: skip
 
 
@@ -67,14 +67,14 @@ def to_markdown(table: MethodTable | ComparisonTable) -> str:
     """Return a table in Markdown.
 
     Of methods, the best is bold and the second underlined. Of comparisons, the question and what
-    could not be compared stand above, and the last column is the whole sentence; p-values are those
-    of the signed-rank test, then the same corrected for all methods at the site, a dash with too
-    few patients.
+    could not be compared stand above, and the last column is the whole sentence; p-values are the
+    level at which the interval would reach zero, then the same corrected for all distinct methods
+    at the site, a dash without an interval.
     """
     if isinstance(table, ComparisonTable):
         parts = [f"**{_markdown(table.question)}** {_markdown(_about(table))}"]
         parts += [_markdown(table.missing)] if table.missing else []
-        sentences = ["verdict", *table.comparisons["verdict"]]
+        sentences = ["verdict", *(c.verdict.sentence for c in table.comparisons)]
         lines = [
             [_markdown(text) for text in (*line, sentence)]
             for line, sentence in zip(_comparison_lines(table), sentences, strict=True)
@@ -128,10 +128,10 @@ def to_csv(table: MethodTable | ComparisonTable) -> str:
     each, those over all sites with the site "average".
     """
     if isinstance(table, ComparisonTable):
-        frame, columns = table.comparisons, _COMPARISON_CSV
+        frame = table.frame.reindex(columns=_COMPARISON_CSV)
     else:
-        frame, columns = table.cells, _METHOD_CSV
-    return frame.assign(unit=table.unit)[columns].to_csv(index=False, lineterminator="\n")
+        frame = table.cells.assign(unit=table.unit)[_METHOD_CSV]
+    return frame.to_csv(index=False, lineterminator="\n")
 
 
 def _about(table: MethodTable | ComparisonTable) -> str:
@@ -150,17 +150,27 @@ def _comparison_lines(table: ComparisonTable) -> list[list[str]]:
     """Return the head and a line for each comparison."""
     unit = table.unit
     head = [
-        "site", "method", *table.sides, "difference", "95 % interval", "patients", "p",
+        "site", "method", *table.sides, "difference", "95 % interval", "patients", "trainings", "p",
         "p corrected", "answer",
     ]  # fmt: skip
     return [head] + [
         [
-            c.site, c.method, number(c.reference_mean, unit), number(c.method_mean, unit),
-            number(c.difference, unit, signed=True), interval_text(c.low, c.high, unit),
-            str(c.patients), p_value(c.p), p_value(c.p_holm), c.answer,
+            v.site, v.method + " (chosen)" * c.chosen, number(v.reference, unit),
+            number(v.joined, unit), number(v.difference, unit, signed=True),
+            interval_text(v.low, v.high, unit), str(v.patients or DASH), _trainings(v),
+            p_value(v.p), p_value(v.p_holm), v.answer,
         ]
-        for c in rows_of(table.comparisons)
+        for c in table.comparisons
+        for v in (c.verdict,)
     ]  # fmt: skip
+
+
+def _trainings(verdict: Verdict) -> str:
+    """Return how many trainings both have, such as "3" or "5 : 3"."""
+    if not verdict.patients:
+        return DASH
+    joined, reference = verdict.trainings_joined, verdict.trainings_reference
+    return str(joined) if joined == reference else f"{joined} : {reference}"
 
 
 def _aligned(lines: Sequence[Sequence[str]], *, left: int) -> list[str]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import isnan
 from statistics import fmean
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -35,6 +36,11 @@ ADAPTERS = {
 """The adapters of a model to a site outside as the field spells them, in the order of tables."""
 
 NO_ADAPTER = "none"
+
+RELEVANT: Mapping[str, float] = MappingProxyType({"dice": 0.01})
+"""The smallest relevant difference of metrics, unless an experiment says otherwise."""
+
+_LOWER_IS_BETTER = frozenset({"loss", "log_loss", "hd", "hd95", "hausdorff", "assd", "asd", "msd"})
 
 _SPELLED = {
     name.lower(): name
@@ -172,6 +178,32 @@ def rarest_class(
 def unit_of(scores: pd.DataFrame) -> str:
     """Return the unit of the scores of one metric."""
     return min(scores["unit"].unique(), default="")
+
+
+def higher_is_better(metric: str, unit: str = "") -> bool:
+    """Return False for distances and losses, by unit or name (``hd95``, ``hd95_vessel``).
+
+    Args:
+        metric: Name of the metric.
+        unit: Its unit.
+    """
+    name = metric.lower().replace("/", "_")
+    return unit not in ("mm", "px") and not {name, _family(name)} & _LOWER_IS_BETTER
+
+
+def relevant_difference(metric: str, relevant: Mapping[str, float]) -> float | None:
+    """Return the smallest relevant difference of a metric; None if there is no setting.
+
+    Args:
+        metric: Name of the metric; that of one structure, as ``dice_vessel``, has the setting of
+            the metric if it has none of its own.
+        relevant: The settings, by metric.
+    """
+    return relevant.get(metric, relevant.get(_family(metric)))
+
+
+def _family(metric: str) -> str:
+    return metric.partition("_")[0]
 
 
 def headline_metric(results: pd.DataFrame) -> str:

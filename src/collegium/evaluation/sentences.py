@@ -17,6 +17,12 @@ _WORDS = {
 """By question: the subject of its sentences, the reference, and the model of that."""
 
 
+_WITHHELD = (
+    "Cannot tell here: the scores of single patients stay at the site, whose own report says how "
+    "sure the difference is."
+)
+
+
 def sentence_of(verdict: Verdict) -> str:
     """Return a verdict in plain sentences, which begin with the answer."""
     texts = {
@@ -80,6 +86,8 @@ def _identical(verdict: Verdict) -> str:
 
 
 def _cannot_tell(verdict: Verdict) -> str:
+    if verdict.reason == "withheld":
+        return _WITHHELD
     if verdict.reason == "no pair":
         return "Cannot tell: no patient has a score with both."
     if verdict.reason in ("few patients", "few events"):

@@ -16,6 +16,7 @@ from collegium.evaluation.scores import (
     METHOD,
     Where,
     final_scores,
+    higher_is_better,
     mean,
     method_name,
     position,
@@ -24,7 +25,6 @@ from collegium.evaluation.scores import (
     unit_of,
     variations,
 )
-from collegium.evaluation.significance import higher_is_better
 
 AVERAGE, WORST, RANGE, SPREAD = "average", "worst site", "disparity", "site sd"
 SUMMARIES = (AVERAGE, WORST, RANGE, SPREAD)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import isnan
 from typing import Any, ClassVar, Literal, TypeVar
 
 import pydantic
@@ -21,7 +22,7 @@ from collegium.evaluation.sentences import sentence_of
 from collegium.heterogeneity.evidence import holm
 
 Outcome = Literal["better", "worse", "equivalent", "cannot tell", "identical"]
-Reason = Literal["", "no pair", "few patients", "few events", "same difference"]
+Reason = Literal["", "no pair", "few patients", "few events", "same difference", "withheld"]
 """Why nobody can tell, beside an interval that holds gain and loss."""
 
 Question = Literal["joining", "adapting"]
@@ -225,6 +226,21 @@ def judge(
             return replace(verdict, outcome="identical")
         return replace(verdict, reason="same difference")
     return _with_interval(verdict, bars, estimate.centre or 0.0)
+
+
+def withheld_verdict(subject: Subject, joined: float, reference: float) -> Verdict:
+    """Return the verdict where a site sends counts and means only: nobody can tell from these.
+
+    Args:
+        subject: What it is about.
+        joined: Mean of the method, NaN if it is undefined.
+        reference: Mean of the reference.
+    """
+    means = [None if isnan(value) else value for value in (joined, reference, joined - reference)]
+    return Verdict(
+        **asdict(subject), outcome="cannot tell", reason="withheld", joined=means[0],
+        reference=means[1], difference=means[2],
+    )  # fmt: skip
 
 
 def _with_interval(verdict: Verdict, bars: Bars, centre: float) -> Verdict:

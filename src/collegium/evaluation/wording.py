@@ -42,19 +42,19 @@ def number(value: float | None, unit: str = "", *, signed: bool = False) -> str:
     return text.replace("-", MINUS)
 
 
-def interval_text(low: float, high: float, unit: str = "") -> str:
+def interval_text(low: float | None, high: float | None, unit: str = "") -> str:
     """Return e.g. "[-0.012, +0.034]" with a typographic minus, or a dash without an interval.
 
     Args:
-        low: The lower end; NaN if there is no interval.
+        low: The lower end; None or NaN if there is no interval.
         high: The upper end.
         unit: The unit of both.
     """
-    if isnan(low):
+    if low is None or isnan(low):
         return DASH
     return f"[{number(low, unit, signed=True)}, {number(high, unit, signed=True)}]"
 
 
-def p_value(p: float) -> str:
-    """Return a p-value with three decimals or as "< 0.001"; NaN becomes a dash."""
-    return "< 0.001" if p < 0.001 else number(p)
+def p_value(p: float | None) -> str:
+    """Return a p-value with three decimals or as "< 0.001"; None and NaN become a dash."""
+    return "< 0.001" if p is not None and p < 0.001 else number(p)

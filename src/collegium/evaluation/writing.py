@@ -88,7 +88,14 @@ def _tables_of(
         table = method_table(results, metric, order, where=where, variation=name)
         yield f"{metric}{place}{setting}", table
         if where == "inside":
-            joining = joining_table(results, metric, order, local=labels.local, variation=name)
+            joining = joining_table(
+                results,
+                metric,
+                order,
+                local=labels.local,
+                pooled=labels.pooled,
+                variation=name,
+            )
             yield f"{metric}{setting}-joining", joining
         else:
             adapting = adapting_table(results, metric, order, variation=name)

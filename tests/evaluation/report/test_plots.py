@@ -131,13 +131,13 @@ def test_an_interval_is_drawn_to_scale_around_zero():
 
 
 def test_an_interval_that_is_none_is_a_dot_or_nothing():
-    dot = ElementTree.fromstring(interval_svg(0.0, float("nan"), float("nan"), 1.0))
+    dot = ElementTree.fromstring(interval_svg(0.0, None, None, 1.0))
     assert len(dot.findall("line")) == 1
     assert dot.find("circle") is not None
-    empty = ElementTree.fromstring(interval_svg(float("nan"), float("nan"), float("nan"), 1.0))
+    empty = ElementTree.fromstring(interval_svg(None, None, None, 1.0))
     assert empty.find("circle") is None
 
 
 def test_the_common_scale_reaches_the_farthest_end():
-    assert reach([0.1, -0.3, 0.2, float("nan")]) == 0.3
+    assert reach([0.1, -0.3, 0.2, None]) == 0.3
     assert reach([]) == 1.0

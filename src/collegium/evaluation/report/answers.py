@@ -1,29 +1,25 @@
 """The first questions of the report: does joining help this hospital, and does adapting?
 
-The answers are sentences about the verdicts of `collegium.evaluation.comparisons`, which are made
-there and nowhere else.
+The answers are the verdicts of `collegium.evaluation.comparisons`, which are made there and nowhere
+else; here they are gathered by site and counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from math import isnan
-from operator import attrgetter
-from statistics import fmean
-from typing import Any
+from typing import get_args
 
-from collegium.evaluation.comparisons import ComparisonTable
-from collegium.evaluation.report.reading import RunOutput
-from collegium.evaluation.scores import METHOD, MethodKey
-from collegium.evaluation.significance import Outcome, higher_is_better
-from collegium.evaluation.wording import interval_text, number, title
+from collegium.evaluation.comparisons import Comparison, ComparisonTable
+from collegium.evaluation.verdicts import Outcome
 
 MOST_ANSWERS = 6
 """Adapted methods of a site that the overview shows one by one; if there are more it counts."""
 
-OUTCOMES: tuple[Outcome, ...] = ("helps", "hurts", "cannot tell")
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+
+_COUNTED = {"equivalent": "without a relevant difference", "identical": "the same model"}
 
 
 @dataclass(frozen=True)
@@ -31,21 +27,21 @@ class JoiningAnswer:
     """The answer to one site: does joining help?
 
     Attributes:
+        site: Name of the site.
         chosen: The comparison of the method that the site chose; None without validation scores.
-        sentence: The answer in one sentence.
-        counts: How many of the methods that can be joined help, hurt, or neither.
         methods: The comparisons of all methods.
+        counts: How many of those that can be joined have which outcome, in words.
     """
 
-    chosen: Any
-    sentence: str
-    counts: dict[Outcome, int]
-    methods: Sequence[Any]
+    site: str
+    chosen: Comparison | None
+    methods: Sequence[Comparison]
+    counts: str
 
     @property
     def outcome(self) -> str:
-        """The answer in a word; empty if no method was chosen."""
-        return self.chosen.outcome if self.chosen else ""
+        """The outcome for the chosen method; empty if none was chosen."""
+        return self.chosen.verdict.outcome if self.chosen else ""
 
 
 @dataclass(frozen=True)
@@ -56,37 +52,46 @@ class AdaptingAnswer:
 
     Attributes:
         site: Name of the site.
-        methods: The comparisons of all adapted methods, each with a sentence.
-        counts: How many of them help, hurt, or neither.
+        methods: The comparisons of all adapted methods.
+        counts: How many of them have which outcome, in words.
     """
 
     site: str
-    methods: Sequence[tuple[Any, str]]
-    counts: dict[Outcome, int]
+    methods: Sequence[Comparison]
+    counts: str
 
     @property
     def outcome(self) -> str:
-        """The answer that all methods agree on; empty if they do not."""
-        return next((word for word in OUTCOMES if self.counts[word] == len(self.methods)), "")
+        """The outcome that all methods have; empty if they differ."""
+        words = {found.verdict.outcome for found in self.methods}
+        return words.pop() if len(words) == 1 else ""
+
+    def with_outcome(self, outcome: Outcome) -> list[Comparison]:
+        """Return the comparisons of one outcome."""
+        return [found for found in self.methods if found.verdict.outcome == outcome]
 
 
-def answer_sites(run: RunOutput, joining: ComparisonTable) -> dict[str, JoiningAnswer]:
+def answer_sites(
+    joining: ComparisonTable, pooled: Collection[str] = ()
+) -> dict[str, JoiningAnswer]:
     """Answer each site: does joining help?
 
     Args:
-        run: The content of the run's output folder.
         joining: The comparisons with training alone.
+        pooled: Labels of the algorithms that nobody can join.
 
     Returns:
         Site -> answer, by name.
     """
-    chosen = select_on_validation(run)
-    answers = {}
-    for site, methods in _by_site(joining):
-        own = next((c for c in methods if (c.algorithm, c.model) == chosen.get(site)), None)
-        counts = _count(c for c in methods if c.algorithm not in run.labels.pooled)
-        answers[site] = JoiningAnswer(own, _sentence(site, own, joining), counts, methods)
-    return answers
+    return {
+        site: JoiningAnswer(
+            site,
+            next((found for found in methods if found.chosen), None),
+            methods,
+            count_outcomes(found for found in methods if found.algorithm not in pooled),
+        )
+        for site, methods in _by_site(joining)
+    }
 
 
 def answer_outside(adapting: ComparisonTable) -> list[AdaptingAnswer]:
@@ -99,65 +104,21 @@ def answer_outside(adapting: ComparisonTable) -> list[AdaptingAnswer]:
         The answers by site.
     """
     return [
-        AdaptingAnswer(site, [(c, f"With {_numbers(c, adapting)}.") for c in found], _count(found))
-        for site, found in _by_site(adapting)
+        AdaptingAnswer(site, found, count_outcomes(found)) for site, found in _by_site(adapting)
     ]
 
 
-def _by_site(table: ComparisonTable) -> list[tuple[str, list[Any]]]:
+def _by_site(table: ComparisonTable) -> list[tuple[str, list[Comparison]]]:
     """Return the comparisons of each site, by site."""
-    return [(site, list(rows)) for site, rows in groupby(table.by_site, attrgetter("site"))]
+    return [(site, list(rows)) for site, rows in groupby(table.by_site, lambda c: c.verdict.site)]
 
 
-def _count(comparisons: Iterable[Any]) -> dict[Outcome, int]:
-    words = [comparison.outcome for comparison in comparisons]
-    return {word: words.count(word) for word in OUTCOMES}
-
-
-def _numbers(comparison: Any, table: ComparisonTable) -> str:
-    """Return e.g. "FedBN personal, Dice 0.812 alone, 0.851 joined, difference +0.039 [...]"."""
-    unit, (without, with_) = table.unit, table.sides
-    metric = title(table.metric) + (f" in {unit}" if unit else "")
-    means = number(comparison.reference_mean, unit), number(comparison.method_mean, unit)
-    difference = number(comparison.difference, unit, signed=True)
-    if not isnan(comparison.low):
-        difference += f" {interval_text(comparison.low, comparison.high, unit)}"
-    return (
-        f"{comparison.method}, {metric} {means[0]} {without}, {means[1]} {with_}, "
-        f"difference {difference}"
-    )
-
-
-def _sentence(site: str, chosen: Any, joining: ComparisonTable) -> str:
-    if chosen is None:
-        return f"No method was chosen for {site}, for it has no scores on validation."
-    start = {
-        "helps": f"Joining helps {site}",
-        "hurts": f"Joining hurts {site}",
-        "cannot tell": f"Nobody can tell from this run whether joining helps {site}",
-    }[chosen.outcome]
-    return f"{start}: with {_numbers(chosen, joining)}."
-
-
-def select_on_validation(run: RunOutput) -> dict[str, MethodKey]:
-    """Choose for each site the method that did best on the site's own validation cases.
-
-    The test scores have no part in the choice, so that they are fair to the chosen method.
-
-    Args:
-        run: The content of the run's output folder.
-
-    Returns:
-        Site -> (algorithm, model), without training alone and without pooling the data, which
-        nobody can join. Of equals it is the first in the table of results.
-    """
-    results = run.results
-    wanted = (results["split"] == "val") & (results["metric"] == run.metric)
-    joined = ~results["algorithm"].isin([run.labels.local, *run.labels.pooled])
-    scores = results[wanted & joined].dropna(subset="value")
-    higher = all(higher_is_better(run.metric, unit) for unit in scores["unit"].unique())
-    trainings = scores.groupby(["site", *METHOD, "seed", "fold"], sort=False)["value"]
-    best = trainings.max() if higher else -trainings.min()
-    means = best.groupby(["site", *METHOD], sort=False).agg(fmean)
-    chosen = means.groupby("site", sort=False).idxmax()
-    return {site: (algorithm, model) for site, algorithm, model in chosen}
+def count_outcomes(comparisons: Iterable[Comparison]) -> str:
+    """Return e.g. "1 better, 0 worse, 2 cannot tell"; better, worse and cannot tell always."""
+    words = [found.verdict.outcome for found in comparisons]
+    counts = [
+        f"{words.count(word)} {_COUNTED.get(word, word)}"
+        for word in OUTCOMES
+        if word in words or word not in _COUNTED
+    ]
+    return ", ".join(counts)

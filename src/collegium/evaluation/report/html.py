@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from collegium.core.files import write_atomically
+from collegium.evaluation.answers import numbers_text
+from collegium.evaluation.comparisons import Comparison
+from collegium.evaluation.intervals import PATIENTS
 from collegium.evaluation.report import plots
-from collegium.evaluation.report.answers import MOST_ANSWERS
+from collegium.evaluation.report.answers import MOST_ANSWERS, count_outcomes
 from collegium.evaluation.report.ledgers import LedgerSummary, ledger_summaries
 from collegium.evaluation.report.pages import ReportContent, gather_content
 from collegium.evaluation.report.pictures import Overlay, read_overlays
 from collegium.evaluation.report.reading import RunOutput, read_run_output
 from collegium.evaluation.report.rendering import Drawings, Filters, render_page
 from collegium.evaluation.report.timing import time_chart
-from collegium.evaluation.significance import MINIMUM_PATIENTS
 from collegium.evaluation.wording import interval_text, p_value
 
 PAGE = "report.html"
@@ -75,7 +77,7 @@ def render(
         "report": report,
         "run": run,
         "pages": list_pages(report),
-        "minimum_patients": MINIMUM_PATIENTS,
+        "minimum_patients": PATIENTS,
         "most_answers": MOST_ANSWERS,
         "configuration": text,
         "saved": f"data:application/yaml;base64,{base64.b64encode(text.encode()).decode()}",
@@ -83,12 +85,14 @@ def render(
         "commands": _commands(run, output),
     }
     filters: Filters = {
-        "interval": lambda c, unit: interval_text(c.low, c.high, unit),
+        "interval": lambda v: interval_text(v.low, v.high, v.unit),
         "pvalue": p_value,
         "reach": _reach,
+        "numbers": numbers_text,
+        "outcomes": count_outcomes,
     }
     drawings: Drawings = {
-        "svg": lambda c, reach: plots.interval_svg(c.difference, c.low, c.high, reach),
+        "svg": lambda v, reach: plots.interval_svg(v.difference, v.low, v.high, reach),
         "times": time_chart,
     }
     return render_page("report.html.j2", content, filters=filters, drawings=drawings)
@@ -123,8 +127,9 @@ def list_pages(content: ReportContent) -> list[dict[str, str]]:
     ]
 
 
-def _reach(comparisons: Iterable[Any]) -> float:
-    return plots.reach(end for c in comparisons for end in (c.difference, c.low, c.high))
+def _reach(comparisons: Iterable[Comparison]) -> float:
+    verdicts = [found.verdict for found in comparisons]
+    return plots.reach(end for v in verdicts for end in (v.difference, v.low, v.high))
 
 
 def _versions(info: Mapping[str, Any]) -> dict[str, str]:

@@ -9,7 +9,12 @@ from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any
 
-from collegium.evaluation.comparisons import ComparisonTable, adapting_table, joining_table
+from collegium.evaluation.comparisons import (
+    Comparison,
+    ComparisonTable,
+    adapting_table,
+    joining_table,
+)
 from collegium.evaluation.report import plots
 from collegium.evaluation.report.answers import (
     AdaptingAnswer,
@@ -121,8 +126,10 @@ def gather_content(
         ledgers: Label of the algorithm -> site -> summary of its ledgers.
     """
     results, metric, order, setting = run.results, run.metric, run.order, run.setting
-    joining = joining_table(results, metric, order, local=run.labels.local, variation=setting)
-    sheet, answers = PictureSheet(), answer_sites(run, joining)
+    joining = joining_table(
+        results, metric, order, local=run.labels.local, pooled=run.labels.pooled, variation=setting
+    )
+    sheet, answers = PictureSheet(), answer_sites(joining, run.labels.pooled)
     pictures, left_out = embed_pictures(overlays, answers, sheet)
     adapting = adapting_table(results, metric, order, variation=setting)
     content = ReportContent(
@@ -179,7 +186,7 @@ def _site_page(
         "withheld": {where: _withheld(own, scored[where]) for where in WHERES},
         "answer": content.answers.get(site),
         "scores": {where: _site_scores(content.tables[where], site) for where in WHERES},
-        "adapting": [found for found in content.adapting.by_site if found.site == site],
+        "adapting": [c for c in content.adapting.by_site if c.verdict.site == site],
         "curves": [drawn.of(site) for drawn in content.curves if site in drawn.panels],
         "pictures": {where: pictures.get((site, where), {}) for where in WHERES},
         "traffic": rows_of(count_traffic(own, content.run.order)),
@@ -322,10 +329,10 @@ def embed_pictures(
     return shown, left_out
 
 
-def _first(methods: Mapping[str, Sequence[Overlay]], chosen: Any) -> str:
+def _first(methods: Mapping[str, Sequence[Overlay]], chosen: Comparison | None) -> str:
     """Return the method of an answer if it has pictures, else another model of its algorithm."""
-    if chosen is None or chosen.method in methods:
-        return chosen.method if chosen else ""
+    if chosen is None or chosen.verdict.method in methods:
+        return chosen.verdict.method if chosen else ""
     own = (name for name, (o, *_) in methods.items() if o.algorithm == chosen.algorithm)
     return next(own, "")
 

@@ -11,7 +11,6 @@ import html
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isnan
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -257,23 +256,25 @@ def ticks(low: float, high: float) -> list[float]:
     return [float(step * k + 0.0) for k in np.arange(first, np.floor(high / step) + 1)]  # no -0.0
 
 
-def reach(ends: Iterable[float]) -> float:
+def reach(ends: Iterable[float | None]) -> float:
     """Return how far from zero numbers reach: the half width of the common scale of intervals.
 
     Args:
-        ends: Means and ends of the intervals; NaN is left out.
+        ends: Means and ends of the intervals; None is left out.
     """
-    return max((abs(end) for end in ends if not isnan(end)), default=0.0) or 1.0
+    return max((abs(end) for end in ends if end is not None), default=0.0) or 1.0
 
 
-def interval_svg(mean: float, low: float, high: float, half_width: float) -> str:
+def interval_svg(
+    mean: float | None, low: float | None, high: float | None, half_width: float
+) -> str:
     """Draw an interval on a line whose middle is zero.
 
     It is hidden from screen readers, for the numbers stand beside it.
 
     Args:
-        mean: The middle of the interval; NaN if it is undefined.
-        low: Its lower end; NaN if it has no ends.
+        mean: The difference seen; None if it is undefined.
+        low: Lower end of the interval; None if there is none.
         high: Its upper end.
         half_width: Value at the right end of the line.
 
@@ -285,9 +286,9 @@ def interval_svg(mean: float, low: float, high: float, half_width: float) -> str
         return round(80 + 72 * max(-1.0, min(1.0, value / half_width)), 1)
 
     parts = ['<line class="zero" x1="80" y1="1" x2="80" y2="19"/>']
-    if not isnan(low):
+    if low is not None and high is not None:
         parts.append(f'<line class="bar" x1="{place(low)}" y1="10" x2="{place(high)}" y2="10"/>')
-    if not isnan(mean):
+    if mean is not None:
         parts.append(f'<circle class="dot" cx="{place(mean)}" cy="10" r="4"/>')
     return (
         '<svg class="interval" viewBox="0 0 160 20" width="160" height="20" aria-hidden="true" '
