@@ -4,6 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy import stats
+from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from collegium.evaluation.comparisons import adapting_table, joining_table
 from collegium.evaluation.results import results_frame
@@ -329,25 +330,77 @@ def test_the_smallest_relevant_difference_is_a_setting(scores):
     assert verdicts(vessel, metric="dice_vessel")["A", "FedAvg global"].relevant == 0.01
 
 
+def classified(scores, algorithm, site, labels, chances, **options):
+    """Rows of a classification: classes and probabilities of cases beside its metrics."""
+    right = ((np.asarray(chances) > 0.5) == labels).astype(float)
+    columns = {"_class": labels, "_p0": 1 - np.asarray(chances), "_p1": chances,
+               "accuracy": right, "auc": right, "balanced_accuracy": right}  # fmt: skip
+    model = "personal" if algorithm == "local" else "global"
+    return [
+        row
+        for metric, values in columns.items()
+        for row in scores(algorithm, model, site, values, metric=metric, **options)
+    ]
+
+
+@pytest.fixture
+def two_sites(scores):
+    """Three trainings of two methods at a site with two healthy patients and one with ten."""
+    rng, rows, truth, chances = np.random.default_rng(11), [], {}, {}
+    for site, healthy in (("A", 2), ("B", 10)):
+        truth[site] = (np.arange(30) >= healthy).astype(float)
+        for algorithm, noise in (("local", 0.6), ("fedavg", 0.05)):
+            for seed in range(3):
+                own = np.clip(0.3 + 0.4 * truth[site] + rng.normal(0, noise, 30), 0, 1)
+                chances[site, algorithm, seed] = own
+                rows += classified(scores, algorithm, site, truth[site], own, seed=seed)
+    return rows, truth, chances
+
+
 @pytest.mark.parametrize("metric", ["auc", "balanced_accuracy"])
-def test_joining_cannot_tell_where_a_class_has_few_patients(scores, metric):
-    # As with two healthy patients of 37: the shares of all move by what two of them decide.
-    alone, rows = np.linspace(0.30, 0.44, 8), []
-    for site, shift in (("A", 0.5), ("B", 0.4)):
-        rows += scores("local", "personal", site, alone, metric=metric)
-        rows += scores("fedavg", "global", site, alone * 1.1 + shift, metric=metric)
-    for site, count in (("A", 2), ("B", 6)):
-        for model, split, value in (("personal", "test", count), ("none", "outside", 1)):
-            (row,) = scores("local", model, site, [value], metric="rarest_class", split=split)
-            rows.append({**row, "case": "", "patient": "", "unit": "patients"})
+def test_metrics_of_a_set_are_estimated_from_classes_and_probabilities(two_sites, metric):
+    rows, truth, chances = two_sites
     few, enough = verdicts(rows, metric=metric).values()
     assert (few.answer, few.p, few.low) == ("cannot tell", None, None)
-    assert few.sentence == (
-        "Cannot tell: 2 test patients of the rarest class; at least 6 are needed."
-    )
-    assert enough.outcome == "better"
+    assert few.sentence == "Cannot tell: 2 test patients with class 0; at least 6 are needed."
+    score = {
+        "auc": roc_auc_score,
+        "balanced_accuracy": lambda labels, p: balanced_accuracy_score(labels, p > 0.5),
+    }[metric]
+    for found in (few, enough):
+        joined, alone = (
+            np.mean([score(truth[found.site], chances[found.site, name, s]) for s in range(3)])
+            for name in ("fedavg", "local")
+        )
+        assert (found.joined, found.reference) == pytest.approx((joined, alone))
+    assert enough.answer == "yes"
     (pooled,) = joining_table(results_frame(rows), metric).over_sites
     assert (pooled.verdict.answer, pooled.verdict.fewest) == ("cannot tell", 2)
+    assert pooled.verdict.fewest_of == "with class 0 at A"
+
+
+def test_the_area_of_several_models_of_a_training_is_the_mean_of_theirs(outside):
+    rng, truth = np.random.default_rng(0), np.repeat([0.0, 1.0], 8)
+    first, second, plain = rng.random((3, 16))
+    rows = []
+    for adapter, columns in (
+        ("none", {"_p0": 1 - plain, "_p1": plain}),
+        ("average", {"_p0_0": 1 - first, "_p1_0": first, "_p0_1": 1 - second, "_p1_1": second}),
+    ):
+        for metric, values in {**columns, "_class": truth, "auc": truth}.items():
+            rows += outside("fedavg", adapter, "A", values, metric=metric)
+    verdict = verdicts(rows, adapting_table, "auc")["A", "FedAvg + Average"]
+    mean = np.mean([roc_auc_score(truth, chance) for chance in (first, second)])
+    assert verdict.joined == pytest.approx(mean)
+    assert verdict.difference == pytest.approx(mean - roc_auc_score(truth, plain))
+
+
+def test_results_without_classes_have_no_verdict_on_a_metric_of_a_set(scores):
+    rows = scores("local", "personal", "A", [0.5] * 8, metric="auc")
+    rows += scores("fedavg", "global", "A", [0.75] * 8, metric="auc")
+    verdict = verdicts(rows, metric="auc")["A", "FedAvg global"]
+    assert (verdict.reason, verdict.difference) == ("no classes", 0.25)
+    assert verdict.sentence.startswith("Cannot tell: this run holds no classes and probabilities")
 
 
 def test_six_patients_that_all_gain_clearly_are_enough_with_any_number_of_methods(scores):

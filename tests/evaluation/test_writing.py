@@ -168,14 +168,15 @@ def test_tables_terminal_and_report_agree_where_a_class_is_rare(tmp_path, scores
     """As at a hospital with two healthy patients of 37: it cannot be told from so few."""
     metric, rng = "balanced_accuracy", np.random.default_rng(3)
     rows = []
-    for algorithm, model, mean in (("local", "personal", 0.55), ("fedavg", "global", 0.75)):
-        for site, rarest in (("zurich", 2), ("basel", 12)):
-            values = mean + rng.normal(0, 0.02, 37)
-            tested = scores(algorithm, model, site, values, metric=metric)
-            about = {**tested[0], "case": "", "patient": ""}
-            rows += tested
-            rows.append({**about, "metric": "rarest_class", "value": rarest, "unit": "patients"})
-            rows.append({**about, "split": "val", "value": mean})
+    for algorithm, model, right in (("local", "personal", 0.4), ("fedavg", "global", 0.95)):
+        for site, healthy in (("zurich", 2), ("basel", 12)):
+            truth = (np.arange(37) >= healthy).astype(float)
+            values = (rng.random(37) < right).astype(float)
+            for name in (metric, "accuracy"):
+                rows += scores(algorithm, model, site, values, metric=name)
+            rows += scores(algorithm, model, site, truth, metric="_class")
+            about = {**rows[-1], "case": "", "patient": "", "metric": metric}
+            rows.append({**about, "split": "val", "value": right})
     run_with(tmp_path, rows, ("local", "fedavg"))
     write_tables(tmp_path)
     answers = {

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from monai.losses.focal_loss import FocalLoss
-from sklearn.metrics import balanced_accuracy_score, roc_auc_score
+from sklearn.metrics import balanced_accuracy_score, brier_score_loss, roc_auc_score
 from torch import nn
 from torch.nn import functional
 
@@ -155,13 +155,17 @@ def test_a_chance_of_zero_gives_a_finite_log_loss() -> None:
     assert row["log_loss"] == pytest.approx(15 * math.log(10))
 
 
-def test_add_set_scores_adds_auc_and_balanced_accuracy_and_drops_private_keys() -> None:
+def test_add_set_scores_adds_auc_and_balanced_accuracy_beside_what_they_are_made_of() -> None:
     rng = np.random.default_rng(0)
     labels, chance = rng.integers(0, 2, 30), rng.random(30)
     task = ClassificationTask(["no", "yes"], metric="auc")
     rows = task.add_set_scores(rows_of(task, np.stack([1 - chance, chance], 1), labels))
-    assert {*rows[0]} == {"accuracy", "balanced_accuracy", "auc", "log_loss", "rarest_class"}
-    assert {row["rarest_class"] for row in rows} == {min(labels.sum(), 30 - labels.sum())}
+    metrics = {"accuracy", "balanced_accuracy", "auc", "log_loss", "brier"}
+    assert {*rows[0]} == metrics | {"_class", "_p0", "_p1"}
+    assert [row["_class"] for row in rows] == labels.tolist()
+    assert [row["_p1"] for row in rows] == pytest.approx(chance, abs=1e-6)
+    brier = np.mean([row["brier"] for row in rows])
+    assert brier == pytest.approx(brier_score_loss(labels, chance), abs=1e-6)
     auc, balanced = (np.mean([row[name] for row in rows]) for name in ("auc", "balanced_accuracy"))
     assert auc == pytest.approx(roc_auc_score(labels, chance), abs=1e-6)
     assert balanced == pytest.approx(balanced_accuracy_score(labels, chance > 0.5), abs=1e-6)
@@ -170,7 +174,8 @@ def test_add_set_scores_adds_auc_and_balanced_accuracy_and_drops_private_keys() 
 def test_only_the_metric_asked_for_is_given() -> None:
     task = ClassificationTask(2, metric="auc")
     rows = task.add_set_scores(rows_of(task, [[0.4, 0.6], [0.7, 0.3]], [1, 0], "auc"))
-    assert rows == [{"auc": 1.0, "rarest_class": 1}, {"auc": 1.0, "rarest_class": 1}]
+    assert [{name for name in row if name[0] != "_"} for row in rows] == [{"auc"}] * 2
+    assert [row["auc"] for row in rows] == [1.0, 1.0]
     assert task.add_set_scores(rows_of(task, [[0.4, 0.6]], [1], "accuracy")) == [{"accuracy": 1.0}]
 
 
@@ -183,12 +188,9 @@ def test_cases_of_one_patient_weigh_as_one() -> None:
     assert [row["patient"] for row in task.add_set_scores(named)] == ["a", "a", "b"]
 
 
-def test_the_rarest_class_is_counted_in_patients_and_among_the_classes_that_are_there() -> None:
-    task, labels = ClassificationTask(4), [1, 1, 1, 3, 3, 0, 0, 0]
-    rows = rows_of(task, np.full((8, 4), 0.25), labels)
-    named = [{"patient": name, **row} for name, row in zip("aaabcdef", rows, strict=True)]
-    assert {row["rarest_class"] for row in task.add_set_scores(named)} == {1}  # of class 1, "a"
-    assert {row["rarest_class"] for row in task.add_set_scores(named[3:])} == {2}
+def test_the_brier_score_of_several_classes_is_the_sum_over_them() -> None:
+    row = ClassificationTask(3).scores(torch.tensor([[0.2, 0.7, 0.1]]), example(0))
+    assert row["brier"] == pytest.approx(0.8**2 + 0.7**2 + 0.1**2, rel=1e-6)
 
 
 def test_an_area_of_one_class_is_undefined() -> None:

@@ -24,7 +24,7 @@ from collegium.core.dataset import Dataset
 from collegium.core.tensors import Tensors
 from collegium.errors import DataError
 from collegium.models.files import import_model
-from collegium.tasks import CaseScores, Task
+from collegium.tasks import PROBABILITY, CaseScores, Task
 
 INDEX_FILE = "index.json"
 """In the folder of the models: which are the server's and which are personal ones."""
@@ -143,11 +143,18 @@ class _Scorer:
 
 
 def _mean(by_model: Sequence[CaseScores]) -> dict[str, float | None]:
-    """Return the mean of every metric over the models; None if one of the scores is."""
+    """Return the mean of every metric over the models; None if one of the scores is.
+
+    The probabilities of several models stand one by one, under ``_p<class>_<model>``: an area under
+    a curve is that of each model, and not that of their mean.
+    """
     mean: dict[str, float | None] = {}
     for name in by_model[0]:
         if name != "patient":
             values = [scores[name] for scores in by_model]
+            if name.startswith(PROBABILITY) and len(values) > 1:
+                mean |= {f"{name}_{number}": value for number, value in enumerate(values)}
+                continue
             defined = [value for value in values if value is not None]
             mean[name] = sum(defined) / len(values) if len(defined) == len(values) else None
     return mean

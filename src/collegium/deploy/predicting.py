@@ -20,6 +20,7 @@ from collegium.evaluation.report.overlays import draw_overlay, prepare_case
 from collegium.experiment.config.building import task_of
 from collegium.experiment.job_results import plane_of
 from collegium.experiment.preflight import check_device
+from collegium.tasks import is_hidden
 from collegium.training.loop import LocalTraining, TrainingConfig
 
 PROBABILITIES = "predictions.csv"
@@ -131,7 +132,7 @@ class PredictionWriter:
     def scores(self) -> list[dict[str, Any]]:
         """The scores of all cases, if they have labels."""
         return [
-            _of_model(model) | row
+            _of_model(model) | {key: value for key, value in row.items() if not is_hidden(key)}
             for model, rows in self._scores.items()
             for row in self.task.add_set_scores(rows)
         ]

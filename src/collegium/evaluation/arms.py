@@ -4,25 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from collegium.evaluation.estimates import (
     Estimate,
+    estimate_auc,
+    estimate_balanced_accuracy,
     estimate_mean,
     estimate_over_strata,
     estimate_share,
 )
 from collegium.evaluation.pairs import Array, Numbers
 from collegium.evaluation.scores import METHOD, MethodKey
-from collegium.tasks import ALL_CASES
-
-if TYPE_CHECKING:
-    import pandas as pd
+from collegium.tasks import ALL_CASES, PROBABILITY, TRUE_CLASS
 
 SHARES = frozenset({"accuracy"})
 """Metrics of a case that are 0 or 1."""
+
+SOURCES = {"balanced_accuracy": "accuracy", "auc": PROBABILITY}
+"""The scores of cases that metrics of a set of cases are made of, beside the true classes."""
 
 Seeds = tuple[int, ...]
 
@@ -34,16 +37,24 @@ class SiteScores:
     Attributes:
         cases: (cases,) numbers of the cases, ascending.
         patients: (cases,) the number of each case's patient.
+        labels: (cases,) the true class of each case; 0 if the metric does not need it.
         trainings: Seed and fold of each training.
-        values: (cases, trainings); NaN if undefined, or if the case was not scored.
+        values: (cases, trainings, models, classes); NaN if undefined, or if the case was not
+            scored. There are several models only where an adapter averages the scores of several,
+            and several classes only of probabilities.
+        mean: The mean of the metric over cases and trainings; NaN if none is defined.
         withheld: Whether the scores of single cases stay at the site, so that only means are here.
+        known: Whether all is there that the metric's statistics need.
     """
 
     cases: Numbers
     patients: Numbers
+    labels: Numbers
     trainings: tuple[tuple[int, int], ...]
     values: Array
+    mean: float
     withheld: bool
+    known: bool
 
     @property
     def folds(self) -> set[int]:
@@ -55,13 +66,8 @@ class SiteScores:
         seeds = sorted({seed for seed, _ in self.trainings})
         return tuple(s for s in seeds if all((s, fold) in self.trainings for fold in folds))
 
-    def mean(self) -> float:
-        """Return the mean of all values; NaN if none is defined."""
-        defined = self.values[~np.isnan(self.values)]
-        return float(defined.mean()) if defined.size else float("nan")
-
     def of(self, rows: Numbers, seeds: Seeds, folds: Sequence[int]) -> Array:
-        """Return the values of some cases by seed, each the mean over folds.
+        """Return the values of some cases by seed.
 
         Args:
             rows: (n,) the places of the cases among all.
@@ -69,39 +75,106 @@ class SiteScores:
             folds: The folds wanted.
 
         Returns:
-            (n, seeds).
+            (n, seeds, models of all folds, classes).
         """
         columns = [[self.trainings.index((s, fold)) for fold in folds] for s in seeds]
-        return np.asarray(self.values[rows][:, np.array(columns, np.intp)].mean(axis=2))
+        values = self.values[rows][:, np.array(columns, np.intp)]
+        models, classes = values.shape[3:]
+        return values.reshape(len(rows), len(seeds), len(folds) * models, classes)
 
 
-def scores_by_site(scores: pd.DataFrame) -> dict[tuple[MethodKey, str], SiteScores]:
+def scores_by_site(scores: pd.DataFrame, metric: str) -> dict[tuple[MethodKey, str], SiteScores]:
     """Return the scores of one metric as arrays, by method and site.
 
     Cases and patients have the same numbers in all of them.
+
+    Args:
+        scores: The scores of single test cases, hidden ones included.
+        metric: What was measured.
     """
-    case, patient = (
-        np.unique(scores[name].to_numpy(str), return_inverse=True)[1].reshape(-1)
-        for name in ("case", "patient")
+    source = SOURCES.get(metric, metric)
+    names: list[str] = scores["metric"].unique().tolist()
+    places = {name: (0, 0) for name in names if name == source}
+    if source == PROBABILITY:
+        places = {name: found for name in names if (found := _class_and_model(name))}
+    needed = [*places, metric, *([TRUE_CLASS] if metric in SOURCES else [])]
+    frame = scores[scores["metric"].isin(needed)]
+    columns = _Columns(
+        pd.factorize(frame["case"], sort=True)[0],
+        pd.factorize(frame["patient"], sort=True)[0],
+        frame[["seed", "fold"]].to_numpy(np.int64),
+        frame["metric"].to_numpy(object),
+        frame["value"].to_numpy(np.float64),
+        (frame["case"] == ALL_CASES).to_numpy(),
     )
-    training = scores[["seed", "fold"]].to_numpy(np.int64)
-    values, withheld = (
-        scores["value"].to_numpy(np.float64),
-        (scores["case"] == ALL_CASES).to_numpy(),
+    groups: Any = frame.groupby([*METHOD, "site"]).indices
+    return {
+        ((str(algorithm), str(model)), str(site)): _site_scores(columns, rows, metric, places)
+        for (algorithm, model, site), rows in groups.items()
+        if (columns.metric[rows] == metric).any()
+    }
+
+
+def _class_and_model(name: str) -> tuple[int, int] | None:
+    """Return class and model of a probability, ``_p<class>`` or ``_p<class>_<model>``."""
+    numbers = name.removeprefix(PROBABILITY).split("_")
+    if not name.startswith(PROBABILITY) or not all(number.isdigit() for number in numbers):
+        return None
+    return int(numbers[0]), int(numbers[1]) if len(numbers) > 1 else 0
+
+
+@dataclass(frozen=True, eq=False)
+class _Columns:
+    """The columns of a table of scores, with cases and patients as numbers."""
+
+    case: Numbers
+    patient: Numbers
+    training: Numbers
+    metric: Any
+    value: Array
+    withheld: Any
+
+
+def _site_scores(
+    columns: _Columns, rows: Numbers, metric: str, places: Mapping[str, tuple[int, int]]
+) -> SiteScores:
+    """Return the scores of a method at a site.
+
+    Args:
+        columns: The scores of all.
+        rows: Those of the method at the site.
+        metric: What was measured.
+        places: Class and model of each score that is part of the values, by its name.
+    """
+    names = columns.metric[rows]
+    cases, case = np.unique(columns.case[rows], return_inverse=True)
+    named, training = np.unique(columns.training[rows], axis=0, return_inverse=True)
+    case, training = case.reshape(-1), training.reshape(-1)
+    patients, labels = np.zeros(cases.size, np.intp), np.full(cases.size, -1, np.intp)
+    patients[case] = columns.patient[rows]
+    present = {name: places[name] for name in dict.fromkeys(names.tolist()) if name in places}
+    models = 1 + max((model for _, model in present.values()), default=0)
+    classes = 1 + max((number for number, _ in present.values()), default=0)
+    values = np.full((cases.size, len(named), models, classes), np.nan)
+    for name, (number, model) in present.items():
+        own = names == name
+        values[case[own], training[own], model, number] = columns.value[rows][own]
+    true = names == TRUE_CLASS
+    labels[case[true]] = columns.value[rows][true].astype(np.intp)
+    if metric in SOURCES:
+        values[labels < 0] = np.nan
+    scored = columns.value[rows][names == metric]
+    defined = scored[~np.isnan(scored)]
+    return SiteScores(
+        cases,
+        patients,
+        np.maximum(labels, 0),
+        tuple((int(seed), int(fold)) for seed, fold in named),
+        values,
+        float(defined.mean()) if defined.size else float("nan"),
+        bool(columns.withheld[rows].any()),
+        bool(present) and (metric not in SOURCES or bool(true.any())),
     )
-    found = {}
-    groups: Any = scores.groupby([*METHOD, "site"]).indices
-    for (algorithm, model, site), rows in groups.items():
-        cases, row = np.unique(case[rows], return_inverse=True)
-        trainings, column = np.unique(training[rows], axis=0, return_inverse=True)
-        table = np.full((cases.size, len(trainings)), np.nan)
-        table[row.reshape(-1), column.reshape(-1)] = values[rows]
-        patients = np.zeros(cases.size, np.intp)
-        patients[row.reshape(-1)] = patient[rows]
-        named = tuple((int(seed), int(fold)) for seed, fold in trainings)
-        place = (str(algorithm), str(model)), str(site)
-        found[place] = SiteScores(cases, patients, named, table, bool(withheld[rows].any()))
-    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,6 +198,11 @@ class PairedSite:
     def withheld(self) -> bool:
         """Whether one of the arms has means only."""
         return self.joined.withheld or self.reference.withheld
+
+    @property
+    def known(self) -> bool:
+        """Whether both have all that an estimate needs."""
+        return not self.withheld and self.joined.known and self.reference.known
 
     @property
     def folds(self) -> list[int]:
@@ -154,13 +232,24 @@ class PairedSite:
         if not folds or not all(chosen):
             nobody = np.zeros((0, 1))
             return estimate_mean(nobody, nobody)
-        arms = [
+        joined, reference = (
             arm.of(own, some, folds)
             for arm, own, some in zip((self.joined, self.reference), rows, chosen, strict=True)
-        ]
+        )
+        patients, labels = self.joined.patients[rows[0]], self.joined.labels[rows[0]]
+        if metric == "auc":
+            return estimate_auc(
+                joined, reference, labels, patients, classes=joined.shape[-1],
+                same_trainings=self.shared,
+            )  # fmt: skip
+        joined, reference = joined.mean(axis=(2, 3)), reference.mean(axis=(2, 3))
+        if metric == "balanced_accuracy":
+            return estimate_balanced_accuracy(
+                joined, reference, labels, patients, classes=max(2, 1 + int(labels.max(initial=0))),
+                same_trainings=self.shared,
+            )  # fmt: skip
         estimator = estimate_share if metric in SHARES else estimate_mean
-        patients = self.joined.patients[rows[0]]
-        return estimator(arms[0], arms[1], patients, same_trainings=self.shared)
+        return estimator(joined, reference, patients, same_trainings=self.shared)
 
 
 def estimate_over_sites(pairs: Mapping[str, PairedSite], metric: str) -> Estimate:

@@ -8,7 +8,7 @@ text on a terminal, ``verdicts.json`` and the report all show those of `joining_
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from statistics import fmean
 
 import pandas as pd
@@ -31,7 +31,6 @@ from collegium.evaluation.scores import (
     higher_is_better,
     method_name,
     position,
-    rarest_class,
     relevant_difference,
     unit_of,
 )
@@ -42,7 +41,7 @@ from collegium.evaluation.verdicts import (
     Verdict,
     corrected,
     judge,
-    withheld_verdict,
+    verdict_of_means,
 )
 
 
@@ -142,7 +141,6 @@ class _Question:
         same: The other names of the model of a method.
         choices: What each site would choose.
         pooled: Labels of the algorithms that nobody can join.
-        rarest: By site the patients of the rarest class, if the scores depend on it.
     """
 
     metric: str
@@ -152,7 +150,6 @@ class _Question:
     same: Mapping[MethodKey, Sequence[MethodKey]]
     choices: Mapping[str, Choice] = field(default_factory=dict)
     pooled: Collection[str] = ()
-    rarest: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def where(self) -> Where:
@@ -182,16 +179,6 @@ class _Question:
                 found.append(key)
                 known |= {key, *self.same.get(key, ())}
         return found
-
-    def estimate(self, site: str, pair: PairedSite) -> Estimate:
-        """Return the estimate at a site."""
-        return self.guarded(pair.estimate(self.metric), self.rarest.get(site))
-
-    def guarded(self, found: Estimate, rarest: int | None) -> Estimate:
-        """Return an estimate that knows how many patients the rarest class has."""
-        if rarest is None:
-            return found
-        return replace(found, fewest=min(found.fewest, rarest), fewest_of="of the rarest class")
 
 
 def joining_table(
@@ -223,7 +210,7 @@ def joining_table(
         The comparisons; none, with the reason, if nobody trained alone.
     """
     own = results[results["variation"] == variation]
-    every = final_scores(own)
+    every = final_scores(own, hidden=True)
     scores = every[every["metric"] == metric]
     question = _Question(
         metric,
@@ -233,9 +220,8 @@ def joining_table(
         same_models(every, metric),
         choose_on_validation(own, local, pooled),
         pooled,
-        rarest_class(results, metric, variation=variation),
     )
-    arms = scores_by_site(scores)
+    arms = scores_by_site(every, metric)
     alone: dict[str, MethodKey] = {}
     for model in ("global", "personal"):
         alone |= {site: key for key, site in arms if key == (local, model)}
@@ -273,7 +259,7 @@ def adapting_table(
         The comparisons by site, algorithm and adapter. `missing` names the algorithms whose models
         were adapted but never scored without an adapter, and says which of them never can be.
     """
-    every = final_scores(results, where="outside", variation=variation)
+    every = final_scores(results, where="outside", variation=variation, hidden=True)
     scores = every[every["metric"] == metric]
     question = _Question(
         metric,
@@ -281,9 +267,8 @@ def adapting_table(
         relevant_difference(metric, relevant),
         "adapting",
         same_models(every, metric),
-        rarest=rarest_class(results, metric, "outside", variation),
     )
-    arms = scores_by_site(scores)
+    arms = scores_by_site(every, metric)
     found: list[Comparison] = []
     lacking = []
     labels = scores["algorithm"].unique()
@@ -364,41 +349,34 @@ def _compare(
             if (key, site) in arms
         }
         estimates = {
-            key: None if pair.withheld else question.estimate(site, pair)
+            key: pair.estimate(question.metric) if pair.known else None
             for key, pair in pairs.items()
         }
         for key, estimate in estimates.items():
             if estimate is None or estimate.patients:
                 usable[key][site] = pairs[key]
-        means = {key: (pair.joined.mean(), pair.reference.mean()) for key, pair in pairs.items()}
-        found += _judged(question, site, estimates, means, references[site])
+        alone = {key: [pair] for key, pair in pairs.items()}
+        found += _judged(question, site, estimates, alone, references[site])
     scored = {site for pairs in usable.values() for site in pairs}
     everywhere = {key: pairs for key, pairs in usable.items() if pairs.keys() == scored}
     if len(scored) < 2 or not everywhere:
         return found
-    least = min((question.rarest[s] for s in scored if s in question.rarest), default=None)
     pooled = {
-        key: None
-        if any(pair.withheld for pair in pairs.values())
-        else question.guarded(estimate_over_sites(pairs, question.metric), least)
+        key: estimate_over_sites(pairs, question.metric)
+        if all(pair.known for pair in pairs.values())
+        else None
         for key, pairs in everywhere.items()
     }
-    means = {
-        key: (
-            fmean(pair.joined.mean() for pair in pairs.values()),
-            fmean(pair.reference.mean() for pair in pairs.values()),
-        )
-        for key, pairs in everywhere.items()
-    }
+    by_key = {key: [*pairs.values()] for key, pairs in everywhere.items()}
     reference = next(iter(references.values()))
-    return [*found, *_judged(question, AVERAGE, pooled, means, reference, over_sites=True)]
+    return [*found, *_judged(question, AVERAGE, pooled, by_key, reference, over_sites=True)]
 
 
 def _judged(
     question: _Question,
     site: str,
     estimates: Mapping[MethodKey, Estimate | None],
-    means: Mapping[MethodKey, tuple[float, float]],
+    pairs: Mapping[MethodKey, Sequence[PairedSite]],
     reference: MethodKey,
     *,
     over_sites: bool = False,
@@ -410,8 +388,8 @@ def _judged(
     Args:
         question: What is asked.
         site: The site, or "average".
-        estimates: The difference of each method; None where a site sends means only.
-        means: The means of method and reference, for those.
+        estimates: The difference of each method; None where only means are known.
+        pairs: What they were made of, of each site.
         reference: The reference.
         over_sites: Whether they are over all sites.
     """
@@ -420,7 +398,7 @@ def _judged(
     for key, estimate in estimates.items():
         subject = question.subject(site, key)
         if estimate is None:
-            verdicts.append(withheld_verdict(subject, *means[key]))
+            verdicts.append(_of_means(subject, pairs[key]))
             continue
         chosen, others = choice is not None and choice.method == key, []
         if chosen:
@@ -442,3 +420,10 @@ def _judged(
         yield Comparison(
             algorithm=key[0], model=key[1], verdict=verdict, over_sites=over_sites, chosen=chosen
         )
+
+
+def _of_means(subject: Subject, pairs: Sequence[PairedSite]) -> Verdict:
+    """Return the verdict where there is no estimate."""
+    withheld = any(pair.withheld for pair in pairs)
+    means = (fmean(getattr(pair, arm).mean for pair in pairs) for arm in ("joined", "reference"))
+    return verdict_of_means(subject, *means, reason="withheld" if withheld else "no classes")

@@ -225,7 +225,9 @@ def estimate_auc(
 
     Args:
         joined: (cases, trainings) of the arm that joined, the higher the more likely is class 1;
-            with more than two classes (cases, trainings, classes), the probability of each.
+            with more than two classes (cases, trainings, classes), the probability of each. Or
+            (cases, trainings, models, classes), where a training gave several models, such as those
+            of its folds: its area is the mean of theirs.
         reference: The same of the reference, of the same cases.
         labels: (cases,) the true class of each case, from 0.
         patients: See `estimate_mean`.
@@ -240,7 +242,7 @@ def estimate_auc(
     """
     pair = pair_scores(joined, reference, patients, labels=labels, same_trainings=same_trainings)
     names, counted = _names(classes), _counted(pair.labels, classes)
-    if len(names) > 2 and any(s.shape[2:] != (len(names),) for s in (pair.joined, pair.reference)):
+    if len(names) > 2 and any(s.shape[-1] != len(names) for s in (pair.joined, pair.reference)):
         raise ValueError(f"scores of {len(names)} classes are (cases, trainings, {len(names)})")
     sizes = {name: pair.where(pair.labels == c).count for c, name in counted.items()}
     if all(sizes.values()):
@@ -409,17 +411,22 @@ def _placements(scores: Array, labels: Numbers, classes: Sequence[int]) -> Array
     Of two classes, that of a case is its placement among the cases of the other class by the number
     of cases of its own; of more, the mean of this over one class against the rest.
     """
-    ranked = [1] if scores.ndim == 2 else classes
-    parts = np.zeros(scores.shape[:2])
-    for c in ranked:
+    by_class = scores[..., None] if scores.ndim == 2 else scores
+    if by_class.ndim == 3:
+        by_class = by_class[:, :, None]
+    last = by_class.shape[-1]
+    # of two classes the second is ranked, which is the last column, or the only one
+    columns = {c: c for c in classes} if last > 2 else {1: last - 1}
+    parts = np.zeros(by_class.shape[:3])
+    for c, column in columns.items():
         own = labels == c
-        for training in range(scores.shape[1]):
-            values = scores[:, training] if scores.ndim == 2 else scores[:, training, c]
+        for place in np.ndindex(by_class.shape[1:3]):
+            values = by_class[:, *place, column]
             for rows, sign in ((own, 1), (~own, -1)):
                 mine, others = sign * values[rows], sign * values[~rows]
                 below = weight_below(mine, others, np.ones(others.size))
-                parts[rows, training] += below / (mine.size * len(ranked))
-    return parts
+                parts[rows, *place] += below / (mine.size * len(columns))
+    return np.asarray(parts.mean(axis=2))
 
 
 def _over_classes(parts: PairedScores, scale: float, sizes: Mapping[str, int]) -> Estimate:

@@ -112,7 +112,7 @@ def pair_scores(
         raise ValueError("both arms need the same cases, each with its patient and its class")
     if any(values.ndim < 2 or not values.shape[1] for values in arms):
         raise ValueError("both arms need scores of at least one training, (cases, trainings)")
-    if same_trainings and arms[0].shape != arms[1].shape:
+    if same_trainings and arms[0].shape[1] != arms[1].shape[1]:
         raise ValueError("arms of the same trainings need equally many of them")
     defined = np.ones(cases, bool)
     for values in arms:

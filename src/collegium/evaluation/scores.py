@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from collegium.tasks import RAREST_CLASS, SET_METRICS
+from collegium.tasks import HIDDEN
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,6 +91,7 @@ def final_scores(
     *,
     where: Where = "inside",
     variation: str | None = None,
+    hidden: bool = False,
 ) -> pd.DataFrame:
     """Return the scores of single test cases.
 
@@ -99,6 +100,7 @@ def final_scores(
         metric: Of one metric; None of all.
         where: Of sites inside or outside.
         variation: Of one setting of a sweep, "" for those outside a sweep; None of all.
+        hidden: Whether to return classes and probabilities of cases too, see `is_hidden`.
     """
     wanted = (results["split"] == SPLITS[where]) & (results["case"] != "")
     wanted &= results["model"] != ""
@@ -106,6 +108,8 @@ def final_scores(
         wanted &= results["metric"] == metric
     if variation is not None:
         wanted &= results["variation"] == variation
+    if metric is None and not hidden:
+        wanted &= ~results["metric"].str.startswith(HIDDEN)
     return results[wanted]
 
 
@@ -157,24 +161,6 @@ def site_means(scores: pd.DataFrame) -> pd.DataFrame:
     return group_means(group_means(scores, [*training, "patient"]), training)
 
 
-def rarest_class(
-    results: pd.DataFrame, metric: str, where: Where = "inside", variation: str = ""
-) -> dict[str, int]:
-    """Return by site how many patients the rarest class has, of a metric that depends on it.
-
-    Args:
-        results: The table of results.
-        metric: The metric.
-        where: Of sites inside or outside.
-        variation: The setting of a sweep.
-    """
-    if metric not in SET_METRICS:
-        return {}
-    counted = (results["metric"] == RAREST_CLASS) & (results["split"] == SPLITS[where])
-    counts = results[counted & (results["variation"] == variation)].fillna({"value": 0.0})
-    return {str(site): int(least) for site, least in counts.groupby("site")["value"].min().items()}
-
-
 def unit_of(scores: pd.DataFrame) -> str:
     """Return the unit of the scores of one metric."""
     return min(scores["unit"].unique(), default="")
@@ -209,6 +195,7 @@ def _family(metric: str) -> str:
 def headline_metric(results: pd.DataFrame) -> str:
     """Return the metric that selects models on validation, or else the first that was scored."""
     scored = results[(results["model"] != "") & (results["metric"] != "loss")]
+    scored = scored[~scored["metric"].str.startswith(HIDDEN)]
     first = scored.drop_duplicates("split").set_index("split")["metric"]
     return next((str(first[s]) for s in ("val", "test", "outside") if s in first), "loss")
 

@@ -88,6 +88,11 @@ def _identical(verdict: Verdict) -> str:
 def _cannot_tell(verdict: Verdict) -> str:
     if verdict.reason == "withheld":
         return _WITHHELD
+    if verdict.reason == "no classes":
+        return (
+            f"Cannot tell: this run holds no classes and probabilities of its cases, of which "
+            f"{name_in_sentence(verdict.metric)} is made; run it again to have them."
+        )
     if verdict.reason == "no pair":
         return "Cannot tell: no patient has a score with both."
     if verdict.reason in ("few patients", "few events"):

@@ -22,7 +22,9 @@ from collegium.evaluation.sentences import sentence_of
 from collegium.heterogeneity.evidence import holm
 
 Outcome = Literal["better", "worse", "equivalent", "cannot tell", "identical"]
-Reason = Literal["", "no pair", "few patients", "few events", "same difference", "withheld"]
+Reason = Literal[
+    "", "no pair", "few patients", "few events", "same difference", "withheld", "no classes"
+]
 """Why nobody can tell, beside an interval that holds gain and loss."""
 
 Question = Literal["joining", "adapting"]
@@ -228,17 +230,20 @@ def judge(
     return _with_interval(verdict, bars, estimate.centre or 0.0)
 
 
-def withheld_verdict(subject: Subject, joined: float, reference: float) -> Verdict:
-    """Return the verdict where a site sends counts and means only: nobody can tell from these.
+def verdict_of_means(
+    subject: Subject, joined: float, reference: float, *, reason: Reason
+) -> Verdict:
+    """Return the verdict where only means are known: nobody can tell from these.
 
     Args:
         subject: What it is about.
         joined: Mean of the method, NaN if it is undefined.
         reference: Mean of the reference.
+        reason: Why there is no more.
     """
     means = [None if isnan(value) else value for value in (joined, reference, joined - reference)]
     return Verdict(
-        **asdict(subject), outcome="cannot tell", reason="withheld", joined=means[0],
+        **asdict(subject), outcome="cannot tell", reason=reason, joined=means[0],
         reference=means[1], difference=means[2],
     )  # fmt: skip
 

@@ -35,7 +35,7 @@ from collegium.models.files import export_model
 from collegium.runtime.client import ClientRuntime
 from collegium.runtime.run import RoundRecord, Run
 from collegium.runtime.selection import BestModel
-from collegium.tasks import CASES, NON_SCORE_KEYS, RAREST_CLASS, SegmentationTask
+from collegium.tasks import CASES, NON_SCORE_KEYS, SegmentationTask
 
 Array = NDArray[Any]
 
@@ -116,15 +116,14 @@ def outside_rows(job: Job, site: str, adapter: str, folder: Path) -> Iterator[Re
 def _score_rows(
     cases: Sequence[Mapping[str, Any]], units: Mapping[str, str], about: Mapping[str, Any]
 ) -> Iterator[ResultRow]:
-    """Yield a row per case and metric; and how many cases a mean or the rarest class is of."""
+    """Yield a row per case and metric, hidden ones included; and how many cases a mean is of."""
     for case in cases:
         named = {"case": case["case"], "patient": case["patient"]}
         for metric in (key for key in case if key not in NON_SCORE_KEYS):
-            yield dict(**about, **named, metric=metric, value=case[metric], unit=units[metric])
+            unit = units.get(metric, "")
+            yield dict(**about, **named, metric=metric, value=case[metric], unit=unit)
     if cases and CASES in cases[0]:
         yield dict(**about, metric=CASES, value=cases[0][CASES], unit="cases")
-    if cases and RAREST_CLASS in cases[0]:
-        yield dict(**about, metric=RAREST_CLASS, value=cases[0][RAREST_CLASS], unit="patients")
 
 
 def selected_model(run: Run) -> Tensors | None:

@@ -45,6 +45,7 @@ from collegium.runtime.ledger import Ledger
 from collegium.runtime.selection import BestModel, mean_row
 from collegium.runtime.server import Request, handler_of
 from collegium.runtime.state import Store
+from collegium.tasks import is_hidden
 from collegium.training.fisher import diagonal_fisher
 from collegium.training.loop import LocalTraining, Progress, count_steps
 from collegium.training.objectives import Objective
@@ -389,7 +390,10 @@ class ClientRuntime:
             )
             key.append((case, patient, example.case, example.patient))
         self._write_key(split, key)
-        return task.add_set_scores(rows)
+        scored = task.add_set_scores(rows)
+        if not headline:
+            return scored
+        return [{k: value for k, value in row.items() if not is_hidden(k)} for row in scored]
 
     def _write_key(self, split: str, key: Sequence[tuple[str, str, str, str]]) -> None:
         path = self.root / f"cases-{split}.csv"

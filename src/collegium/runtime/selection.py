@@ -8,7 +8,7 @@ from typing import Any
 
 from collegium.core.tensors import Tensors
 from collegium.runtime.state import Store
-from collegium.tasks import ALL_CASES, CASES, NON_SCORE_KEYS, RAREST_CLASS
+from collegium.tasks import ALL_CASES, CASES, NON_SCORE_KEYS, is_hidden
 
 _NAME = "best"
 
@@ -25,11 +25,10 @@ def mean_row(rows: Sequence[Mapping[str, Any]], metric: str) -> list[dict[str, A
     """
     if not rows:
         return []
-    scores = [name for name in rows[0] if name not in NON_SCORE_KEYS]
-    kept = {name: rows[0][name] for name in (RAREST_CLASS,) if name in rows[0]}
+    scores = [name for name in rows[0] if name not in NON_SCORE_KEYS and not is_hidden(name)]
     defined = sum(row[metric] is not None for row in rows)
     means = {name: mean_defined([row[name] for row in rows]) for name in scores}
-    return [{"case": ALL_CASES, "patient": ALL_CASES, CASES: defined, **means, **kept}]
+    return [{"case": ALL_CASES, "patient": ALL_CASES, CASES: defined, **means}]
 
 
 def scores_of(rows: Iterable[Mapping[str, Any]], metric: str) -> list[float | None]:

@@ -3,11 +3,14 @@
 from collegium.tasks.base import (
     ALL_CASES,
     CASES,
+    HIDDEN,
     NON_SCORE_KEYS,
-    RAREST_CLASS,
+    PROBABILITY,
+    TRUE_CLASS,
     CaseScores,
     SupervisedTask,
     Task,
+    is_hidden,
 )
 from collegium.tasks.classification import SET_METRICS, ClassificationTask
 from collegium.tasks.segmentation import SegmentationTask
@@ -15,12 +18,15 @@ from collegium.tasks.segmentation import SegmentationTask
 __all__ = [
     "ALL_CASES",
     "CASES",
+    "HIDDEN",
     "NON_SCORE_KEYS",
-    "RAREST_CLASS",
+    "PROBABILITY",
     "SET_METRICS",
+    "TRUE_CLASS",
     "CaseScores",
     "ClassificationTask",
     "SegmentationTask",
     "SupervisedTask",
     "Task",
+    "is_hidden",
 ]

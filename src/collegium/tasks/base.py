@@ -15,17 +15,31 @@ if TYPE_CHECKING:
 CaseScores = dict[str, Any]
 """The scores of a case by metric, beside the keys that identify the case."""
 
-RAREST_CLASS = "rarest_class"
-"""The number of patients of the rarest class, given beside scores that depend on it."""
-
 CASES = "cases"
 """In a row that stands for several cases: how many of them have a score."""
 
 ALL_CASES = "mean"
 """The case and the patient of a row that stands for all cases, whose scores stay at their site."""
 
-NON_SCORE_KEYS = ("case", "patient", CASES, RAREST_CLASS)
+NON_SCORE_KEYS = ("case", "patient", CASES)
 """The keys of `CaseScores` that are not metrics."""
+
+HIDDEN = "_"
+"""The start of keys of `CaseScores` that are no metrics of their own but what some are made of."""
+
+TRUE_CLASS = f"{HIDDEN}class"
+"""The number of a case's true class, beside metrics that depend on how many cases each has."""
+
+PROBABILITY = f"{HIDDEN}p"
+"""Before the number of a class: the probability that was predicted for it."""
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether a key of `CaseScores` is hidden: it leaves a site with its cases' scores only.
+
+    No table shows it.
+    """
+    return name.startswith(HIDDEN)
 
 
 class Task(Protocol):
@@ -89,8 +103,8 @@ class Task(Protocol):
             metrics: The metrics to compute; None: all of them.
 
         Returns:
-            The score by metric; None is undefined, and never averaged. Keys that begin with "_"
-            hold what `add_set_scores` needs; they never leave a site.
+            The score by metric; None is undefined, and never averaged. Hidden keys, see
+            `is_hidden`, hold what `add_set_scores` and the statistics of its metrics need.
         """
 
     def add_set_scores(self, rows: Sequence[CaseScores]) -> list[CaseScores]:

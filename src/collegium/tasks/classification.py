@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -12,7 +11,14 @@ import numpy as np
 
 from collegium.core.lazy import functional, nn, torch
 from collegium.errors import ConfigError, DataError
-from collegium.tasks.base import RAREST_CLASS, CaseScores, WholeCaseTask, device_of
+from collegium.tasks.base import (
+    PROBABILITY,
+    TRUE_CLASS,
+    CaseScores,
+    WholeCaseTask,
+    device_of,
+    is_hidden,
+)
 from collegium.tasks.losses import weighted_focal_loss
 from collegium.tasks.metrics.classification import (
     auc_pseudovalues,
@@ -33,7 +39,8 @@ class ClassificationTask(WholeCaseTask):
     """The task of giving every case one of several classes.
 
     Its scores: "accuracy", 1 or 0 for a case; "log_loss", minus the logarithm of the probability of
-    the true class, lower is better; and, as one pseudo-value for each case of a set,
+    the true class, lower is better; "brier", the squared error of the probabilities summed over the
+    classes (half of it with two), lower is better; and, as one pseudo-value for each case of a set,
     "balanced_accuracy" and "auc", the area under the ROC curve (with more than two classes the mean
     of one against the rest), which is undefined if all cases are of one class. See
     `collegium.tasks.metrics.classification` for the pseudo-values.
@@ -50,7 +57,7 @@ class ClassificationTask(WholeCaseTask):
     """
 
     units: Mapping[str, str] = MappingProxyType(
-        dict.fromkeys(("accuracy", "balanced_accuracy", "auc", "log_loss"), "")
+        dict.fromkeys(("accuracy", "balanced_accuracy", "auc", "log_loss", "brier"), "")
     )
 
     def __init__(
@@ -107,22 +114,26 @@ class ClassificationTask(WholeCaseTask):
             raise DataError(f"case {example.case!r} has no class; name one, or leave the case out")
         label = int(example.batch["label"][0])
         probabilities = prediction.double().mean(dim=0).clamp(min=1e-15)
+        errors = probabilities - functional.one_hot(torch.tensor(label), self.classes)
         wanted = [*self.units] if metrics is None else [*metrics]
         own = {
             "accuracy": float(probabilities.argmax() == label),
             "log_loss": -math.log(float(probabilities[label])),
+            "brier": float(errors.square().sum()) / (2 if self.classes == 2 else 1),
         }
         scores: dict[str, float | None] = {name: own.get(name) for name in wanted}
-        inputs = {f"_p{index}": float(value) for index, value in enumerate(probabilities)}
-        return {**scores, "_class": float(label), **inputs}
+        inputs = {f"{PROBABILITY}{c}": float(value) for c, value in enumerate(probabilities)}
+        return {**scores, TRUE_CLASS: float(label), **inputs}
 
     def add_set_scores(self, rows: Sequence[CaseScores]) -> list[CaseScores]:
         """Return the rows with pseudo-values of balanced accuracy and AUC; patients weigh the same.
 
-        Each row also gets the number of patients of the rarest class, of the classes present.
+        Classes and probabilities stay beside these two, whose statistics need them.
         """
-        labels = [int(row["_class"]) for row in rows]
-        probabilities = np.array([[row[f"_p{c}"] for c in range(self.classes)] for row in rows])
+        labels = [int(row[TRUE_CLASS]) for row in rows]
+        probabilities = np.array(
+            [[row[f"{PROBABILITY}{c}"] for c in range(self.classes)] for row in rows]
+        )
         patients = [str(row.get("patient", index)) for index, row in enumerate(rows)]
         added: dict[str, list[float] | None] = {}
         if rows and "auc" in rows[0]:
@@ -130,12 +141,9 @@ class ClassificationTask(WholeCaseTask):
         if rows and "balanced_accuracy" in rows[0]:
             correct = (probabilities.argmax(axis=1) == labels).astype(float)
             added["balanced_accuracy"] = balanced_accuracy_pseudovalues(correct, labels, patients)
-        sizes = Counter(label for label, _ in {*zip(labels, patients, strict=True)})
-        rarest = {RAREST_CLASS: min(sizes.values())} if added else {}
         return [
-            {name: value for name, value in row.items() if not name.startswith("_")}
+            {name: value for name, value in row.items() if added or not is_hidden(name)}
             | {name: values[index] if values else None for name, values in added.items()}
-            | rarest
             for index, row in enumerate(rows)
         ]
 

@@ -21,6 +21,7 @@ from collegium.experiment.config.schema import flat
 from collegium.experiment.grid import Job
 from collegium.experiment.job_results import DEPLOYED
 from collegium.experiment.jobs import Event
+from collegium.tasks import is_hidden
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -80,7 +81,7 @@ def points_of_rows(results: pd.DataFrame) -> list[Point]:
     for row in rows:
         scored = row.model == "global" and (row.split, row.round) in personal
         kind = f"{row.model}/" if scored or row.split == "outside" else ""
-        if not math.isnan(row.value):
+        if not math.isnan(row.value) and not is_hidden(row.metric):
             name = f"{row.split}/{kind}{row.metric}"
             values.setdefault((name, row.site, row.round), []).append(row.value)
         if row.split == "train" and row.metric == "loss":
