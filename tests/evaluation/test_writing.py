@@ -41,7 +41,7 @@ def test_every_table_of_a_run_is_written_in_every_form(tmp_path, three_methods, 
         "dice-adapting.csv", "dice-adapting.md", "dice-adapting.tex", "dice-adapting.txt",
         "dice-joining.csv", "dice-joining.md", "dice-joining.tex", "dice-joining.txt",
         "dice-outside.csv", "dice-outside.md", "dice-outside.tex", "dice-outside.txt",
-        "dice.csv", "dice.md", "dice.tex", "dice.txt",
+        "dice.csv", "dice.md", "dice.tex", "dice.txt", "verdicts.json",
     ]  # fmt: skip
     folder = tmp_path / "tables"
     fedavg = cells_of(method_table(results_frame(rows), "dice"))["FedAvg global"]["A"]
@@ -92,7 +92,7 @@ def test_settings_of_a_sweep_have_their_own_files_and_one_together(tmp_path, sco
         rows += outside("fedavg", "none", "A", [0.25], variation=name)
     run_with(tmp_path, rows)
     names = {path.name for path in write_tables(tmp_path)}
-    assert len(names) == 4 * 2 * (4 + 4) + 2 * 4
+    assert len(names) == 4 * 2 * (4 + 4) + 2 * 4 + 1
     assert names >= {
         "dice-tau=0.5.md", "dice-outside-tau=0.9.tex", "dice-tau=0.5-joining.md",
         "dice-tau=0.9-adapting.csv", "dice-sweep.csv", "dice-outside-sweep.txt",

@@ -108,6 +108,14 @@ def test_experiment_runs_and_is_not_run_again(settings):
     assert again == []
     assert bits(output) == before
     assert _tables_agree_with_scores(config)
+    other = parse_config({**settings, "report": {"relevant": {"dice": 0.25}}})
+    run_experiment(other, again.append)
+    assert again == []
+    assert read_run_config(output).report.relevant == {"dice": 0.25}
+    verdicts = json.loads((output / "tables" / "verdicts.json").read_text())
+    assert {e["verdict"]["relevant"] for e in verdicts if e["verdict"]["metric"] == "dice"} <= {
+        0.25
+    }
     folder = jobs_of(config)[1].folder
     network = build_model("unet", **{k: v for k, v in MODEL.items() if k != "name"})
     norm = find_parts(network).norm

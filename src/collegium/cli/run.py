@@ -19,7 +19,7 @@ app.add_typer(config_app, name="config")
 
 
 def run_and_report(config: "ExperimentConfig", jobs: int | None) -> None:
-    """Run an experiment, show its progress, and print the path of its report.
+    """Run an experiment, show its progress, and print its answers and the path of its report.
 
     Args:
         config: the experiment.
@@ -27,6 +27,7 @@ def run_and_report(config: "ExperimentConfig", jobs: int | None) -> None:
     """
     from rich.console import Console
 
+    from collegium.evaluation.writing import run_answers
     from collegium.experiment.progress import show_progress
 
     try:
@@ -35,6 +36,8 @@ def run_and_report(config: "ExperimentConfig", jobs: int | None) -> None:
     except KeyboardInterrupt:
         command = f"collegium resume {shlex.quote(config.output)}"
         fail(f"stopped; finished rounds are kept, continue with: {command}", INTERRUPTED)
+    for line in run_answers(output):
+        typer.echo(line)
     typer.echo(output / "report.html")
 
 
@@ -118,13 +121,15 @@ def report(output: RunFolder) -> None:
 @app.command()
 @guarded
 def tables(output: RunFolder) -> None:
-    """Write the tables of a run as text, Markdown, LaTeX and CSV, and print the text."""
-    from collegium.evaluation.writing import write_tables
+    """Write the tables and verdicts of a run, print the tables as text, and then its answers."""
+    from collegium.evaluation.writing import run_answers, write_tables
 
     files = write_tables(output)
     for file in files:
         if file.suffix == ".txt":
             typer.echo(file.read_text(encoding="utf-8"))
+    for line in run_answers(output):
+        typer.echo(line)
     typer.echo(files[0].parent)
 
 

@@ -26,7 +26,7 @@ def numbers_text(found: Comparison, sides: tuple[str, str]) -> str:
 
 
 def answer_lines(table: ComparisonTable) -> list[str]:
-    """Return the answers to single sites, a line each after the question; none without answers.
+    """Return the answers to single sites, a line each after the question; none without any site.
 
     Args:
         table: The comparisons with training alone, or with unadapted models.
@@ -38,5 +38,11 @@ def answer_lines(table: ComparisonTable) -> list[str]:
         f"{c.verdict.site}: {c.verdict.answer}. {numbers_text(c, table.sides)}. "
         f"{c.verdict.sentence}"
         for c in table.answers
+    ]
+    answered = {c.verdict.site for c in table.answers}
+    lines += [
+        f"{site}: no method was chosen, for it has no scores on validation."
+        for site in dict.fromkeys(c.verdict.site for c in table.by_site)
+        if site not in answered
     ]
     return [table.question, *lines] if lines else []

@@ -252,19 +252,27 @@ class PairedSite:
         return estimator(joined, reference, patients, same_trainings=self.shared)
 
 
-def estimate_over_sites(pairs: Mapping[str, PairedSite], metric: str) -> Estimate:
+def estimate_over_sites(
+    pairs: Mapping[str, PairedSite], estimates: Mapping[str, Estimate], metric: str
+) -> Estimate:
     """Estimate the mean difference over sites, of the trainings that all of them have.
 
     Args:
         pairs: The method and the reference at each site, by its name.
+        estimates: The estimates of the sites.
         metric: What was measured.
     """
+    own = {site: pair.seeds for site, pair in pairs.items()}
     joined, reference = (
-        tuple(sorted(set.intersection(*(set(pair.seeds[arm]) for pair in pairs.values()))))
+        tuple(sorted(set.intersection(*(set(seeds[arm]) for seeds in own.values()))))
         for arm in (0, 1)
     )
+    common = joined, reference
     return estimate_over_strata(
-        {f"at {site}": pair.estimate(metric, (joined, reference)) for site, pair in pairs.items()}
+        {
+            f"at {site}": estimates[site] if own[site] == common else pair.estimate(metric, common)
+            for site, pair in pairs.items()
+        }
     )
 
 

@@ -22,6 +22,7 @@ from collegium.evaluation.arms import (
 )
 from collegium.evaluation.choice import Choice, choose_on_validation
 from collegium.evaluation.estimates import Estimate
+from collegium.evaluation.results import AlgorithmLabels
 from collegium.evaluation.scores import (
     NO_ADAPTER,
     RELEVANT,
@@ -234,6 +235,28 @@ def joining_table(
     return _table(question, found, "" if alone else missing, variation)
 
 
+def joining_of(
+    results: pd.DataFrame,
+    metric: str,
+    labels: AlgorithmLabels,
+    relevant: Mapping[str, float],
+    variation: str,
+) -> ComparisonTable:
+    """Return the comparisons of a run with training alone, see `joining_table`.
+
+    Args:
+        results: The table of results.
+        metric: Which metric.
+        labels: The labels of the algorithms of the run.
+        relevant: The smallest relevant differences, by metric.
+        variation: The setting of a sweep.
+    """
+    return joining_table(
+        results, metric, labels.order, local=labels.local, pooled=labels.pooled,
+        relevant=relevant, variation=variation,
+    )  # fmt: skip
+
+
 def adapting_table(
     results: pd.DataFrame,
     metric: str,
@@ -339,22 +362,22 @@ def _compare(
         keys: The methods, in the order wanted.
         references: The reference of each site.
     """
-    shared = question.about == "adapting"
+    shared, metric = question.about == "adapting", question.metric
     found: list[Comparison] = []
     usable: dict[MethodKey, dict[str, PairedSite]] = {key: {} for key in keys}
+    known: dict[MethodKey, dict[str, Estimate]] = {key: {} for key in keys}
     for site in sorted(references):
         pairs = {
             key: PairedSite(arms[key, site], arms[references[site], site], shared)
             for key in keys
             if (key, site) in arms
         }
-        estimates = {
-            key: pair.estimate(question.metric) if pair.known else None
-            for key, pair in pairs.items()
-        }
+        estimates = {k: pair.estimate(metric) if pair.known else None for k, pair in pairs.items()}
         for key, estimate in estimates.items():
             if estimate is None or estimate.patients:
                 usable[key][site] = pairs[key]
+            if estimate is not None:
+                known[key][site] = estimate
         alone = {key: [pair] for key, pair in pairs.items()}
         found += _judged(question, site, estimates, alone, references[site])
     scored = {site for pairs in usable.values() for site in pairs}
@@ -362,9 +385,7 @@ def _compare(
     if len(scored) < 2 or not everywhere:
         return found
     pooled = {
-        key: estimate_over_sites(pairs, question.metric)
-        if all(pair.known for pair in pairs.values())
-        else None
+        key: estimate_over_sites(pairs, known[key], metric) if scored <= known[key].keys() else None
         for key, pairs in everywhere.items()
     }
     by_key = {key: [*pairs.values()] for key, pairs in everywhere.items()}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
 from math import isnan
 from typing import Any
 
 from collegium.evaluation.comparisons import ComparisonTable
 from collegium.evaluation.tables import MethodTable
-from collegium.evaluation.verdicts import Verdict
+from collegium.evaluation.verdicts import Verdict, as_record
 from collegium.evaluation.wording import (
     DASH,
     MINUS,
@@ -132,6 +133,24 @@ def to_csv(table: MethodTable | ComparisonTable) -> str:
     else:
         frame = table.cells.assign(unit=table.unit)[_METHOD_CSV]
     return frame.to_csv(index=False, lineterminator="\n")
+
+
+def to_json(tables: Iterable[ComparisonTable]) -> str:
+    """Return all verdicts of some tables as JSON.
+
+    An entry for each: algorithm, model, variation, over_sites and chosen as in `Comparison` and
+    `ComparisonTable`; answer and sentence in words; and verdict, which `from_record` reads.
+    """
+    entries = [
+        {
+            "variation": table.variation, "algorithm": c.algorithm, "model": c.model,
+            "over_sites": c.over_sites, "chosen": c.chosen, "answer": c.verdict.answer,
+            "sentence": c.verdict.sentence, "verdict": as_record(c.verdict),
+        }
+        for table in tables
+        for c in table.comparisons
+    ]  # fmt: skip
+    return json.dumps(entries, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _about(table: MethodTable | ComparisonTable) -> str:

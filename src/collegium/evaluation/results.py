@@ -17,6 +17,7 @@ import numpy as np
 
 from collegium.core.files import write_atomically
 from collegium.errors import DataError, StorageError
+from collegium.evaluation.scores import RELEVANT
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -285,3 +286,13 @@ def labels_of(info: Mapping[str, Any], results: pd.DataFrame) -> AlgorithmLabels
         local,
         frozenset(label for label, name in named if name == "pooled"),
     )
+
+
+def relevant_of(info: Mapping[str, Any]) -> Mapping[str, float]:
+    """Return the smallest relevant differences that a run was made with, by metric.
+
+    Args:
+        info: The description of the run, see `read_description`; without settings the defaults.
+    """
+    found: Mapping[str, float] = info.get("config", {}).get("report", {}).get("relevant", RELEVANT)
+    return found

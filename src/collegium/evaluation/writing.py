@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collegium.core.files import write_atomically
 from collegium.errors import DataError
-from collegium.evaluation.comparisons import ComparisonTable, adapting_table, joining_table
-from collegium.evaluation.formats import to_csv, to_latex, to_markdown, to_text
-from collegium.evaluation.results import AlgorithmLabels, labels_of, read_description, read_results
+from collegium.evaluation.answers import answer_lines
+from collegium.evaluation.comparisons import ComparisonTable, adapting_table, joining_of
+from collegium.evaluation.formats import to_csv, to_json, to_latex, to_markdown, to_text
+from collegium.evaluation.results import (
+    AlgorithmLabels,
+    labels_of,
+    read_description,
+    read_results,
+    relevant_of,
+)
 from collegium.evaluation.scores import SPLITS, Where, final_scores, headline_metric, variations
 from collegium.evaluation.tables import MethodTable, method_table, sweep_table
 from collegium.evaluation.timing import read_accounts, time_against_quality, time_table
@@ -25,6 +32,9 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "tables"
 """The folder of the tables in the output folder of a run."""
+
+VERDICTS = "verdicts.json"
+"""The file of all verdicts in that folder."""
 
 NamedTable = tuple[str, MethodTable | ComparisonTable]
 """The name of a file without its extension, and what it holds."""
@@ -39,20 +49,20 @@ def write_tables(output: Path) -> tuple[Path, ...]:
     ``<metric>[-outside][-<setting>]``, of a sweep also ``<metric>[-outside]-sweep``, and the
     comparisons ``<metric>[-<setting>]-joining`` and ``-adapting``. If sites are outside,
     ``time[-<setting>]`` holds time against quality. Each is there as ``.txt``, ``.md``, ``.tex``
-    and ``.csv``. Files of an earlier call are replaced.
+    and ``.csv``. ``verdicts.json`` holds every verdict. Files of an earlier call are replaced.
 
     Args:
         output: The output folder of an experiment, finished or not.
 
     Returns:
-        The paths, in the order written.
+        The paths, in the order written, ``verdicts.json`` last.
 
     Raises:
         DataError: There are no scores of test cases yet, or a file cannot be read.
         StorageError: A file cannot be written.
     """
     info, results = read_description(output), read_results(output)
-    labels = labels_of(info, results)
+    labels, relevant = labels_of(info, results), relevant_of(info)
     metrics: list[tuple[str, Where]] = sorted(
         (str(metric), where)
         for where in SPLITS
@@ -63,7 +73,7 @@ def write_tables(output: Path) -> tuple[Path, ...]:
             f"{output}: there are no scores of test cases to make tables of; "
             "run the experiment until a job is finished."
         )
-    made = [_tables_of(results, metric, where, labels) for metric, where in metrics]
+    made = [_tables_of(results, metric, where, labels, relevant) for metric, where in metrics]
     tables: dict[str, MethodTable | ComparisonTable] = {}
     for stem, table in chain(*made, _time_tables(output, results, labels)):
         tables[_free(_UNSAFE.sub("_", stem), tables)] = table
@@ -72,13 +82,46 @@ def write_tables(output: Path) -> tuple[Path, ...]:
         for stem, table in tables.items()
         for extension, write in _WRITERS.items()
     }
+    compared = [table for table in tables.values() if isinstance(table, ComparisonTable)]
+    texts[output / FOLDER / VERDICTS] = to_json(compared)
     for path, text in texts.items():
         write_atomically(path, text.encode())
     return tuple(texts)
 
 
+def run_answers(output: Path) -> list[str]:
+    """Return the answers of a run to single sites as lines, by the headline metric.
+
+    Of a sweep they are about every setting, which stands before its answers.
+
+    Args:
+        output: The output folder of an experiment, finished or not.
+
+    Raises:
+        DataError: A file cannot be read.
+    """
+    info, results = read_description(output), read_results(output)
+    labels, relevant = labels_of(info, results), relevant_of(info)
+    metric, lines = headline_metric(results), []
+    for name in variations(results):
+        found = [
+            line
+            for table in (
+                joining_of(results, metric, labels, relevant, name),
+                adapting_table(results, metric, labels.order, relevant=relevant, variation=name),
+            )
+            for line in answer_lines(table)
+        ]
+        lines += [f"{name}:", *found] if name and found else found
+    return lines
+
+
 def _tables_of(
-    results: pd.DataFrame, metric: str, where: Where, labels: AlgorithmLabels
+    results: pd.DataFrame,
+    metric: str,
+    where: Where,
+    labels: AlgorithmLabels,
+    relevant: Mapping[str, float],
 ) -> Iterator[NamedTable]:
     """Yield the tables of one metric."""
     order, place = labels.order, "-outside" if where == "outside" else ""
@@ -88,17 +131,10 @@ def _tables_of(
         table = method_table(results, metric, order, where=where, variation=name)
         yield f"{metric}{place}{setting}", table
         if where == "inside":
-            joining = joining_table(
-                results,
-                metric,
-                order,
-                local=labels.local,
-                pooled=labels.pooled,
-                variation=name,
-            )
+            joining = joining_of(results, metric, labels, relevant, name)
             yield f"{metric}{setting}-joining", joining
         else:
-            adapting = adapting_table(results, metric, order, variation=name)
+            adapting = adapting_table(results, metric, order, relevant=relevant, variation=name)
             yield f"{metric}{setting}-adapting", adapting
     if settings := [name for name in names if name]:
         swept = sweep_table(results, metric, order, where=where, settings=settings)

@@ -138,7 +138,7 @@ def write_run_file(config: ExperimentConfig, output: Path) -> None:
     path = output / RUN_FILE
     if path.exists():
         stored = read_run_config(output)
-        if digest(stored) == digest(config):
+        if digest(stored) == digest(config) and stored.report == config.report:
             return
         _extend(stored, config, output)
     packages = ("torch", "monai", "numpy", "safetensors")

@@ -589,3 +589,14 @@ def test_tracking_is_part_of_the_file_and_not_of_what_determines_the_numbers(fol
     assert parse_config(to_dict(tracked)) == tracked
     with pytest.raises(ConfigError, match=r"tracking\.name: should be 'mlflow', not 'wandb'"):
         load_config(folder / "x.yaml", ["tracking={name: wandb}"])
+
+
+def test_relevant_differences_are_a_setting_that_determines_no_numbers(folder: Path):
+    plain = load_config(folder / "x.yaml")
+    assert plain.report.relevant == {"dice": 0.01}
+    other = load_config(folder / "x.yaml", ["report.relevant={dice: 0.02, hd95: 1}"])
+    assert other.report.relevant == {"dice": 0.02, "hd95": 1.0}
+    assert digest(other) == digest(plain)
+    assert parse_config(to_dict(other)).report == other.report
+    with pytest.raises(ConfigError, match=r"report\.relevant: each should be above 0"):
+        load_config(folder / "x.yaml", ["report.relevant={dice: 0}"])

@@ -28,6 +28,7 @@ from collegium.experiment.config.experiment import (
     ExperimentConfig,
     InferenceConfig,
     ModelConfig,
+    ReportConfig,
     TrackingConfig,
     load_config,
 )
@@ -51,6 +52,7 @@ CONFIGS = {
     for made in (
         AdapterConfig("tent"), AlgorithmConfig("fedavg"), CodecConfig("stc"), CodecsConfig(),
         EngineConfig(), EvaluationConfig(), FEDERATION, ImageConfig(), InferenceConfig(),
+        ReportConfig(),
         ExperimentConfig("x", FEDERATION, ModelConfig("unet"), (AlgorithmConfig("fedavg"),), 1),
         ModelConfig("unet"), Participation(), PartitionRule("ratio"), SamplingConfig(),
         SiteConfig(folder="a"), SplitConfig(), TableConfig("ill", ("age",)), TaskConfig(),

@@ -13,7 +13,7 @@ from collegium.evaluation.comparisons import (
     Comparison,
     ComparisonTable,
     adapting_table,
-    joining_table,
+    joining_of,
 )
 from collegium.evaluation.report import plots
 from collegium.evaluation.report.answers import (
@@ -26,6 +26,7 @@ from collegium.evaluation.report.ledgers import LedgerSummary, ledger_rows
 from collegium.evaluation.report.pictures import EmbeddedPicture, Overlay, PictureSheet
 from collegium.evaluation.report.reading import RunOutput
 from collegium.evaluation.report.routing import AdaptationSummary, gather_adaptations
+from collegium.evaluation.results import relevant_of
 from collegium.evaluation.scores import METHOD, Where, final_scores, method_name, rows_of
 from collegium.evaluation.tables import MethodTable, method_table, sweep_table
 from collegium.evaluation.timing import TimeTable, time_table
@@ -126,12 +127,11 @@ def gather_content(
         ledgers: Label of the algorithm -> site -> summary of its ledgers.
     """
     results, metric, order, setting = run.results, run.metric, run.order, run.setting
-    joining = joining_table(
-        results, metric, order, local=run.labels.local, pooled=run.labels.pooled, variation=setting
-    )
+    relevant = relevant_of(run.info)
+    joining = joining_of(results, metric, run.labels, relevant, setting)
     sheet, answers = PictureSheet(), answer_sites(joining, run.labels.pooled)
     pictures, left_out = embed_pictures(overlays, answers, sheet)
-    adapting = adapting_table(results, metric, order, variation=setting)
+    adapting = adapting_table(results, metric, order, relevant=relevant, variation=setting)
     content = ReportContent(
         run=run,
         joining=joining,

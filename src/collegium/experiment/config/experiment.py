@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from collegium.compression.session.config import CodecsConfig
-from collegium.core.settings import Fraction, PositiveInt, rule, settings
+from collegium.core.settings import Fraction, Positive, PositiveInt, rule, settings
 from collegium.core.text import unknown_word
 from collegium.data.federation import FederationConfig, sites_of
+from collegium.evaluation.scores import RELEVANT
 from collegium.experiment.config import schema, yaml_file
 from collegium.experiment.config.named_parts import expand_short_forms, separate_params
 from collegium.experiment.config.overrides import override, read_federation, resolve_federation
@@ -103,6 +104,19 @@ class EvaluationConfig:
 
 
 @settings
+class ReportConfig:
+    """The settings of verdicts; changing them trains nothing again.
+
+    Attributes:
+        relevant: The smallest difference of each metric that matters, in its unit. A difference
+            that is surely smaller is "no relevant difference". That of `dice` counts for
+            `dice_vessel` too, unless that has its own; metrics without one are never called so.
+    """
+
+    relevant: dict[str, Positive] = field(default_factory=lambda: dict(RELEVANT))
+
+
+@settings
 class InferenceConfig:
     """The prediction of whole images.
 
@@ -153,6 +167,7 @@ class ExperimentConfig:
             (the default) or "focal".
         inference: How whole images are predicted.
         evaluation: When models are scored on validation data.
+        report: What verdicts are made with.
         engine: What carries requests to the clients.
         participation: Who takes part in a round, and what happens if a site does not answer.
         codec: The codecs of messages, unless an algorithm has its own.
@@ -181,6 +196,7 @@ class ExperimentConfig:
     loss: Literal["dice_ce", "dice", "ce", "focal"] | None = None
     inference: InferenceConfig = InferenceConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    report: ReportConfig = ReportConfig()
     engine: EngineConfig = field(default_factory=EngineConfig)
     participation: Participation = EVERYBODY
     codec: CodecsConfig = field(default_factory=CodecsConfig)
@@ -297,7 +313,7 @@ def difference(old: ExperimentConfig, new: ExperimentConfig) -> list[str]:
 def decisive(config: ExperimentConfig) -> dict[str, Any]:
     """Return the mapping of what determines the numbers; places of data and results do not."""
     data = to_dict(config)
-    del data["output"], data["tracking"], data["federation"]["root"]
+    del data["output"], data["tracking"], data["report"], data["federation"]["root"]
     for key in ("workers", "jobs", "folder", "deadline", "patience"):
         del data["engine"][key]
     for key in ("on_failure", "min_clients", "retry_seconds"):
