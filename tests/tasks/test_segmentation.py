@@ -1,6 +1,6 @@
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -168,6 +168,98 @@ def test_the_slices_of_a_volume_are_predicted_a_few_at_a_time(window: Sequence[i
     prediction = SegmentationTask(window=window, batch_size=2).predict(network, example(image))
     assert [shape[0] for shape in network.shapes] == [2, 2, 1]
     assert torch.equal(prediction, (image[:, 0] > 0).long())
+
+
+def cases_of(*images: torch.Tensor) -> list[Example]:
+    return [Example(str(k), str(k), {"image": image}, None) for k, image in enumerate(images)]
+
+
+def test_small_cases_of_one_window_enter_together_and_come_out_in_order() -> None:
+    network = Threshold()
+    cases = cases_of(
+        *(noise(1, 1, 9 - k, 16 - k) for k in range(5)), noise(3, 1, 8, 8), *[noise(1, 1, 5, 5)] * 3
+    )
+    found = list(SegmentationTask(window=(16, 16), batch_size=4).predict_all(network, cases))
+    assert [len(example.batch["image"]) for example, _ in found] == [1, 1, 1, 1, 1, 3, 1, 1, 1]
+    # four of the first five, the fifth twice, the slices of a volume as ever, and three
+    assert [shape[0] for shape in network.shapes] == [4, 2, 3, 3]
+    assert {shape[2:] for shape in network.shapes} == {(16, 16)}
+    for case, (example, prediction) in zip(cases, found, strict=True):
+        assert example is case
+        assert torch.equal(prediction, (case.batch["image"][:, 0] > 0).long())
+
+
+def test_cases_of_other_shapes_enter_apart() -> None:
+    network = Strided()
+    cases = cases_of(noise(1, 1, 8, 16), noise(1, 1, 7, 9), noise(1, 1, 8, 8), noise(1, 1, 8, 5))
+    found = list(SegmentationTask().predict_all(network, cases))
+    assert network.shapes == [(2, 1, 8, 16), (2, 1, 8, 8)]  # padded to multiples of 8
+    for case, (_, prediction) in zip(cases, found, strict=True):
+        assert torch.equal(prediction, (case.batch["image"][:, 0] > 0).long())
+
+
+@pytest.mark.parametrize(
+    ("shape", "window", "batch_size", "passes"),
+    [
+        ((512, 512), (512, 512), 4, [1, 1, 1]),  # more than 2^18 pixels in two
+        ((256, 256), (256, 256), 4, [3]),
+        ((96, 96, 96), (96, 96, 96), 4, [2, 2]),  # more than 2^21 voxels in three
+        ((24, 16), (16, 16), 4, [2, 2, 2]),  # larger than the window
+        ((16, 16), (16, 16), 1, [1, 1, 1]),
+        ((16,), (16,), 4, [1, 1, 1]),
+    ],
+)
+def test_cases_enter_alone_if_they_are_large_or_more_than_a_window(
+    shape: tuple[int, ...], window: tuple[int, ...], batch_size: int, passes: list[int]
+) -> None:
+    network = Threshold()
+    task = SegmentationTask(window=window, batch_size=batch_size)
+    assert len(list(task.predict_all(network, cases_of(*[noise(1, 1, *shape)] * 3)))) == 3
+    assert [found[0] for found in network.shapes] == passes
+
+
+@pytest.mark.parametrize(
+    ("tracked", "training", "passes"),
+    [(True, False, [4]), (True, True, [1, 1, 1, 1]), (False, False, [1, 1, 1, 1])],
+)
+def test_no_cases_enter_a_network_together_that_normalises_by_the_batch(
+    tracked: bool, training: bool, passes: list[int]
+) -> None:
+    seen = Threshold()
+    network = nn.Sequential(nn.BatchNorm2d(1, track_running_stats=tracked), seen).train(training)
+    cases = cases_of(*[noise(1, 1, 8, 8)] * 4)
+    assert len(list(SegmentationTask(window=(8, 8)).predict_all(network, cases))) == 4
+    assert [shape[0] for shape in seen.shapes] == passes
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("axes", [2, 3])
+def test_the_outputs_for_a_case_do_not_depend_on_the_cases_beside_it(axes: int) -> None:
+    network = build_model(
+        "unet", spatial_dims=axes, in_channels=1, out_channels=3, channels=(4, 8)
+    ).eval()
+    sizes = [(16, 24, 16)[:axes], (15, 20, 13)[:axes], (9, 24, 16)[:axes]]
+    cases = cases_of(*(noise(1, 1, *sizes[k % 3]) + k for k in range(7)))
+    task = SegmentationTask(3, window=(16, 24, 16)[:axes])
+    outputs: list[torch.Tensor] = []
+    network.register_forward_hook(lambda _, inputs, found: outputs.append(found.clone()))
+    with torch.no_grad():
+        together = [prediction for _, prediction in task.predict_all(network, cases)]
+        of_each = torch.cat(outputs)
+        for number in range(7):
+            outputs.clear()
+            [(_, alone)] = task.predict_all(network, cases[number : number + 1])
+            assert torch.equal(alone, together[number])
+            assert torch.equal(outputs[0][0], of_each[number])
+            assert torch.equal(outputs[0][0], outputs[0][1])
 
 
 def test_a_volume_for_a_3d_network_is_one_forward_pass() -> None:

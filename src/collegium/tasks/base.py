@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -78,6 +78,19 @@ class Task(Protocol):
             The prediction, on the image's device.
         """
 
+    def predict_all(
+        self, module: nn.Module, examples: Iterable[Example]
+    ) -> Iterator[tuple[Example, torch.Tensor]]:
+        """Yield cases in their order with their predictions; several may share a forward pass.
+
+        Called under `torch.no_grad()`. What a network returns for a case does not depend on the
+        others but for its last bits.
+
+        Args:
+            module: The network, in evaluation mode.
+            examples: The cases.
+        """
+
     def windows(self, module: nn.Module, image: torch.Tensor) -> Iterator[torch.Tensor]:
         """Yield the parts of a case's image that each enter the network in one forward pass.
 
@@ -113,6 +126,13 @@ class Task(Protocol):
 
 class WholeCaseTask:
     """The base of tasks whose network predicts a whole case in one forward pass."""
+
+    def predict_all(
+        self: Task, module: nn.Module, examples: Iterable[Example]
+    ) -> Iterator[tuple[Example, torch.Tensor]]:
+        """Predict case by case. See `Task.predict_all`."""
+        for example in examples:
+            yield example, self.predict(module, example)
 
     def windows(self, module: nn.Module, image: torch.Tensor) -> Iterator[torch.Tensor]:
         """Yield the whole image. See `Task.windows`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from collegium.core.lazy import functional, nn, torch
@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 
 METRICS = {"dice": dice, "iou": iou, "hd95": hd95}
 """The metrics of a segmentation, by their names in a configuration."""
+
+TOGETHER = {2: 1 << 18, 3: 1 << 21}
+"""Pixels, or voxels, of the cases that enter a network together, at most.
+
+A processor is as quick with larger pictures one by one. Volumes are not: torch takes a slow kernel
+for a convolution of a single small one.
+"""
 
 MAX_STRUCTURES = 8
 """With more structures than these only their mean is scored."""
@@ -158,6 +165,34 @@ class SegmentationTask:
         )
         return self._classes(self._checked(logits))
 
+    def predict_all(
+        self, module: nn.Module, examples: Iterable[Example]
+    ) -> Iterator[tuple[Example, torch.Tensor]]:
+        """Yield cases with their predictions. See `Task.predict_all`.
+
+        Cases that fit the window and are padded to one shape enter the network together, up to
+        `batch_size` and `TOGETHER`. One that is left alone enters twice, since the last bits of a
+        network's outputs are others for a batch of one; with one thread they are the same for any
+        larger batch. No cases enter together if the network normalises by the batch.
+        """
+        if _normalises_by_batch(module):
+            yield from ((example, self.predict(module, example)) for example in examples)
+            return
+        group: list[Example] = []
+        shape: tuple[int, ...] = ()
+        for example in examples:
+            own = self._shape_in_batch(module, example.batch["image"])
+            if group and (own != shape or len(group) == self._most_together(shape)):
+                yield from zip(group, self._predict_group(module, group, shape), strict=True)
+                group = []
+            if self._most_together(own) < 2:
+                yield example, self.predict(module, example)
+            else:
+                group.append(example)
+            shape = own
+        if group:
+            yield from zip(group, self._predict_group(module, group, shape), strict=True)
+
     def windows(self, module: nn.Module, image: torch.Tensor) -> Iterator[torch.Tensor]:
         """Yield the windows of an image, cut and padded as in `predict`.
 
@@ -261,12 +296,47 @@ class SegmentationTask:
     def _whole(
         self, module: nn.Module, image: torch.Tensor, window: tuple[int, ...]
     ) -> Iterator[torch.Tensor]:
-        """Predict images that fit the window, padded with zeros on all sides, a few at a time."""
-        padding, unpadded = _padding(tuple(image.shape[2:]), window)
-        device = device_of(module, image)
+        """Predict images that fit the window, a few at a time."""
         for batch in torch.split(image, self.batch_size):
-            logits = self._checked(module(functional.pad(batch.to(device), padding)))
-            yield self._classes(logits[:, :, *unpadded]).to(image.device)
+            yield from self._at_once(module, [batch], window)
+
+    def _at_once(
+        self, module: nn.Module, images: Sequence[torch.Tensor], window: tuple[int, ...]
+    ) -> Iterator[torch.Tensor]:
+        """Predict images that fit the window in one forward pass, padded with zeros on all sides.
+
+        Each is (b, C, *spatial), and so is what is yielded.
+        """
+        device = device_of(module, images[0])
+        paddings = [_padding(tuple(image.shape[2:]), window) for image in images]
+        padded = [
+            functional.pad(image.to(device), padding)
+            for image, (padding, _) in zip(images, paddings, strict=True)
+        ]
+        logits = self._checked(module(torch.cat(padded)))
+        parts = torch.split(logits, [len(image) for image in images])
+        for image, part, (_, unpadded) in zip(images, parts, paddings, strict=True):
+            yield self._classes(part[:, :, *unpadded]).to(image.device)
+
+    def _shape_in_batch(self, module: nn.Module, image: torch.Tensor) -> tuple[int, ...]:
+        """Return the shape (C, *spatial) in which an image enters with others; () if it cannot."""
+        window = self._window(module, tuple(image.shape[2:]))
+        if len(image) > 1 or not _fits(tuple(image.shape[2:]), window):
+            return ()
+        return (image.shape[1], *window)
+
+    def _most_together(self, shape: tuple[int, ...]) -> int:
+        """Return how many images of a shape (C, *spatial) may share a forward pass; () gives 0."""
+        limit = TOGETHER.get(len(shape) - 1, 0)
+        return min(self.batch_size, limit // math.prod(shape[1:]))
+
+    def _predict_group(
+        self, module: nn.Module, group: Sequence[Example], shape: tuple[int, ...]
+    ) -> list[torch.Tensor]:
+        """Predict cases that enter the network together, with a shape (C, *spatial)."""
+        images = [example.batch["image"] for example in group]
+        images += images if len(group) == 1 else []
+        return list(self._at_once(module, images, shape[1:]))[: len(group)]
 
     def _grid(self, image: torch.Tensor, window: tuple[int, ...]) -> Iterator[torch.Tensor]:
         """Cut (C, *spatial) into (1, C, *window) on the grid of `sliding_window_inference`."""
@@ -307,6 +377,15 @@ def _structures(
 
 def _fits(size: tuple[int, ...], window: tuple[int, ...]) -> bool:
     return all(side <= limit for side, limit in zip(size, window, strict=True))
+
+
+def _normalises_by_batch(module: nn.Module) -> bool:
+    """Return whether the output for an image depends on the other images of its batch."""
+    return any(
+        isinstance(layer, nn.modules.batchnorm._BatchNorm)
+        and (layer.training or layer.running_mean is None)
+        for layer in module.modules()
+    )
 
 
 def _padding(size: tuple[int, ...], target: tuple[int, ...]) -> tuple[list[int], list[slice]]:

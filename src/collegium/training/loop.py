@@ -325,11 +325,15 @@ class LocalTraining:
         self.load(model)
         self.module.eval()
         with torch.no_grad():
-            for index in range(len(data)) if only is None else sorted(only):
-                example = data.example(index)
-                on_device = {key: tensor.to(self.device) for key, tensor in example.batch.items()}
-                example = replace(example, batch=on_device)
-                yield index, example, self.task.predict(self.module, example)
+            indices = range(len(data)) if only is None else sorted(only)
+            examples = map(self._on_device, map(data.example, indices))
+            found = self.task.predict_all(self.module, examples)
+            for index, (example, prediction) in zip(indices, found, strict=True):
+                yield index, example, prediction
+
+    def _on_device(self, example: Example) -> Example:
+        moved = {key: tensor.to(self.device) for key, tensor in example.batch.items()}
+        return replace(example, batch=moved)
 
 
 @dataclass(frozen=True)
