@@ -260,7 +260,12 @@ class Loose(FedAvg):
 def test_a_run_writes_its_report_and_is_not_run_twice(folder: Path):
     first = call("run", "x.yaml")
     assert first.exit_code == 0, first.output
-    assert first.stdout.strip() == "run/report.html"
+    question, *answers, path = first.stdout.splitlines()
+    assert question == "Does joining help this site?"
+    assert [answer.partition(",")[0] for answer in answers] == [
+        f"{site}: cannot tell. FedAvg global" for site in ("alder", "birch")
+    ]
+    assert path == "run/report.html"
     assert (folder / "run" / "report.html").stat().st_size > 1000
     assert re.search(r"(?m)^local seed 0  round 2/2  loss \d", first.stderr)
     assert not re.search(r"[\x00-\x08\x0b-\x1f]", first.stderr)

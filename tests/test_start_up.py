@@ -21,7 +21,9 @@ LISTED = {"numpy", "pydantic"}
 """What command lines and settings are checked with, and arrays annotated."""
 
 CHECKED = {*LISTED, "yaml"}
-TABLES = {*LISTED, "pandas", "pyarrow"}
+TABLES = {*LISTED, "pandas", "pyarrow", "scipy"}
+"""What tables are made with; Student's distribution, which verdicts need, is scipy's."""
+
 REPORT = {*TABLES, *CHECKED, "PIL", "jinja2"}
 
 EXPERIMENT = """\

@@ -133,9 +133,9 @@ class RealFederation:
         assert wanted is not None, problems
         make_kits(folder / "con", wanted)
 
-    def draw_phantoms(self, place: str = "phantom") -> None:
+    def draw_phantoms(self, place: str = "phantom", cases: int = 10) -> None:
         """Draw images; the sites share their personal models, for sites outside."""
-        file = phantoms.make_federation(self.folder / place, len(self.names), cases=10, size=32)
+        file = phantoms.make_federation(self.folder / place, len(self.names), cases=cases, size=32)
         words = yaml.safe_load(file.read_text())
         for name in self.names:
             words["sites"][name]["share"] = ["personal"]
@@ -287,6 +287,9 @@ class RealFederation:
     def resume(self, name: str) -> tuple[int, str]:
         return finish(self.call("resume", f"r/{name}"))
 
+    def assess(self, file: str) -> tuple[int, str]:
+        return finish(self.call("assess", file, "engine.name=flare", "engine.folder=con"))
+
     def accept(self, site: str, digits: str) -> tuple[int, str]:
         return finish(self.call("site", "accept", f"{site}.yaml", digits))
 
@@ -359,10 +362,10 @@ def make_federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Make federations with drawn images, whose processes end with the session at the latest."""
     made: list[RealFederation] = []
 
-    def make(place: str = "phantom", **options: Any) -> RealFederation:
+    def make(place: str = "phantom", cases: int = 10, **options: Any) -> RealFederation:
         real = RealFederation(tmp_path_factory.mktemp("f"), **options)
         made.append(real)
-        real.draw_phantoms(place)
+        real.draw_phantoms(place, cases)
         return real
 
     yield make

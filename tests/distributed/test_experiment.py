@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 import yaml
 
+from collegium.diagnostics.assessment.writing import assess
+from collegium.experiment.config.experiment import load_config
+
 PLAIN = {"optimizer": "sgd", "momentum": 0.0, "lr": 0.01, "batch_size": 2, "local_steps": 2}
 
 
@@ -142,3 +145,51 @@ def test_an_experiment_runs_once_every_operator_has_accepted_it(make_federation)
         assert (real.state("birch") / "runs" / "asked").exists()
     finally:
         real.stop()
+
+
+@pytest.mark.slow
+def test_verdicts_are_those_of_one_process_where_scores_stay_at_their_sites(make_federation):
+    real = make_federation(cases=40)
+    for name in real.names:
+        real.describe_site(name, {"manifest": f"{name}/manifest.csv"}, root="phantom", release=[])
+    try:
+        real.start()
+        steps = {"optimizer": "adam", "lr": 1e-2, "batch_size": 4, "local_steps": 12}
+        file = real.write("kept", algorithms=["local", "fedavg", "fedbn"], training=steps)
+        reference = real.reference(file)
+        real.wait()
+        code, text = real.run(file)
+        assert code == 0, text
+        wanted = json.loads((reference / "tables" / "verdicts.json").read_text())
+        found = json.loads((real.folder / "r/kept/tables/verdicts.json").read_text())
+        assert {one["verdict"]["site"] for one in wanted} == {*real.names, "average"}
+        dice = [one["verdict"] for one in wanted if one["verdict"]["metric"] == "dice"]
+        assert all(verdict["low"] is not None for verdict in dice)
+        assert found == wanted
+        assert "case" not in (real.folder / "r/kept/estimates/birch.json").read_text()
+        for name in real.names:
+            own = json.loads((real.state(name) / "runs/kept/tables/verdicts.json").read_text())
+            assert own == [one for one in wanted if one["verdict"]["site"] == name]
+            text = (real.state(name) / "runs/kept/ledger.jsonl").read_text()
+            sent = [json.loads(line) for line in text.splitlines()]
+            assert [(line["method"], [*line["parts"]]) for line in sent] == [
+                ("open", ["share"]),
+                ("report", ["estimates"]),
+            ]
+    finally:
+        real.stop()
+
+
+@pytest.mark.slow
+def test_an_assessment_has_the_numbers_of_one_process(federation):
+    file = federation.write("assessed", algorithms=["fedavg"])
+    output = federation.folder / "reference/assessed"
+    here = assess(load_config(federation.folder / file, [f"output={output}"]))
+    federation.wait()
+    code, text = federation.assess(file)
+    assert code == 0, text
+    found, wanted = (
+        json.loads((folder / "assessment.json").read_text())
+        for folder in (federation.folder / "r/assessed/assessment", here)
+    )
+    assert found == wanted

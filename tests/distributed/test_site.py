@@ -103,6 +103,16 @@ def test_a_site_opens_trains_and_keeps_what_it_trained(process, told, model):
     assert (run / "splits" / "alder.json").exists()
 
 
+def test_a_site_without_a_compiler_says_so_before_anything_is_trained(process):
+    from torch._inductor import config
+
+    told = describe(experiment(training={"batch_size": 2, "local_steps": 1, "compile": "on"}))
+    with config.patch({"cpp.cxx": ("/there/is/none",)}):
+        kind, text = refusal(process, call(told, "open"))
+    assert kind == "Refused"
+    assert text.startswith("training.compile is on, and site 'alder' cannot compile: there is no")
+
+
 def test_the_same_request_has_the_same_bits_again(process, told, model):
     _, first = process.answer(call(told), model)
     _, second = process.answer(call(told), model)

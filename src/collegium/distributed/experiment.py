@@ -32,6 +32,7 @@ from collegium.errors import (
     ProtocolError,
     describe_failure,
 )
+from collegium.evaluation import sent_estimates
 from collegium.evaluation.report.overlays import INDEX, PICTURES
 from collegium.experiment.config.building import network_of, task_of
 from collegium.experiment.config.experiment import AdapterConfig, ExperimentConfig
@@ -177,10 +178,16 @@ class RemoteExperiment(OpenedExperiment):
             write_atomically(job.folder / "overlays" / INDEX, json.dumps(index).encode())
 
     def conclude(self) -> None:
-        """Have every site write its own tables and report."""
+        """Have every site write its own tables and report, and store the estimates that it sends.
+
+        Those of an earlier end of the run, which may have had fewer jobs, are removed first.
+        """
+        output = Path(self.config.output)
+        shutil.rmtree(output / sent_estimates.FOLDER, ignore_errors=True)
         calls = (self._call(site, "report") for site in sorted(self.config.federation.sites))
-        for _ in self._ask_patiently(calls):
-            pass
+        for answer in self._ask_patiently(calls):
+            if answer.data:
+                sent_estimates.store(_parts(answer).get("estimates"), answer.site, output)
 
     def adapt(self, job: Job, config: AdapterConfig, site: str, folder: Path) -> None:
         """Send a job's models to one site outside, which adapts them, and store what it sends.
@@ -308,9 +315,20 @@ def _field(answer: Answer, name: str, kind: type[T]) -> T:
     return value
 
 
+def _parts(answer: Answer) -> dict[str, Any]:
+    """Return the parts in an answer's data, by name."""
+    try:
+        found = unpack(answer.data) if answer.data else {}
+    except ProtocolError as error:
+        raise ProtocolError(f"site {answer.site}: {error}") from error
+    if not isinstance(found, dict):
+        raise ProtocolError(f"site {answer.site}: its answer holds no parts")
+    return found
+
+
 def _pictures(answer: Answer) -> tuple[list[Any], dict[str, bytes]]:
     """Return what a site says of its pictures, and the pictures by file name."""
-    found = unpack(answer.data) if answer.data else {"index": [], "files": {}}
+    found = _parts(answer) or {"index": [], "files": {}}
     try:
         index, files = list(found["index"]), dict(found["files"])
         pictures = {name: picture.numpy().tobytes() for name, picture in files.items()}

@@ -30,6 +30,7 @@ from collegium.distributed.acceptance import Acceptance, Refused
 from collegium.distributed.description import check_versions, digest
 from collegium.distributed.frames import Line, listen
 from collegium.distributed.kits import Kit
+from collegium.distributed.ledgers import LEDGER
 from collegium.errors import (
     CheckpointError,
     ClientError,
@@ -42,6 +43,7 @@ from collegium.errors import (
 )
 from collegium.evaluation.report.overlays import INDEX, PICTURES
 from collegium.evaluation.results import ROWS_FILE, results_frame, write_rows
+from collegium.evaluation.writing import run_estimates
 from collegium.experiment.adaptations import write_adaptation
 from collegium.experiment.config import schema
 from collegium.experiment.config.building import adapters_of
@@ -56,13 +58,15 @@ from collegium.experiment.job_results import (
     outside_rows,
     write_model_files,
 )
-from collegium.experiment.runner import collect_rows, write_outcome, write_run_file
+from collegium.experiment.runner import collect_rows, is_tested, write_outcome, write_run_file
 from collegium.experiment.scaling import FILE
 from collegium.runtime import process
 from collegium.runtime.client import ClientRuntime, case_scores_file
+from collegium.runtime.ledger import Ledger
 from collegium.runtime.run import RoundRecord
 from collegium.runtime.selection import mean_row
 from collegium.runtime.server import Request, respond
+from collegium.training.compilation import compiler_problem
 
 logger = logging.getLogger(__name__)
 
@@ -276,6 +280,7 @@ class SiteExperiment:
         self._opened = OpenedExperiment(_own_config(own, description["settings"]), only=own.name)
         self._clients: dict[str, ClientRuntime] = {}
         config = self._opened.config
+        self._ledger = Ledger(Path(config.output) / LEDGER)
         try:
             write_run_file(config, Path(config.output))
         except CheckpointError as error:
@@ -296,29 +301,42 @@ class SiteExperiment:
             CollegiumError: it cannot be done.
         """
         do = header.get("do")
+        if do == "handle":  # the client keeps the ledger of its job
+            request = Request(client=self._name, payload=data, **header["request"])
+            response = respond(self._client(header), request)
+            return {"seconds": response.seconds}, response.data
+        answer: dict[str, Any] = {}
+        parts: dict[str, Any] = {}
         if do == "open":
-            return self._open(), b""
-        if do == "finish":
-            return {}, self._finish(header, data)
-        if do == "adapt":
-            return self._adapt(header, data), b""
-        if do == "report":
-            self._report()
-            return {}, b""
-        if do != "handle":
+            answer = self._open()
+        elif do == "finish":
+            parts = self._finish(header, data)
+        elif do == "adapt":
+            answer = self._adapt(header, data)
+        elif do == "report":
+            parts = self._report()
+        else:
             raise ProtocolError(f"{do!r} is not among what a site does")
-        request = Request(client=self._name, payload=data, **header["request"])
-        response = respond(self._client(header), request)
-        return {"seconds": response.seconds}, response.data
+        packed = pack(parts) if parts else b""
+        if answer or parts:
+            sent = json.dumps(answer).encode() + packed
+            self._ledger.append(answer | parts, sent, method=do, job=header.get("job"))
+        return answer, packed
 
     def _open(self) -> dict[str, Any]:
-        """Open the data and check it, and what the policy lets out, in every variation."""
+        """Check the machine, the data, and what the policy lets out, in every variation."""
+        training, engine = self._opened.config.training, self._opened.config.engine
+        if training.compile == "on" and (problem := compiler_problem(engine.device)):
+            raise Refused(
+                f"training.compile is on, and site {self._name!r} cannot compile: {problem}; have "
+                f"it installed there, or set it to off in an experiment with another name"
+            )
         for variation in self._opened.variations:
             self._opened.check_data(variation)
         return {"share": sorted(self._opened.config.federation.sites[self._name].share)}
 
-    def _finish(self, header: Mapping[str, Any], data: bytes) -> bytes:
-        """Write the site's own rows and pictures; return the pictures that may leave, packed."""
+    def _finish(self, header: Mapping[str, Any], data: bytes) -> dict[str, Any]:
+        """Write the site's own rows and pictures; return the pictures that may leave."""
         job, holder = self._job(header["job"]), self._job(header["holder"])
         scores = {self._name: self._own_scores(holder, header["scores"])}
         self._opened.finish_sites(job, holder, unpack(data).get("model"), scores)
@@ -326,14 +344,14 @@ class SiteExperiment:
         write_rows(job.folder / ROWS_FILE, results_frame(job_rows(job, records, scores)))
         pictures = job.folder / "overlays"
         if "pictures" not in self._own.release or not pictures.exists():
-            return b""
+            return {}
         index = json.loads((pictures / INDEX).read_text(encoding="utf-8"))
         files = {
             path.name: torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
             for path in sorted(pictures.iterdir())
             if path.suffix in PICTURES
         }
-        return pack({"index": index, "files": Tensors(files)})
+        return {"index": index, "files": Tensors(files)}
 
     def _survey_client(self) -> ClientRuntime:
         """Return the client that answers a survey, which the policy limits part by part."""
@@ -370,10 +388,19 @@ class SiteExperiment:
         scores["cases"] = mean_row(scores["cases"], federation.task.metric)
         return {"account": {name: account[name] for name in kept}, "scores": scores}
 
-    def _report(self) -> None:
-        """Write the site's own tables and report, of its own cases."""
-        if not collect_rows(self._opened.config).empty:
-            write_outcome(self._opened.config)
+    def _report(self) -> dict[str, Any]:
+        """Write the site's own tables and report; return the estimates for those of all sites.
+
+        They are for verdicts where the scores that these need stay here.
+        """
+        config = self._opened.config
+        rows = collect_rows(config)
+        if rows.empty:
+            return {}
+        write_outcome(config)
+        if "scores" in self._own.release or not is_tested(rows):
+            return {}
+        return {"estimates": run_estimates(Path(config.output))}
 
     def _job(self, key: Any) -> Job:
         variation, left_out, label, seed = key

@@ -254,8 +254,11 @@ class PairedSite:
 
 def estimate_over_sites(
     pairs: Mapping[str, PairedSite], estimates: Mapping[str, Estimate], metric: str
-) -> Estimate:
+) -> Estimate | None:
     """Estimate the mean difference over sites, of the trainings that all of them have.
+
+    None if a site that keeps the scores of its patients has trainings that others lack: what it
+    sent is about all of its own.
 
     Args:
         pairs: The method and the reference at each site, by its name.
@@ -268,6 +271,8 @@ def estimate_over_sites(
         for arm in (0, 1)
     )
     common = joined, reference
+    if any(not pair.known and own[site] != common for site, pair in pairs.items()):
+        return None
     return estimate_over_strata(
         {
             f"at {site}": estimates[site] if own[site] == common else pair.estimate(metric, common)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from statistics import fmean
+from typing import Self
 
 import pandas as pd
 
@@ -22,7 +24,13 @@ from collegium.evaluation.arms import (
 )
 from collegium.evaluation.choice import Choice, choose_on_validation
 from collegium.evaluation.estimates import Estimate
-from collegium.evaluation.results import AlgorithmLabels
+from collegium.evaluation.results import (
+    AlgorithmLabels,
+    labels_of,
+    read_description,
+    read_results,
+    relevant_of,
+)
 from collegium.evaluation.scores import (
     NO_ADAPTER,
     RELEVANT,
@@ -34,6 +42,12 @@ from collegium.evaluation.scores import (
     position,
     relevant_difference,
     unit_of,
+)
+from collegium.evaluation.sent_estimates import (
+    NOTHING_SENT,
+    MethodAtSite,
+    SentEstimates,
+    read_estimates,
 )
 from collegium.evaluation.tables import AVERAGE
 from collegium.evaluation.verdicts import (
@@ -54,6 +68,7 @@ class Comparison:
         algorithm: Label of the algorithm.
         model: Which of its models was scored; outside, the label of the adapter.
         verdict: The verdict; its site is "average" over all.
+        estimate: What the verdict is made of; None where only means are known.
         over_sites: Whether it is over all sites.
         chosen: Whether the site would choose the method by its validation cases. Then its interval
             is that of the best of several methods; all other methods have one of their own.
@@ -62,6 +77,7 @@ class Comparison:
     algorithm: str
     model: str
     verdict: Verdict
+    estimate: Estimate | None = None
     over_sites: bool = False
     chosen: bool = False
 
@@ -142,6 +158,7 @@ class _Question:
         same: The other names of the model of a method.
         choices: What each site would choose.
         pooled: Labels of the algorithms that nobody can join.
+        sent: The estimates that sites sent which keep the scores of their patients.
     """
 
     metric: str
@@ -151,6 +168,7 @@ class _Question:
     same: Mapping[MethodKey, Sequence[MethodKey]]
     choices: Mapping[str, Choice] = field(default_factory=dict)
     pooled: Collection[str] = ()
+    sent: Mapping[MethodAtSite, Estimate] = field(default_factory=dict)
 
     @property
     def where(self) -> Where:
@@ -169,6 +187,16 @@ class _Question:
             question=self.about,
         )
 
+    def estimate(self, site: str, key: MethodKey, pair: PairedSite) -> Estimate | None:
+        """Return the estimate of a method at a site, its own or the one it sent; None if neither.
+
+        Args:
+            site: The site.
+            key: The method.
+            pair: The scores of method and reference.
+        """
+        return pair.estimate(self.metric) if pair.known else self.sent.get((key, site))
+
     def rivals(
         self, chosen: MethodKey, reference: MethodKey, keys: Iterable[MethodKey]
     ) -> list[MethodKey]:
@@ -182,6 +210,57 @@ class _Question:
         return found
 
 
+@dataclass(frozen=True, eq=False)
+class RunComparisons:
+    """The results of a run with all that its comparisons are made of.
+
+    Attributes:
+        results: The whole table of results.
+        labels: The labels of the algorithms.
+        relevant: The smallest relevant differences, by metric.
+        sent: The estimates of sites that keep the scores of their patients.
+    """
+
+    results: pd.DataFrame
+    labels: AlgorithmLabels
+    relevant: Mapping[str, float] = field(default_factory=lambda: RELEVANT)
+    sent: SentEstimates = NOTHING_SENT
+
+    @classmethod
+    def read(cls, output: Path) -> Self:
+        """Read them from the output folder of an experiment, finished or not.
+
+        Raises:
+            DataError: A file cannot be read.
+        """
+        info, results = read_description(output), read_results(output)
+        return cls(results, labels_of(info, results), relevant_of(info), read_estimates(output))
+
+    def joining(self, metric: str, variation: str) -> ComparisonTable:
+        """Compare every method with training alone, see `joining_table`.
+
+        Args:
+            metric: Which metric.
+            variation: The setting of a sweep.
+        """
+        return joining_table(
+            self.results, metric, self.labels.order, local=self.labels.local,
+            pooled=self.labels.pooled, relevant=self.relevant, variation=variation, sent=self.sent,
+        )  # fmt: skip
+
+    def adapting(self, metric: str, variation: str) -> ComparisonTable:
+        """Compare every adapter with the unadapted model, see `adapting_table`.
+
+        Args:
+            metric: Which metric.
+            variation: The setting of a sweep.
+        """
+        return adapting_table(
+            self.results, metric, self.labels.order, relevant=self.relevant, variation=variation,
+            sent=self.sent,
+        )  # fmt: skip
+
+
 def joining_table(
     results: pd.DataFrame,
     metric: str,
@@ -191,6 +270,7 @@ def joining_table(
     pooled: Collection[str] = (),
     relevant: Mapping[str, float] = RELEVANT,
     variation: str = "",
+    sent: SentEstimates = NOTHING_SENT,
 ) -> ComparisonTable:
     """Compare every method with training alone, at every site: does joining help it?
 
@@ -206,6 +286,7 @@ def joining_table(
         pooled: Labels of those that pool the data, which nobody can join.
         relevant: The smallest relevant differences, by metric.
         variation: The setting of a sweep.
+        sent: The estimates of sites that keep the scores of their patients.
 
     Returns:
         The comparisons; none, with the reason, if nobody trained alone.
@@ -221,6 +302,7 @@ def joining_table(
         same_models(every, metric),
         choose_on_validation(own, local, pooled),
         pooled,
+        sent.of(variation, "joining", metric),
     )
     arms = scores_by_site(every, metric)
     alone: dict[str, MethodKey] = {}
@@ -235,28 +317,6 @@ def joining_table(
     return _table(question, found, "" if alone else missing, variation)
 
 
-def joining_of(
-    results: pd.DataFrame,
-    metric: str,
-    labels: AlgorithmLabels,
-    relevant: Mapping[str, float],
-    variation: str,
-) -> ComparisonTable:
-    """Return the comparisons of a run with training alone, see `joining_table`.
-
-    Args:
-        results: The table of results.
-        metric: Which metric.
-        labels: The labels of the algorithms of the run.
-        relevant: The smallest relevant differences, by metric.
-        variation: The setting of a sweep.
-    """
-    return joining_table(
-        results, metric, labels.order, local=labels.local, pooled=labels.pooled,
-        relevant=relevant, variation=variation,
-    )  # fmt: skip
-
-
 def adapting_table(
     results: pd.DataFrame,
     metric: str,
@@ -264,6 +324,7 @@ def adapting_table(
     *,
     relevant: Mapping[str, float] = RELEVANT,
     variation: str = "",
+    sent: SentEstimates = NOTHING_SENT,
 ) -> ComparisonTable:
     """Compare every adapter with the same algorithm's unadapted model, at every site outside.
 
@@ -277,6 +338,7 @@ def adapting_table(
         order: Labels of the algorithms in the order wanted; the others follow by name.
         relevant: The smallest relevant differences, by metric.
         variation: The setting of a sweep.
+        sent: The estimates of sites that keep the scores of their patients.
 
     Returns:
         The comparisons by site, algorithm and adapter. `missing` names the algorithms whose models
@@ -290,6 +352,7 @@ def adapting_table(
         relevant_difference(metric, relevant),
         "adapting",
         same_models(every, metric),
+        sent=sent.of(variation, "adapting", metric),
     )
     arms = scores_by_site(every, metric)
     found: list[Comparison] = []
@@ -372,7 +435,7 @@ def _compare(
             for key in keys
             if (key, site) in arms
         }
-        estimates = {k: pair.estimate(metric) if pair.known else None for k, pair in pairs.items()}
+        estimates = {key: question.estimate(site, key, pair) for key, pair in pairs.items()}
         for key, estimate in estimates.items():
             if estimate is None or estimate.patients:
                 usable[key][site] = pairs[key]
@@ -439,7 +502,12 @@ def _judged(
     for key, verdict in zip(estimates, corrected(verdicts), strict=True):
         chosen = choice is not None and choice.method == key
         yield Comparison(
-            algorithm=key[0], model=key[1], verdict=verdict, over_sites=over_sites, chosen=chosen
+            algorithm=key[0],
+            model=key[1],
+            verdict=verdict,
+            estimate=estimates[key],
+            over_sites=over_sites,
+            chosen=chosen,
         )
 
 

@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator
 from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from collegium.core.files import write_atomically
 from collegium.errors import DataError
 from collegium.evaluation.answers import answer_lines
-from collegium.evaluation.comparisons import ComparisonTable, adapting_table, joining_of
+from collegium.evaluation.comparisons import ComparisonTable, RunComparisons
 from collegium.evaluation.formats import to_csv, to_json, to_latex, to_markdown, to_text
-from collegium.evaluation.results import (
-    AlgorithmLabels,
-    labels_of,
-    read_description,
-    read_results,
-    relevant_of,
-)
 from collegium.evaluation.scores import SPLITS, Where, final_scores, headline_metric, variations
+from collegium.evaluation.sent_estimates import list_estimates
 from collegium.evaluation.tables import MethodTable, method_table, sweep_table
 from collegium.evaluation.timing import read_accounts, time_against_quality, time_table
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 logger = logging.getLogger(__name__)
 
@@ -61,21 +52,9 @@ def write_tables(output: Path) -> tuple[Path, ...]:
         DataError: There are no scores of test cases yet, or a file cannot be read.
         StorageError: A file cannot be written.
     """
-    info, results = read_description(output), read_results(output)
-    labels, relevant = labels_of(info, results), relevant_of(info)
-    metrics: list[tuple[str, Where]] = sorted(
-        (str(metric), where)
-        for where in SPLITS
-        for metric in final_scores(results, where=where)["metric"].unique()
-    )
-    if not metrics:
-        raise DataError(
-            f"{output}: there are no scores of test cases to make tables of; "
-            "run the experiment until a job is finished."
-        )
-    made = [_tables_of(results, metric, where, labels, relevant) for metric, where in metrics]
+    run = RunComparisons.read(output)
     tables: dict[str, MethodTable | ComparisonTable] = {}
-    for stem, table in chain(*made, _time_tables(output, results, labels)):
+    for stem, table in chain(_score_tables(output, run), _time_tables(output, run)):
         tables[_free(_UNSAFE.sub("_", stem), tables)] = table
     texts = {
         output / FOLDER / f"{stem}.{extension}": write(table)
@@ -89,6 +68,19 @@ def write_tables(output: Path) -> tuple[Path, ...]:
     return tuple(texts)
 
 
+def run_estimates(output: Path) -> list[dict[str, Any]]:
+    """Return the estimates of a site's own run as it sends them, see `list_estimates`.
+
+    Args:
+        output: The output folder of the site's own run.
+
+    Raises:
+        DataError: A file cannot be read.
+    """
+    tables = (table for _, table in _score_tables(output, RunComparisons.read(output)))
+    return list_estimates(table for table in tables if isinstance(table, ComparisonTable))
+
+
 def run_answers(output: Path) -> list[str]:
     """Return the answers of a run to single sites as lines, by the headline metric.
 
@@ -100,55 +92,56 @@ def run_answers(output: Path) -> list[str]:
     Raises:
         DataError: A file cannot be read.
     """
-    info, results = read_description(output), read_results(output)
-    labels, relevant = labels_of(info, results), relevant_of(info)
-    metric, lines = headline_metric(results), []
-    for name in variations(results):
-        found = [
-            line
-            for table in (
-                joining_of(results, metric, labels, relevant, name),
-                adapting_table(results, metric, labels.order, relevant=relevant, variation=name),
-            )
-            for line in answer_lines(table)
-        ]
+    run = RunComparisons.read(output)
+    metric, lines = headline_metric(run.results), []
+    for name in variations(run.results):
+        tables = run.joining(metric, name), run.adapting(metric, name)
+        found = [line for table in tables for line in answer_lines(table)]
         lines += [f"{name}:", *found] if name and found else found
     return lines
 
 
-def _tables_of(
-    results: pd.DataFrame,
-    metric: str,
-    where: Where,
-    labels: AlgorithmLabels,
-    relevant: Mapping[str, float],
-) -> Iterator[NamedTable]:
+def _score_tables(output: Path, run: RunComparisons) -> Iterator[NamedTable]:
+    """Yield the tables of all metrics."""
+    metrics: list[tuple[str, Where]] = sorted(
+        (str(metric), where)
+        for where in SPLITS
+        for metric in final_scores(run.results, where=where)["metric"].unique()
+    )
+    if not metrics:
+        raise DataError(
+            f"{output}: there are no scores of test cases to make tables of; "
+            "run the experiment until a job is finished."
+        )
+    for metric, where in metrics:
+        yield from _tables_of(run, metric, where)
+
+
+def _tables_of(run: RunComparisons, metric: str, where: Where) -> Iterator[NamedTable]:
     """Yield the tables of one metric."""
-    order, place = labels.order, "-outside" if where == "outside" else ""
+    results, order = run.results, run.labels.order
+    place = "-outside" if where == "outside" else ""
     names = variations(final_scores(results, metric, where=where))
     for name in names:
         setting = f"-{name}" if name else ""
         table = method_table(results, metric, order, where=where, variation=name)
         yield f"{metric}{place}{setting}", table
         if where == "inside":
-            joining = joining_of(results, metric, labels, relevant, name)
-            yield f"{metric}{setting}-joining", joining
+            yield f"{metric}{setting}-joining", run.joining(metric, name)
         else:
-            adapting = adapting_table(results, metric, order, relevant=relevant, variation=name)
-            yield f"{metric}{setting}-adapting", adapting
+            yield f"{metric}{setting}-adapting", run.adapting(metric, name)
     if settings := [name for name in names if name]:
         swept = sweep_table(results, metric, order, where=where, settings=settings)
         yield f"{metric}{place}-sweep", swept
 
 
-def _time_tables(
-    output: Path, results: pd.DataFrame, labels: AlgorithmLabels
-) -> Iterator[NamedTable]:
+def _time_tables(output: Path, run: RunComparisons) -> Iterator[NamedTable]:
     """Yield the tables of time against quality."""
+    results, order = run.results, run.labels.order
     metric = headline_metric(results)
     for name in variations(final_scores(results, where="outside")):
         accounts = read_accounts(output, name)
-        table = time_table(results, accounts, metric, labels.order, variation=name)
+        table = time_table(results, accounts, metric, order, variation=name)
         if table.missing:
             logger.warning("%s: %s", output / name, table.missing)
         if not table.methods.empty:

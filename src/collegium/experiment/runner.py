@@ -65,8 +65,10 @@ def run_experiment(
         from collegium.experiment.execution import execute
 
         opened = execute(config, observe, opened)
-        write_outcome(config)
-        opened.conclude()
+        try:
+            opened.conclude()
+        finally:
+            write_outcome(config)
     return output
 
 
@@ -94,9 +96,14 @@ def write_outcome(config: ExperimentConfig) -> None:
 
     results, output = collect_rows(config), Path(config.output)
     write_results(results, output)
-    if (results["case"] != "").any():
+    if is_tested(results):
         write_tables(output)
     write_report(output)
+
+
+def is_tested(results: pd.DataFrame) -> bool:
+    """Return whether a table of results holds scores of test cases."""
+    return bool((results["case"] != "").any())
 
 
 def collect_rows(config: ExperimentConfig) -> pd.DataFrame:

@@ -9,12 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any
 
-from collegium.evaluation.comparisons import (
-    Comparison,
-    ComparisonTable,
-    adapting_table,
-    joining_of,
-)
+from collegium.evaluation.comparisons import Comparison, ComparisonTable
 from collegium.evaluation.report import plots
 from collegium.evaluation.report.answers import (
     AdaptingAnswer,
@@ -26,7 +21,6 @@ from collegium.evaluation.report.ledgers import LedgerSummary, ledger_rows
 from collegium.evaluation.report.pictures import EmbeddedPicture, Overlay, PictureSheet
 from collegium.evaluation.report.reading import RunOutput
 from collegium.evaluation.report.routing import AdaptationSummary, gather_adaptations
-from collegium.evaluation.results import relevant_of
 from collegium.evaluation.scores import METHOD, Where, final_scores, method_name, rows_of
 from collegium.evaluation.tables import MethodTable, method_table, sweep_table
 from collegium.evaluation.timing import TimeTable, time_table
@@ -127,11 +121,10 @@ def gather_content(
         ledgers: Label of the algorithm -> site -> summary of its ledgers.
     """
     results, metric, order, setting = run.results, run.metric, run.order, run.setting
-    relevant = relevant_of(run.info)
-    joining = joining_of(results, metric, run.labels, relevant, setting)
+    joining = run.compared.joining(metric, setting)
+    adapting = run.compared.adapting(metric, setting)
     sheet, answers = PictureSheet(), answer_sites(joining, run.labels.pooled)
     pictures, left_out = embed_pictures(overlays, answers, sheet)
-    adapting = adapting_table(results, metric, order, relevant=relevant, variation=setting)
     content = ReportContent(
         run=run,
         joining=joining,

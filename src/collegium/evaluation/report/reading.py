@@ -9,9 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from collegium.errors import DataError
+from collegium.evaluation.comparisons import RunComparisons
 from collegium.evaluation.report.distances import MethodDistances, read_method_distances
-from collegium.evaluation.results import AlgorithmLabels, labels_of, read_description, read_results
+from collegium.evaluation.results import (
+    AlgorithmLabels,
+    labels_of,
+    read_description,
+    read_results,
+    relevant_of,
+)
 from collegium.evaluation.scores import headline_metric, variations
+from collegium.evaluation.sent_estimates import NOTHING_SENT, SentEstimates, read_estimates
 from collegium.evaluation.timing import read_accounts
 
 if TYPE_CHECKING:
@@ -36,6 +44,7 @@ class RunOutput:
         accounts: The content of every ``account.json`` of the setting.
         assessment: The content of ``assessment.json``, or None.
         distances: Name of a method -> the distances between sites that it used.
+        sent: The estimates of sites that keep the scores of their patients.
     """
 
     info: Mapping[str, Any]
@@ -48,6 +57,12 @@ class RunOutput:
     accounts: Sequence[Mapping[str, Any]] = ()
     assessment: Mapping[str, Any] | None = None
     distances: Mapping[str, Sequence[MethodDistances]] = field(default_factory=dict)
+    sent: SentEstimates = NOTHING_SENT
+
+    @property
+    def compared(self) -> RunComparisons:
+        """The results with all that their comparisons are made of."""
+        return RunComparisons(self.results, self.labels, relevant_of(self.info), self.sent)
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -118,6 +133,7 @@ def read_run_output(output: Path) -> RunOutput:
         read_accounts(output, setting),
         read_assessment(output),
         read_method_distances(output, setting, labels.order),
+        read_estimates(output),
     )
 
 
