@@ -70,17 +70,22 @@ def linear_network() -> nn.Module:
 
 
 class Recording(InProcess):
-    """Keeps every message, and loses the training answers of a client in a round, where told to."""
+    """Keeps every message, and loses the training answers of a client in a round, where told to.
 
-    def __init__(self, build: Any, lose: Mapping[int, str]) -> None:
+    They get lost on their way, after the client has done its work, or there is no work at all.
+    """
+
+    def __init__(self, build: Any, lose: Mapping[int, str], *, on_their_way: bool = False) -> None:
         super().__init__(build)
-        self._lose = lose
+        self._lose, self._on_their_way = lose, on_their_way
         self.log: list[tuple[Request, dict[str, Any], dict[str, Any]]] = []
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[Response]:
         for request in requests:
             if request.stage == "train" and self._lose.get(request.round) == request.client:
                 error = {"kind": MissingReply.__name__, "text": "no answer"}
+                if self._on_their_way:
+                    list(super().exchange([request]))
                 yield Response(request.client, pack({"error": error}), 0.0)
                 continue
             for response in super().exchange([request]):
@@ -200,6 +205,7 @@ class Federation:
         network: Callable[[], nn.Module] = normed_network,
         sites: Sequence[Site] | None = None,
         lose: Mapping[int, str] | None = None,
+        on_their_way: bool = False,
         deploy: bool = True,
         participation: Participation = EVERYBODY,
     ) -> Outcome:
@@ -209,7 +215,7 @@ class Federation:
         by_name = {site.name: site for site in sites or self.sites()}
         runtime = RuntimeFederation(by_name, network, self.task, training)
         clients = runtime.clients(algorithm, seed=self.seed, root=root)
-        transport = Recording(lambda: clients, lose or {})
+        transport = Recording(lambda: clients, lose or {}, on_their_way=on_their_way)
         run = runtime.run(
             algorithm,
             transport,

@@ -48,7 +48,8 @@ def expected(
             own[name] = new
         counter = max(y["conv.num_batches_tracked"] for y in moves)
         x = {
-            n: value + global_lr * sum(y[n] - value for y in moves) / len(sampled)
+            n: value
+            + (global_lr if n in c else 1.0) * sum(y[n] - value for y in moves) / len(sampled)
             for n, value in x.items()
         } | {"conv.num_batches_tracked": counter}
         share = len(sampled) / len(federation.names)
@@ -57,7 +58,7 @@ def expected(
     return history
 
 
-@pytest.mark.parametrize("global_lr", [1.0, 0.5])
+@pytest.mark.parametrize("global_lr", [1.0, 0.5, 1.5])
 def test_model_and_variates_follow_algorithm_1(
     federation: Any, by_hand: Any, global_lr: float
 ) -> None:
@@ -91,6 +92,24 @@ def test_a_client_that_is_missing_keeps_its_variate_and_its_share_in_the_servers
         by_hand.assert_same(outcome.server[t]["control"], c, f"round {t}, server variate")
         by_hand.assert_same(outcome.clients[t]["B"]["control"], own["B"], f"round {t}, B")
     assert outcome.records[1].left_out[0]["client"] == "B"
+
+
+def test_a_reply_that_is_lost_on_its_way_leaves_the_server_variate_the_mean_of_the_clients(
+    federation: Any, by_hand: Any
+) -> None:
+    lose = {2: "B"}
+    outcome = federation.run(
+        Scaffold(), rounds=ROUNDS, lose=lose, on_their_way=True, participation=SKIPPING
+    )
+    wanted = expected(federation, by_hand, lose=lose)
+    for t, (x, c, _) in enumerate(wanted, start=1):
+        by_hand.assert_same(outcome.server[t]["model"], x, f"round {t}")
+        by_hand.assert_same(outcome.server[t]["control"], c, f"round {t}, server variate")
+    for name, own in wanted[-1][2].items():
+        by_hand.assert_same(outcome.clients[ROUNDS][name]["control"], own, name)
+    for name, tensor in outcome.server[ROUNDS]["control"].items():
+        own = [outcome.clients[ROUNDS][client]["control"][name] for client in federation.names]
+        np.testing.assert_allclose(tensor, sum(own) / 3, rtol=1e-9, atol=1e-12)
 
 
 def test_after_one_full_batch_step_a_variate_is_the_gradient_at_the_received_model(

@@ -47,9 +47,17 @@ def inputs(split: str) -> Batch:
     return dataset.inputs
 
 
-def request(method: str = "train", *, round: int = 1, exchange: int = 0, stage="train", **parts):  # noqa: A002
+def request(
+    method: str = "train",
+    *,
+    round: int = 1,  # noqa: A002
+    exchange: int = 0,
+    stage="train",
+    accepted: str | None = None,
+    **parts,
+):
     parts = parts or {"model": toy_model(0)}
-    return Request("A", round, exchange, stage, method, pack(parts))
+    return Request("A", round, exchange, stage, method, pack(parts), accepted=accepted)
 
 
 def reply(runtime: ClientRuntime, *arguments, **options) -> dict:
@@ -141,6 +149,19 @@ def test_evaluation_sees_the_round_s_last_state_and_stores_none(tmp_path):
     assert count(runtime, round=1, stage="evaluate") == 3
     assert count(runtime, "keep", round=2, stage="evaluate") == 3
     assert runtime.store.names() == names
+
+
+def test_a_state_whose_reply_the_server_never_used_does_not_count(tmp_path):
+    runtime = client(tmp_path, Counts())
+    assert count(runtime, round=1, accepted="") == 1
+    assert count(runtime, round=2, accepted="000001-0000") == 2
+    assert count(runtime, round=3, accepted="000001-0000") == 2  # the reply of round 2 was lost
+    assert runtime.store.names() == ["000001-0000", "000003-0000"]
+    seen = count(runtime, "keep", round=3, stage="evaluate", accepted="000001-0000")
+    assert (seen, runtime.store.names()) == (1, ["000001-0000", "000003-0000"])
+    assert count(runtime, "keep", round=4, accepted="000001-0000") == 1
+    assert count(runtime, round=5, exchange=1, accepted="000004-0000") == 2
+    assert count(runtime, round=6, accepted="") == 1  # as at a server that begins again
 
 
 def test_old_states_are_forgotten_when_the_server_no_longer_needs_them(tmp_path):

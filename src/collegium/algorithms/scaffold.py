@@ -13,13 +13,16 @@ from collegium.core.settings import Positive, settings
 class Scaffold(Algorithm):
     """Correct local steps by the difference of server and client variates (Algorithm 1).
 
-    Variates cover the parameters; buffers travel in the model update. Option II divides by steps
+    Variates cover the parameters; buffers travel in the model update and are averaged whatever the
+    server's step, since beyond their mean running variances could become negative. A client's
+    variate counts once the server has its update, so that c stays the mean of all c_i if a reply is
+    lost. Option II divides by steps
     times learning rate, which is right for plain SGD only: other optimisers are refused (some
     released code divides by the steps alone, which makes the variates too small by the learning
     rate). Clients weigh the same, as in the paper.
 
     Attributes:
-        global_lr: the server's step, eta_g.
+        global_lr: the server's step, eta_g, of the parameters.
     """
 
     sends: ClassVar[Mapping[str, PartSchema]] = {
@@ -27,6 +30,7 @@ class Scaffold(Algorithm):
         "control_update": ModelPart(only="trainable"),
     }
     optimizers: ClassVar[frozenset[str] | None] = frozenset({"sgd"})
+    commit_on_acknowledgement: ClassVar[bool] = True
 
     global_lr: Positive = 1.0
 
@@ -39,7 +43,8 @@ class Scaffold(Algorithm):
         """Move the model and the server variate by the clients' mean updates."""
         state = server.state
         replies = server.ask(self.train, model=state["model"], control=state["control"]).collect()
-        state["model"] += self.global_lr * replies.mean("model_update", weight=None)
+        update = replies.mean("model_update", weight=None)
+        state["model"] += update | self.global_lr * update.select(server.parts.trainable)
         share = len(replies.clients) / len(server.clients)
         state["control"] += share * replies.mean("control_update", weight=None)
 

@@ -305,6 +305,10 @@ class Algorithm(ABC):
         neutral: hyper-parameters at which the global model equals FedAvg's bit by bit, or None.
         extension_predicts: whether what `extend` adds takes part in predictions; otherwise an
             exported model leaves it out.
+        commit_on_acknowledgement: whether a client's state counts only once the server has used
+            the reply that it came with, and the state before it is taken up otherwise: for methods
+            whose server adds up what its clients hold. Otherwise a client keeps what it learnt even
+            if its reply is lost.
     """
 
     sends: ClassVar[Mapping[str, PartSchema]] = {
@@ -317,6 +321,7 @@ class Algorithm(ABC):
     optimizers: ClassVar[frozenset[str] | None] = None
     neutral: ClassVar[Mapping[str, Any] | None] = None
     extension_predicts: ClassVar[bool] = True
+    commit_on_acknowledgement: ClassVar[bool] = False
 
     all_sends: ClassVar[_Declaration] = _Declaration()
 

@@ -283,7 +283,7 @@ class _Requests:
 
     def _call(self, request: Request) -> Call:
         call = self._experiment._call(request.client, "handle")
-        names = ("round", "exchange", "stage", "method", "floor")
+        names = ("round", "exchange", "stage", "method", "floor", "accepted")
         call.header |= self._about | {"request": {name: getattr(request, name) for name in names}}
         call.payload = request.payload
         return call
@@ -328,7 +328,7 @@ def _parts(answer: Answer) -> dict[str, Any]:
 
 def _pictures(answer: Answer) -> tuple[list[Any], dict[str, bytes]]:
     """Return what a site says of its pictures, and the pictures by file name."""
-    found = _parts(answer) or {"index": [], "files": {}}
+    found = _parts(answer) if answer.data else {"index": [], "files": {}}
     try:
         index, files = list(found["index"]), dict(found["files"])
         pictures = {name: picture.numpy().tobytes() for name, picture in files.items()}

@@ -43,7 +43,7 @@ from collegium.errors import (
 )
 from collegium.runtime.ledger import Ledger
 from collegium.runtime.selection import BestModel, mean_row
-from collegium.runtime.server import Request, handler_of
+from collegium.runtime.server import Request, handler_of, state_name
 from collegium.runtime.state import Store
 from collegium.tasks import is_hidden
 from collegium.training.fisher import diagonal_fisher
@@ -61,6 +61,18 @@ def case_scores_file(root: Path, method: str) -> Path:
         method: the handler that scored, such as "test".
     """
     return root / f"scores-{method}.json"
+
+
+def _newest_allowed(before: str, accepted: str | None) -> str:
+    """Return the name before which the newest state counts.
+
+    Args:
+        before: the name of the state that a request leads to.
+        accepted: see `Request.accepted`.
+    """
+    if accepted is None:
+        return before
+    return min(before, f"{accepted}~") if accepted else ""
 
 
 class ClientRuntime:
@@ -180,12 +192,11 @@ class ClientRuntime:
     def _run(self, request: Request) -> tuple[dict[str, Any], EncodedReply]:
         """Run the handler; return its reply, and the coded form in which it leaves."""
         method = handler_of(self.algorithm, request.method)
-        before = (
-            f"{request.round:06d}-{request.exchange:04d}"
-            if request.stage == "train"
-            else f"{request.round:06d}-~"
-        )
-        old = self._load(before)
+        before = f"{request.round:06d}-~"
+        if request.stage == "train":
+            before = state_name(request.round, request.exchange)
+            self._drop_unaccepted(before, request.accepted)
+        old = self._load(_newest_allowed(before, request.accepted))
         self.round = request.round
         self._path = ("client", self.id, request.round, request.stage, request.exchange)
         self._purposes, self._progress = set(), {}
@@ -205,6 +216,13 @@ class ClientRuntime:
             self._commit(before, old)
             self.store.prune(f"{request.floor:06d}")
         return reply, sent
+
+    def _drop_unaccepted(self, before: str, accepted: str | None) -> None:
+        """Remove states before a name whose replies the server has never used."""
+        limit = _newest_allowed(before, accepted)
+        for name in self.store.names():
+            if limit <= name < before:
+                self.store.remove(name)
 
     def _load(self, before: str) -> bytes:
         """Restore the newest state before a name, and return it as stored."""

@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 
 Stage = Literal["train", "evaluate"]
 
+ACCEPTED_KEY = "$accepted"
+"""The key of a stored state under which the newest client states are named that count."""
+
 RETRY_PAUSE = 1.0
 """Seconds between two requests to a client that did not answer."""
 
@@ -45,6 +48,8 @@ class Request:
         method: name of the handler to run.
         payload: the packed parts of the message.
         floor: client states older than the last one before this round are no longer needed.
+        accepted: name of the last of the client's states whose reply the server has used, empty for
+            none; None: every state counts. See `Algorithm.commit_on_acknowledgement`.
     """
 
     client: str
@@ -54,6 +59,17 @@ class Request:
     method: str
     payload: bytes
     floor: int = 0
+    accepted: str | None = None
+
+
+def state_name(number: int, exchange: int) -> str:
+    """Return the name under which a client stores the state that a request leads to.
+
+    Args:
+        number: the round.
+        exchange: the position of the exchange within it.
+    """
+    return f"{number:06d}-{exchange:04d}"
 
 
 @dataclass(frozen=True)
@@ -183,6 +199,8 @@ class ServerRuntime:
         self._initial = make_model(0)
         self._expected = Expected(self._initial, parts, algorithm.hyperparameters())
         self._sends = algorithm.all_sends()
+        self._acknowledges = algorithm.commit_on_acknowledgement
+        self._accepted: dict[str, str] = {}
         layout = ModelLayout(self._initial, parts.trainable) if codecs else None
         self._session = ServerSession(codecs, layout, seed=seed) if layout else None
         self._exchange = 0
@@ -236,9 +254,10 @@ class ServerRuntime:
                 payload = common if each is None else pack({**items, **each[client]})
             self.client_stats.setdefault(client, ClientStats()).bytes_down += len(payload)
             floor = max(self._committed - 1, 0)
-            return Request(client, self.round, exchange, self.stage, name, payload, floor)
+            accepted = self._accepted.get(client, "") if self._acknowledges else None
+            return Request(client, self.round, exchange, self.stage, name, payload, floor, accepted)
 
-        self._pending = Replies(self._receive(names, name, request, coded))
+        self._pending = Replies(self._receive(names, name, exchange, request, coded))
         return self._pending
 
     def _finish_exchange(self) -> None:
@@ -251,6 +270,7 @@ class ServerRuntime:
         self,
         names: list[str],
         method: str,
+        exchange: int,
         request: Callable[[str], Request],
         coded: Exchange | None,
     ) -> Iterator[tuple[str, Message]]:
@@ -265,6 +285,8 @@ class ServerRuntime:
                 message = self._open_response(early.pop(expected), method, coded)
                 if message is not None:
                     answered += 1
+                    if self.stage == "train":
+                        self._accepted[expected] = state_name(self.round, exchange)
                     yield expected, message
                 expected = next(remaining, None)
         if expected is not None:
@@ -389,6 +411,7 @@ class ServerRuntime:
             name, self.state = found
             self.round = self._committed = int(name)
             codec_state = self.state.pop(CODEC_KEY, {})
+            self._accepted = self.state.pop(ACCEPTED_KEY, {})
             if self._session is not None:
                 self._session.state = codec_state
             self.store.prune(name)
@@ -427,6 +450,8 @@ class ServerRuntime:
         before_commit()
         codec_state = self._session.pruned_state() if self._session is not None else {}
         state = self.state | ({CODEC_KEY: codec_state} if codec_state else {})
+        if self._acknowledges:
+            state[ACCEPTED_KEY] = dict(self._accepted)
         self.store.save(f"{number:06d}", state)  # the rename inside is the commit point
         self._committed = number
         self.store.prune(f"{number:06d}")
