@@ -93,6 +93,26 @@ class Undeclared(FedAvg):
 
 
 @settings
+class TalksFromHome(FedAvg):
+    """FedAvg whose clients send the models away that they should keep at home."""
+
+    @handler
+    def train_at_home(self, client: Client, request: Message) -> Message:
+        """Send the home model."""
+        super().train_at_home(client, request)
+        return Message.of(model=client.state["home"])
+
+
+@settings
+class AveragesAtHome(FedAvg):
+    """FedAvg whose rounds at home are rounds like any other."""
+
+    def round_at_home(self, server: Server) -> None:
+        """Change the global model."""
+        self.round(server)
+
+
+@settings
 class DeclaresTooMuch(FedAvg):
     """FedAvg that declares a part which none of its clients ever sends."""
 

@@ -33,6 +33,8 @@ FAULTS = {
     "Gullible": ("settings", "weighting may be <object object at"),
     "NotWritable": ("hyperparameters", "does not survive being written down"),
     "DeclaresTooMuch": ("what_is_sent", "declares ghost, which is never sent"),
+    "TalksFromHome": ("rounds_at_home", "model is sent in a round at home"),
+    "AveragesAtHome": ("rounds_at_home", "rounds at home change the server's state"),
     "NotNeutral": ("neutral_setting", "is not FedAvg's"),
     "HidesItsLayer": ("added_layers", "what it adds changes predictions"),
     "OrderDependent": ("names_do_not_matter", "which client has which name"),

@@ -13,7 +13,7 @@ from collegium.data.phantoms import make_federation
 from collegium.errors import CheckpointError, ConfigError, EgressError
 from collegium.evaluation.results import KEY
 from collegium.evaluation.scores import rows_of
-from collegium.experiment.config.experiment import ExperimentConfig, parse_config
+from collegium.experiment.config.experiment import ExperimentConfig, parse_config, to_dict
 from collegium.experiment.federation import OpenedExperiment
 from collegium.experiment.grid import holders, jobs_of
 from collegium.experiment.jobs import Event
@@ -67,8 +67,6 @@ def configure(settings: dict[str, Any], *shares: str, **changes: Any) -> Any:
 
 
 def _federation(config: Any, shares: Any) -> dict[str, Any]:
-    from collegium.experiment.config.experiment import to_dict
-
     federation: dict[str, Any] = to_dict(config)["federation"]
     for name in shares:
         federation["sites"][name]["share"] = ["personal"]
@@ -140,6 +138,26 @@ def test_a_site_that_does_not_share_hands_nothing_out(settings) -> None:
     for job in jobs_of(config):
         files = {file.stem for file in (job.folder / "server/deployed").glob("*.safetensors")}
         assert files == {"global"} | ({"alder"} - {job.left_out})
+
+
+def test_home_models_are_scored_and_handed_out_as_personal_ones(settings) -> None:
+    ensemble = {"name": "fedavg", "adapters": ["none", "ensemble"]}
+    inside = ("alder", "birch")
+    data = to_dict(configure(settings, *inside, algorithms=[ensemble], home_rounds=1))
+    data["federation"]["outside"] = ["cedar"]
+    config = parse_config({**data, "protocol": "inside"})
+    run_experiment(config)
+    (job,) = jobs_of(config)
+    tested = {(r.site, r.model) for r in rows_in(config) if r.metric == "dice" and r.split != "val"}
+    assert tested == {
+        *((site, model) for site in inside for model in ("global", "personal")),
+        *(("cedar", adapter) for adapter in ("none", "ensemble")),
+    }
+    assert {file.stem for file in (job.folder / "server/deployed").glob("*.safetensors")} == {
+        "global", *inside,
+    }  # fmt: skip
+    for site in inside:
+        assert (job.folder / "clients" / site / "personal.safetensors").exists()
 
 
 def test_an_adaptation_that_is_done_is_not_done_again(settings) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MethodType
 from typing import Any, ClassVar, Literal
 
@@ -78,19 +78,16 @@ class DistanceAware(SurveyMixin, Algorithm):
         parts = METADATA if self.kind == "emd" else ("embeddings",)
         return SurveyQuestions(parts, self.summary, self.bins, self.units, self.encoder, self.grid)
 
-    def unused_sends(self) -> Collection[str]:
-        """Return the parts that are not asked for, and personal models if there are none.
-
-        With clusters every method has them.
-        """
-        bare = super().personal_model == MethodType(Algorithm.personal_model, self)
-        nothing = {"personal"} if bare and self.mode == "weights" else set()
-        return {*super().unused_sends(), *nothing}
-
     @property
     def has_global(self) -> bool:  # type: ignore[override]
         """Whether there is one model for all sites: two clusters have two."""
         return self.mode == "weights" and super().has_global
+
+    @property
+    def has_personal(self) -> bool:
+        """Whether sites have models of their own: with clusters every method's have."""
+        bare = super().personal_model == MethodType(Algorithm.personal_model, self)
+        return self.mode == "clusters" or not bare
 
     def check_setup(self, clients: Sequence[str], parts: ModelParts) -> None:
         """Refuse too few sites, an unusable encoder, and what the method refuses.

@@ -32,6 +32,10 @@ class Pooled(Algorithm):
         )
         server.state["model"] = replies.mean("model", weight=None)
 
+    def round_at_home(self, server: Server) -> None:
+        """Train on: all data are in one place, and no site has a home."""
+        self.round(server)
+
     @handler
     def train(self, client: Client, request: Message) -> Message:
         """Train on the pooled examples.

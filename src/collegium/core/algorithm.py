@@ -35,6 +35,10 @@ See `collegium.core.message.pack`.
 Handler = TypeVar("Handler", bound=Callable[..., Message])
 
 
+HOME = "home"
+"""Where the server's state lists the clients that hold a home model, and a client's holds it."""
+
+
 def handler(method: Handler) -> Handler:
     """Mark a method as one that the server may ask a client to run."""
     method.__collegium_handler__ = True  # type: ignore[attr-defined]
@@ -270,8 +274,7 @@ class NetworkBuilder:
 class _Declaration:
     """`Algorithm.all_sends()`: the parts that a class and its bases declare; the class overrides.
 
-    It leaves out the personal model if the class has none and, called on an instance, the parts
-    that the instance's hyper-parameters never send.
+    Called on an instance, it leaves out the parts that the hyper-parameters never send.
     """
 
     def __get__(
@@ -282,8 +285,6 @@ class _Declaration:
             for base in reversed(kind.__mro__):
                 declared |= vars(base).get("sends", {})
             unused = {*algorithm.unused_sends()} if algorithm is not None else set()
-            if kind.personal_model is Algorithm.personal_model:
-                unused.add("personal")
             return {name: part for name, part in declared.items() if name not in unused}
 
         return all_sends
@@ -325,6 +326,11 @@ class Algorithm(ABC):
 
     all_sends: ClassVar[_Declaration] = _Declaration()
 
+    @property
+    def has_personal(self) -> bool:
+        """Whether sites have models of their own; after rounds at home they have in any case."""
+        return type(self).personal_model is not Algorithm.personal_model
+
     def unused_sends(self) -> Collection[str]:
         """Return the names among `sends` that these hyper-parameters never send."""
         return ()
@@ -363,7 +369,24 @@ class Algorithm(ABC):
         """Run one outer round: as many exchanges as the method needs, then return."""
 
     def finish(self, server: Server) -> None:  # noqa: B027  (most methods do nothing here)
-        """Run once, after the last round."""
+        """Run once, after the last round; with rounds at home, at the beginning of the first."""
+
+    def round_at_home(self, server: Server) -> None:
+        """Run one of the last rounds at home, in which clients train apart and keep their models.
+
+        A client receives what forms its personal model once, and nothing after that.
+        """
+        if HOME not in server.state:
+            self.finish(server)
+        holders = server.state.get(HOME, [])
+        each = {
+            client: {}
+            if client in holders
+            else {**self.shared(server), **self.shared_with(server, client)}
+            for client in server.clients
+        }
+        replies = server.ask(self.train_at_home, each=each).collect()
+        server.state[HOME] = sorted({*holders, *replies.clients})
 
     def shared(self, server: Server) -> Mapping[str, Any]:
         """Return the parts that all clients receive to form and evaluate their personal model."""
@@ -387,12 +410,35 @@ class Algorithm(ABC):
         """
         return None
 
+    def own_model(self, client: Client, request: Message) -> Tensors | None:
+        """Return the client's home model, or before its first round at home its personal one.
+
+        Args:
+            client: the client.
+            request: the parts that `shared` and `shared_with` return.
+        """
+        home: Tensors | None = client.state.get(HOME)
+        return self.personal_model(client, request) if home is None else home
+
     def deploy(self, server: Server) -> dict[str, Tensors]:
         """Return the server's own models for a client outside the federation, by name.
 
         The personal models that sites share are added to them; see `share_personal`.
         """
         return {"global": server.state["model"]} if self.has_global else {}
+
+    @handler
+    def train_at_home(self, client: Client, request: Message) -> Message:
+        """Train the client's own model, at first its personal or the global one, and keep it.
+
+        Args:
+            client: the client.
+            request: empty, or the parts that `shared` and `shared_with` return if it has no home
+                model yet.
+        """
+        own = self.own_model(client, request)
+        client.state[HOME] = client.fit(request["model"] if own is None else own)
+        return Message.of()
 
     @handler
     def share_personal(self, client: Client, request: Message) -> Message:
@@ -402,7 +448,7 @@ class Algorithm(ABC):
             client: the client.
             request: empty.
         """
-        personal = client.best() if "personal" in self.all_sends() else None
+        personal = client.best()
         if personal is None or not client.may_send("personal"):
             return Message.of()
         return Message.of(personal=personal)
@@ -418,7 +464,7 @@ class Algorithm(ABC):
         scores = {}
         if self.has_global:
             scores["global"] = client.score(request["model"], "val", headline=True)
-        personal = self.personal_model(client, request)
+        personal = self.own_model(client, request)
         if personal is not None:
             scores["personal"] = client.score(personal, "val", headline=True)
             client.keep_best(personal, scores["personal"])

@@ -333,6 +333,7 @@ class OpenedExperiment:
             build_algorithm(job.algorithm),
             seed=job.seed,
             root=job.folder,
+            rounds=job.config.rounds,
             codecs=build_codecs(job.config, job.algorithm),
         )
 

@@ -113,6 +113,7 @@ def _train(
         seed=job.seed,
         root=job.folder,
         evaluate_every=config.evaluation.every,
+        home_rounds=config.home_rounds,
         participation=config.participation.among(federation.names),
         codecs=build_codecs(config, job.algorithm),
     )

@@ -146,7 +146,7 @@ def check_adapters(config: ExperimentConfig, sample: Sample | None, shared: bool
         method = build_algorithm(algorithm)
         models = {
             "global": ("a global model", method.has_global),
-            "personal": ("personal models", "personal" in method.all_sends()),
+            "personal": ("personal models", method.has_personal or config.home_rounds > 0),
         }
         for chosen in adapters_of(config, algorithm):
             adapter = build_adapter(chosen)

@@ -87,6 +87,7 @@ class ClientRuntime:
         training: network, task and recipe; shared by the clients of one process.
         seed: of the run.
         root: the site's own folder for this run.
+        rounds: how many rounds the run has.
         pool: the training data of all sites, in a simulation.
         codecs: the codecs of training exchanges; the server must have the same.
     """
@@ -99,6 +100,7 @@ class ClientRuntime:
         *,
         seed: int,
         root: Path,
+        rounds: int = 1,
         pool: Dataset | None = None,
         codecs: Codecs = NO_CODECS,
     ) -> None:
@@ -110,7 +112,7 @@ class ClientRuntime:
         self.state: State = {}
         self.codec_state: State = {}
         self.round = 0
-        self._codecs = codecs
+        self._rounds, self._codecs = rounds, codecs
         self._layout = ModelLayout(training.current(), training.parts.trainable) if codecs else None
         self._pool = pool
         self._path: tuple[str | int, ...] = ()
@@ -135,8 +137,7 @@ class ClientRuntime:
     @property
     def lr(self) -> float:
         """Learning rate of this round."""
-        config = self.training.config
-        return config.lr * config.lr_decay ** max(self.round - 1, 0)
+        return self.training.config.lr_of(self.round, self._rounds)
 
     @property
     def local_steps(self) -> int | None:

@@ -107,7 +107,13 @@ class Federation:
             check_policy(algorithm, site.name, site.policy.allow, site.policy.forbid)
 
     def clients(
-        self, algorithm: Algorithm, *, seed: int, root: Path, codecs: Codecs = NO_CODECS
+        self,
+        algorithm: Algorithm,
+        *,
+        seed: int,
+        root: Path,
+        rounds: int = 1,
+        codecs: Codecs = NO_CODECS,
     ) -> dict[str, ClientRuntime]:
         """Return a runtime for every site; they share one network, as a process runs one at a time.
 
@@ -115,6 +121,7 @@ class Federation:
             algorithm: the algorithm whose client half runs.
             seed: of the run.
             root: the folder of the run; each site has one of its own in ``clients``.
+            rounds: how many rounds the run has, over which a schedule lowers the learning rate.
             codecs: the codecs of training exchanges.
         """
         with ambient(seed, "model", 0):
@@ -130,6 +137,7 @@ class Federation:
                 local,
                 seed=seed,
                 root=root / "clients" / name,
+                rounds=rounds,
                 pool=pool,
                 codecs=codecs,
             )
@@ -179,6 +187,7 @@ class Federation:
         seed: int,
         root: Path,
         evaluate_every: int = 1,
+        home_rounds: int = 0,
         participation: Participation = EVERYBODY,
         codecs: Codecs = NO_CODECS,
     ) -> Run:
@@ -191,6 +200,7 @@ class Federation:
             seed: of the run.
             root: the folder of the run.
             evaluate_every: rounds between two evaluations on validation cases.
+            home_rounds: how many of the rounds, the last ones, are trained at home.
             participation: see `server`.
             codecs: see `server`.
         """
@@ -202,7 +212,7 @@ class Federation:
             participation=participation,
             codecs=codecs,
         )
-        return Run(server, rounds, self.task.metric, evaluate_every)
+        return Run(server, rounds, self.task.metric, evaluate_every, home_rounds=home_rounds)
 
 
 def initial_model(network: Network, seed: int, k: int = 0) -> Tensors:

@@ -1,4 +1,4 @@
-"""Who takes part in a round, and what happens where a client does not answer."""
+"""Who takes part in which round, and what happens where a client does not answer."""
 
 from __future__ import annotations
 
@@ -104,3 +104,20 @@ EVERYBODY = Participation()
 
 SKIPPING = Participation(on_failure="skip")
 """Every client takes part, and one that fails is left out of the exchange."""
+
+
+def check_home_rounds(home_rounds: int, rounds: int) -> None:
+    """Check that a run has rounds together before those at home.
+
+    Args:
+        home_rounds: how many rounds are trained at home.
+        rounds: how many rounds there are in all.
+
+    Raises:
+        ConfigError: it has not.
+    """
+    if home_rounds and not 0 < home_rounds < rounds:
+        raise ConfigError(
+            f"home_rounds is {home_rounds}, of {rounds} rounds in all; give a number from 0 to "
+            f"{rounds - 1}, or train alone with the algorithm local"
+        )

@@ -10,6 +10,7 @@ from typing import Any
 
 from collegium.core.files import write_atomically
 from collegium.core.tensors import Tensors
+from collegium.runtime.participation import check_home_rounds
 from collegium.runtime.selection import BestModel, mean_defined, scores_of
 from collegium.runtime.server import ServerRuntime
 
@@ -53,12 +54,24 @@ class Run:
         metric: the score on validation cases, the higher the better, by which the global model is
             selected.
         evaluate_every: rounds between two evaluations; the last round is always evaluated.
+        home_rounds: how many rounds, the last ones, are trained at home; see
+            `Algorithm.round_at_home`.
+
+    Raises:
+        ConfigError: all rounds would be at home.
     """
 
     def __init__(
-        self, server: ServerRuntime, rounds: int, metric: str, evaluate_every: int = 1
+        self,
+        server: ServerRuntime,
+        rounds: int,
+        metric: str,
+        evaluate_every: int = 1,
+        *,
+        home_rounds: int = 0,
     ) -> None:
-        self.server, self.rounds = server, rounds
+        check_home_rounds(home_rounds, rounds)
+        self.server, self.rounds, self.home_rounds = server, rounds, home_rounds
         self.metric, self.evaluate_every = metric, evaluate_every
         self._records = server.store.root / "records"
         self._best = BestModel(server.store.root / "kept")
@@ -79,9 +92,10 @@ class Run:
         self._best.clean()
         self._evaluate_if_due()
         while server.round < self.rounds:
-            server.advance(self._write_record)
+            at_home = server.round >= self.rounds - self.home_rounds
+            server.advance(self._write_record, at_home=at_home)
             observe(self._evaluate_if_due())
-        if server.round == self.rounds:
+        if server.round == self.rounds and not self.home_rounds:
             server.conclude(self._write_record)
             if self._record_path(server.round).exists():
                 observe(self._evaluate_if_due())

@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 from collegium.compression.session.groups import CODEC_KEY, NO_CODECS, RESEND_REQUEST, Codecs
 from collegium.compression.session.layout import ModelLayout
 from collegium.compression.session.server_session import Exchange, ServerSession
-from collegium.core.algorithm import Algorithm, Replies, State
+from collegium.core.algorithm import HOME, Algorithm, Replies, State
 from collegium.core.message import Message, pack, unpack
 from collegium.core.model_parts import ModelParts
 from collegium.core.payloads import Expected, recorded_numbers
@@ -420,16 +420,21 @@ class ServerRuntime:
         self.algorithm.check_setup(self.clients, self.parts)
         self._run_and_commit(self.algorithm.setup, 0, before_commit)
 
-    def advance(self, before_commit: Callable[[], None] = lambda: None) -> None:
+    def advance(
+        self, before_commit: Callable[[], None] = lambda: None, *, at_home: bool = False
+    ) -> None:
         """Run and commit the next round.
 
         Args:
             before_commit: called between the two, so that what it writes is never behind the
                 committed state.
+            at_home: whether the clients train their own models in it; see
+                `Algorithm.round_at_home`.
         """
         number = self.round + 1
         self._participants = self.participation.drawn(self.clients, number, self.seed)
-        self._run_and_commit(self.algorithm.round, number, before_commit)
+        step = self.algorithm.round_at_home if at_home else self.algorithm.round
+        self._run_and_commit(step, number, before_commit)
 
     def conclude(self, before_commit: Callable[[], None] = lambda: None) -> None:
         """Run, and commit like a round, the algorithm's work after the last round.
@@ -491,7 +496,7 @@ class ServerRuntime:
         """Return the models for a client outside: the algorithm's and those that sites share."""
         self.stage, self._exchange = "evaluate", 0
         models = self.algorithm.deploy(self)
-        if "personal" in self._sends:
+        if self.algorithm.has_personal or HOME in self.state:
             for client, reply in self.ask(self.algorithm.share_personal).items():
                 if "personal" in reply:
                     models[client] = reply["personal"]

@@ -26,7 +26,7 @@ from collegium.data.torch_dataset import as_dataset
 from collegium.errors import CheckpointError, ConfigError
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.federation import Federation, ModuleCopies, Network
-from collegium.runtime.participation import EVERYBODY, Participation
+from collegium.runtime.participation import EVERYBODY, Participation, check_home_rounds
 from collegium.runtime.process import prepare
 from collegium.runtime.run import RoundRecord
 from collegium.tasks import Task
@@ -68,6 +68,7 @@ def simulate(
     seed: int = 0,
     output: Path | None = None,
     evaluate_every: int = 1,
+    home_rounds: int = 0,
     threads: int = 1,
     device: str = "cpu",
     participation: Participation = EVERYBODY,
@@ -90,6 +91,8 @@ def simulate(
         output: folder of the run's state, from which an interrupted call continues; by default a
             temporary one.
         evaluate_every: rounds between two evaluations on validation cases.
+        home_rounds: how many of the rounds, the last ones, every site trains its own model in; they
+            make a personal model of any algorithm's.
         threads: torch threads; results depend on it.
         device: where to compute.
         participation: who takes part in a round, and what happens if a client fails.
@@ -110,6 +113,7 @@ def simulate(
         _sites(sites), _network(model), task, training or TrainingConfig(), device
     )
     federation.check(algorithm)
+    check_home_rounds(home_rounds, rounds)
     settings = {
         "algorithm": {"name": type(algorithm).__name__, **algorithm.hyperparameters()},
         "training": asdict(federation.training),
@@ -120,13 +124,14 @@ def simulate(
         "rounds": rounds,
         "seed": seed,
         "evaluate_every": evaluate_every,
+        **({"home_rounds": home_rounds} if home_rounds else {}),
         **({"coding": codecs.describe()} if codecs else {}),
         **participation.decisive(),
     }
     with tempfile.TemporaryDirectory(prefix="collegium-") as temporary:
         root = output or Path(temporary)
         _claim(root, settings)
-        clients = federation.clients(algorithm, seed=seed, root=root, codecs=codecs)
+        clients = federation.clients(algorithm, seed=seed, root=root, rounds=rounds, codecs=codecs)
         run = federation.run(
             algorithm,
             InProcess(lambda: clients),
@@ -134,6 +139,7 @@ def simulate(
             seed=seed,
             root=root,
             evaluate_every=evaluate_every,
+            home_rounds=home_rounds,
             participation=participation,
             codecs=codecs,
         )

@@ -26,7 +26,7 @@ import torch
 
 from collegium.compression.session.groups import NO_CODECS, Codecs
 from collegium.core import files as files_module
-from collegium.core.algorithm import Algorithm
+from collegium.core.algorithm import HOME, Algorithm, State
 from collegium.core.message import pack, unpack
 from collegium.core.randomness import ambient
 from collegium.core.tensors import Tensors
@@ -92,6 +92,10 @@ def _require(condition: bool, text: str) -> None:
 
 def _differences(a: Mapping[str, bytes], b: Mapping[str, bytes]) -> str:
     return ", ".join(sorted(name for name in a.keys() | b.keys() if a.get(name) != b.get(name)))
+
+
+def _without_home(state: State) -> State:
+    return {key: value for key, value in state.items() if key != HOME}
 
 
 def _models(federation: ToyFederation) -> list[Tensors]:
@@ -263,6 +267,19 @@ class Conformance:
         _require(not undeclared, f"{', '.join(undeclared)} is sent and not declared in 'sends'")
         idle = sorted(n for n, part in declared.items() if n not in sent and not part.opt_in)
         _require(not idle, f"'sends' declares {', '.join(idle)}, which is never sent")
+
+    def check_rounds_at_home(self) -> None:
+        """Rounds at home send progress alone, and the server's models stay as they were."""
+        if self.algorithm.simulation_only:
+            return
+        together = self._federation().run(1)
+        apart = self._federation(ShuffledTransport).run(3, home_rounds=2)
+        first, last = (pack(_without_home(f.server.state)) for f in (together, apart))
+        _require(first == last, "rounds at home change the server's state")
+        log = apart.server.transport.log  # type: ignore[attr-defined]
+        sent = {n for r, m in log if r.round == 3 and r.stage == "train" for n in m}
+        more = sorted(sent - {"progress"})
+        _require(not more, f"{', '.join(more)} is sent in a round at home")
 
     def check_neutral_setting(self) -> None:
         """At its neutral hyper-parameters the global model is FedAvg's, bit by bit."""

@@ -135,10 +135,15 @@ class ToyFederation:
         federation = toy_federation(self.names, self.training)
         return federation.clients(self.algorithm, seed=SEED, root=self.root, codecs=self.codecs)
 
-    def run(self, rounds: int = 2) -> ToyFederation:
-        """Run up to round ``rounds``, with evaluation and test, from where the state stands."""
+    def run(self, rounds: int = 2, *, home_rounds: int = 0) -> ToyFederation:
+        """Run with evaluation and test from where the state stands, and return this federation.
+
+        Args:
+            rounds: the last round.
+            home_rounds: how many of them, the last ones, are trained at home.
+        """
         try:
-            Run(self.server, rounds, "negative_loss").execute()
+            Run(self.server, rounds, "negative_loss", home_rounds=home_rounds).execute()
         finally:
             self.server.transport.close()
         return self

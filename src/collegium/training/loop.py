@@ -37,6 +37,8 @@ class TrainingConfig:
         optimizer: "sgd", "adam" or "adamw".
         lr: learning rate of the first round.
         lr_decay: factor applied to the learning rate after every round.
+        schedule: what else lowers the learning rate from round to round: "constant" nothing,
+            "cosine" half a cosine over all rounds, from ``lr`` in the first towards 0.
         momentum: of SGD.
         weight_decay: L2 penalty (decoupled for adamw).
         amsgrad: of adam and adamw.
@@ -60,6 +62,7 @@ class TrainingConfig:
     optimizer: Literal["sgd", "adam", "adamw"] = "adam"
     lr: Positive = 1e-3
     lr_decay: Positive = 1.0
+    schedule: Literal["constant", "cosine"] = "constant"
     momentum: Fraction = 0.0
     weight_decay: NonNegative = 0.0
     amsgrad: bool = False
@@ -76,6 +79,20 @@ class TrainingConfig:
     def optimizer_kind(self) -> str:
         """The optimiser by the name that `Algorithm.optimizers` uses."""
         return "sgd with momentum" if self.optimizer == "sgd" and self.momentum else self.optimizer
+
+    def lr_of(self, number: int, rounds: int) -> float:
+        """Return the learning rate of a round.
+
+        Args:
+            number: the round; work before the first has its rate, with a cosine work after the last
+                has that of the last.
+            rounds: how many rounds there are.
+        """
+        before = max(number - 1, 0)
+        lr = self.lr * self.lr_decay**before
+        if self.schedule == "constant":
+            return lr
+        return lr * (1 + math.cos(math.pi * min(before, rounds - 1) / rounds)) / 2
 
     def build_optimizer(
         self, parameters: Sequence[nn.Parameter], lr: float

@@ -89,6 +89,13 @@ def test_by_default_the_first_the_last_and_two_rounds_between_are_looked_at(
     assert drift.rounds == [1, 2, 4, 8]
 
 
+def test_rounds_at_home_are_not_looked_at(configure: Configure) -> None:
+    settings = ("algorithm=fedavg", "rounds=4", "home_rounds=2")
+    assert look(configure(*settings)).rounds == [1, 2]
+    with pytest.raises(ConfigError, match="the rounds asked for are 3; choose some from 1 to 2"):
+        look(configure(*settings), rounds=[3])
+
+
 def test_no_site_with_images_of_two_patients_is_a_sentence(configure: Configure) -> None:
     few = ["federation.splits.validation=0.1", "algorithm=fedavg", "rounds=1"]
     with pytest.raises(DataError, match="no site's validation images of two patients"):

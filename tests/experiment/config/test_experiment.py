@@ -267,6 +267,10 @@ def test_a_list_of_algorithms_is_told_apart_by_number(folder: Path):
             "federation.sites={Average: {folder: a}, b: {folder: b}}",
             "federation.sites.Average: 'Average' is a word of tables or models",
         ),
+        (
+            "home_rounds=3",
+            "home_rounds: home_rounds is 3, of 3 rounds in all; give a number from 0",
+        ),
         ("model=unett", "model.name: unknown model 'unett'; did you mean 'unet'?"),
         ("model=", "model: needs a name, but is nothing"),
         ("sedes=[1]", "sedes: unknown field; did you mean 'seeds'?"),

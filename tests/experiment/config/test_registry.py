@@ -146,7 +146,7 @@ def test_an_algorithm_comes_from_a_module_or_an_entry_point(package: str):
 def test_the_list_holds_summary_paper_and_parts_and_why_one_does_not_load(package: str):
     rows = {row.name: row for row in ALGORITHMS.list()}
     assert rows["ours"][:3] == ("ours", "Does nothing.", "https://example.org/paper")
-    assert sorted(rows["ours"].kind.all_sends()) == ["extra", "progress", "scores"]
+    assert sorted(rows["ours"].kind.all_sends()) == ["extra", "personal", "progress", "scores"]
     assert rows["bad"].summary.startswith("cannot be loaded: algorithm 'bad', installed as")
     assert "ZeroDivisionError: division by zero" in rows["bad"].summary
     assert rows["fedavg"].paper == "https://arxiv.org/abs/1602.05629"

@@ -179,7 +179,7 @@ def _rounds(config: ExperimentConfig, rounds: Sequence[int] | None) -> list[int]
             f"drift is measured in one setting, and variations names {len(config.variations)}; set "
             f"variations={{}} and what you want of them"
         )
-    last = config.rounds
+    last = config.rounds - config.home_rounds  # what follows averages nothing
     usual = {1, max(last // 4, 1), max(last // 2, 1), last}
     wanted = sorted(usual if rounds is None else {*rounds})
     if not wanted or wanted[0] < 1 or wanted[-1] > last:
@@ -253,7 +253,9 @@ class _Measurement:
     def _server(self, root: Path) -> ServerRuntime:
         """Return a server whose transport records the models; nothing else differs from a run's."""
         algorithm, seed = self._algorithm, self._seed
-        clients: Mapping[str, Any] = self._federation.clients(algorithm, seed=seed, root=root)
+        clients: Mapping[str, Any] = self._federation.clients(
+            algorithm, seed=seed, root=root, rounds=self._config.rounds
+        )
         recorder = RecordingTransport(
             InProcess(lambda: clients),
             self._federation.initial_model(algorithm, seed),

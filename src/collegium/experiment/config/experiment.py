@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from collegium.compression.session.config import CodecsConfig
-from collegium.core.settings import Fraction, Positive, PositiveInt, rule, settings
+from collegium.core.settings import Fraction, NonNegativeInt, Positive, PositiveInt, rule, settings
 from collegium.core.text import unknown_word
 from collegium.data.federation import FederationConfig, sites_of
+from collegium.errors import ConfigError
 from collegium.evaluation.scores import RELEVANT
 from collegium.experiment.config import schema, yaml_file
 from collegium.experiment.config.named_parts import expand_short_forms, separate_params
@@ -23,7 +24,7 @@ from collegium.experiment.config.overrides import override, read_federation, res
 from collegium.experiment.config.recipes import RECIPES, apply_recipe
 from collegium.experiment.config.yaml_file import KeyPath, Place, Source
 from collegium.runtime.engines import EngineConfig
-from collegium.runtime.participation import EVERYBODY, Participation
+from collegium.runtime.participation import EVERYBODY, Participation, check_home_rounds
 from collegium.training.loop import TrainingConfig
 
 RESERVED = re.compile(r"average|disparity|global|site sd|worst site|mean|cluster-\d.*")
@@ -161,6 +162,8 @@ class ExperimentConfig:
         model: The network.
         algorithms: The algorithms to compare.
         rounds: How many rounds each of them trains.
+        home_rounds: How many of the rounds, the last ones, every site trains its own model in,
+            which stays there.
         training: How a client trains.
         seeds: All algorithms are trained once for each.
         loss: Of a segmentation "dice_ce" (the default), "dice" or "ce"; of a classification "ce"
@@ -185,6 +188,7 @@ class ExperimentConfig:
     model: ModelConfig
     algorithms: Annotated[tuple[AlgorithmConfig, ...], rule(bool, "one or more algorithms")]
     rounds: PositiveInt
+    home_rounds: NonNegativeInt = 0
     training: TrainingConfig = field(default_factory=TrainingConfig)
     seeds: Annotated[
         tuple[int, ...],
@@ -377,6 +381,10 @@ def _check_names(config: ExperimentConfig, source: Source) -> None:
     for path, name in names.items():
         if not re.fullmatch(r"\w[\w .+-]*", name):
             source.add_problem(path, f"{name!r} cannot name a folder; use letters, digits, - and _")
+    try:
+        check_home_rounds(config.home_rounds, config.rounds)
+    except ConfigError as error:
+        source.add_problem(("home_rounds",), str(error))
     inside = len(sites_of(config.federation))
     if not inside:
         source.add_problem(("federation", "sites"), "no site is left to train on; add one")
