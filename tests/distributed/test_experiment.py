@@ -30,7 +30,12 @@ def test_iopfl_has_the_bits_of_a_run_in_one_process(federation):
     assert {f"{folder}/server/global.safetensors", f"{folder}/server/records/test.json"} <= {*found}
     for site in federation.names:
         mine = f"{folder}/clients/{site}"
-        wanted = {"personal.safetensors", "best.state", "ledger.jsonl", "states/000002-0000.state"}
+        wanted = {
+            "personal.safetensors",
+            "kept/000002.state",
+            "ledger.jsonl",
+            "states/000002-0000.state",
+        }
         assert {f"{mine}/{name}" for name in wanted} <= {*found}
 
 

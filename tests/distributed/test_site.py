@@ -126,10 +126,13 @@ def test_rows_of_a_shared_training_are_read_where_the_server_says_it_trained(pro
     early, late = (["early", "", "fedavg", 0], ["late", "", "fedavg", 0])
     process.answer(call(told, job=late), model)
     asked = {**REQUEST, "round": 2, "stage": "evaluate", "method": "test"}
-    header, sent = process.answer(call(told, job=late, request=asked), model)
+    parts = {"models": {"1": unpack(model)["model"]}, "kinds": {"global": "1"}, "chosen": None}
+    header, sent = process.answer(call(told, job=late, request=asked), pack(parts))
     assert "error" not in header
     scores = unpack(sent)["reply"]["scores"]
-    about = {"holder": late, "records": [{"round": 1}], "scores": scores}
+    chosen = {"round": 1, "score": 0.5, "events": 2}
+    record = {"round": 1, "choices": {"global": {"alder": chosen, "": chosen}}}
+    about = {"holder": late, "records": [record], "scores": scores}
     answer, _ = process.answer(call(told, "finish", job=early, **about), model)
     assert answer == {}
     run = Path(process.settings.state) / "runs" / "tiny"

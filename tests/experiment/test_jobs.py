@@ -150,7 +150,11 @@ def test_home_models_are_scored_and_handed_out_as_personal_ones(settings) -> Non
     (job,) = jobs_of(config)
     tested = {(r.site, r.model) for r in rows_in(config) if r.metric == "dice" and r.split != "val"}
     assert tested == {
-        *((site, model) for site in inside for model in ("global", "personal")),
+        *(
+            (site, model)
+            for site in inside
+            for model in ("global", "personal", OTHER_GLOBAL["site"])
+        ),
         *(("cedar", adapter) for adapter in ("none", "ensemble")),
     }
     assert {file.stem for file in (job.folder / "server/deployed").glob("*.safetensors")} == {

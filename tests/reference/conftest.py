@@ -29,6 +29,7 @@ from collegium.runtime.federation import Federation as RuntimeFederation
 from collegium.runtime.federation import initial_model
 from collegium.runtime.participation import EVERYBODY, Participation
 from collegium.runtime.run import RoundRecord
+from collegium.runtime.selection import Selection
 from collegium.runtime.server import Request, Response
 from collegium.tasks import SupervisedTask
 from collegium.training.batches import plan_batches
@@ -223,6 +224,7 @@ class Federation:
             seed=self.seed,
             root=root,
             participation=participation,
+            selection=Selection(min_events=0),
         )
         outcome = Outcome(log=transport.log)
 
@@ -236,7 +238,7 @@ class Federation:
         run.execute(observe)
         selected = run.best()
         outcome.best_global = selected["model"] if selected else None
-        outcome.best = {name: client.best() for name, client in clients.items()}
+        outcome.best = {name: client.kept() for name, client in clients.items()}
         outcome.records = run.records()
         if deploy:
             outcome.deployed = run.server.deploy()

@@ -176,7 +176,7 @@ def test_a_site_receives_its_own_clusters_model_only(federation: Any, by_hand: A
     states = outcome.server[1]["clusters"]
     for members, state in zip(outcome.server[1]["distance"]["clusters"], states, strict=True):
         for name in members:
-            assert received[name].keys() == {"model"}
+            assert received[name].keys() == {"model", "chosen"}
             for key, tensor in state["model"].items():
                 assert received[name]["model"][key].equal(tensor)
 
@@ -287,8 +287,8 @@ def test_only_what_the_options_need_leaves(federation: Any) -> None:
     [(Distance, False), (on(FedProx), False), (on(FedBN), True), (on(Ditto), True)],
 )
 def test_personal_models_are_those_of_the_method_or_of_clusters(method: Any, weights: bool) -> None:
-    assert ("personal" in method().all_sends()) == weights
-    assert "personal" in method(mode="clusters").all_sends()
+    assert method().has_personal == weights
+    assert method(mode="clusters").has_personal
     assert {"intensity_maxima", "model"} <= method().all_sends().keys()
     assert "embeddings" not in method().all_sends()
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from collegium.algorithms.fedavg import FedAvg
+from collegium.runtime.selection import Selection
 from collegium.runtime.simulation import simulate
 
 ROUNDS = 3
@@ -88,6 +89,7 @@ def test_the_model_with_the_least_loss_over_all_validation_cases_is_handed_out(
     result = simulate(
         FedAvg(), federation.sites(), federation.normed, federation.task,
         rounds=ROUNDS, training=federation.recipe, seed=federation.seed, output=tmp_path / "run",
+        selection=Selection(by="federation", min_events=0),
     )  # fmt: skip
     models, _ = expected(federation, by_hand, federation.sizes)
     cases = by_hand.Data(

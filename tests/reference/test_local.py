@@ -43,7 +43,7 @@ def test_nothing_but_progress_and_scores_leaves_a_site(federation: Any) -> None:
 
 def test_no_model_goes_out_after_the_initial_one(federation: Any) -> None:
     outcome = federation.run(Local(), rounds=ROUNDS)
-    assert {request.method for request, parts, _ in outcome.log if parts} == {"start"}
+    assert {request.method for request, parts, _ in outcome.log if parts.get("model")} == {"start"}
     assert all(state == {} for state in outcome.server.values())
     assert outcome.deployed == {}
     assert outcome.best_global is None

@@ -212,7 +212,7 @@ def test_a_site_never_sees_the_personal_part_of_another(federation: Any) -> None
     outcome = federation.run(PFedNet(lam=0.1), rounds=ROUNDS)
     seen = 0
     for request, items, reply in outcome.log:
-        assert items.keys() <= {"shared", "personal", "model"}
+        assert items.keys() <= {"shared", "personal", "model", "models", "kinds", "chosen"}
         if request.method in {"train_shared", "train_personal", "evaluate"}:
             assert "norm.weight" not in items["shared"]
         if request.method == "receive":

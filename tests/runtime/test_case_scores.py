@@ -11,7 +11,7 @@ from collegium.core.message import unpack
 from collegium.data.site import EgressPolicy
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.run import Run
-from collegium.runtime.selection import mean_row, scores_of
+from collegium.runtime.selection import Selection, mean_row, scores_of
 from collegium.runtime.server import Request, Response, respond
 from collegium.testing.toy import toy_federation
 
@@ -40,7 +40,7 @@ def run(tmp_path, *, case_scores: bool):
     federation = replace(federation, sites=sites)
     engine = Listening(lambda: federation.clients(algorithm, seed=SEED, root=tmp_path))
     server = federation.server(algorithm, engine, seed=SEED, root=tmp_path)
-    made = Run(server, 3, "negative_loss")
+    made = Run(server, 3, "negative_loss", selection=Selection(min_events=0))
     return made, made.execute(), engine
 
 
@@ -82,10 +82,10 @@ def test_undefined_scores_count_for_nothing():
         {"case": "b", "patient": "q", "dice": None},
     ]
     (mean,) = mean_row(rows, "dice")
-    assert mean == {"case": "mean", "patient": "mean", "cases": 1, "dice": 0.5}
+    assert mean == {"case": "mean", "patient": "mean", "cases": 1, "events": 1, "dice": 0.5}
     assert scores_of([mean, *rows], "dice") == [0.5, 0.5, None]
     assert mean_row([], "dice") == []
     assert mean_row(rows[1:], "dice") == [
-        {"case": "mean", "patient": "mean", "cases": 0, "dice": None}
+        {"case": "mean", "patient": "mean", "cases": 0, "events": 0, "dice": None}
     ]
     assert scores_of(mean_row(rows[1:], "dice"), "dice") == []

@@ -242,7 +242,8 @@ def test_scores_carry_pseudonyms_and_the_key_stays_in_the_site_s_folder(tmp_path
     rows_in = inputs("test")
     site = replace(toy_site("A"), test=TensorDataset(rows_in, ["Zoe", SECRET, "Zoe", "Al"]))
     runtime = client(tmp_path, site=site)
-    data = runtime.handle(request("test", stage="evaluate"))
+    parts = {"models": {"1": toy_model(0)}, "kinds": {"global": "1"}, "chosen": None}
+    data = runtime.handle(replace(request("test", stage="evaluate"), payload=pack(parts)))
     assert SECRET.encode() not in data
     rows = unpack(data)["reply"]["scores"]["global"]
     assert [(row["case"], row["patient"]) for row in rows] == [
@@ -422,37 +423,39 @@ def test_iopfl_deploys_the_personal_models_of_the_sites_that_let_them_out(tmp_pa
     models = again.server.deploy()
     assert set(models) == {"global", "A", "B", "C"}
     for site in "ABC":
-        kept = clients[site].best()
+        kept = clients[site].kept()
         assert kept is not None
         assert all(torch.equal(models[site][name], kept[name]) for name in kept)
     assert federation.states() == before
 
 
-def best(runtime: ClientRuntime, number: float, *scores: float | None) -> float:
-    runtime.round += 1
-    model = Tensors({"w": torch.tensor([number])})
-    runtime.keep_best(model, [{"negative_loss": score} for score in scores])
-    found = runtime.best()
-    assert found is not None
-    return float(found["w"])
+def keep(runtime: ClientRuntime, number: int | None, chosen: int | None) -> float | None:
+    if number is not None:
+        runtime.round = number
+    model = None if number is None else Tensors({"w": torch.tensor([float(number)])})
+    runtime.keep(model, chosen)
+    found = runtime.kept()
+    return None if found is None else float(found["w"])
 
 
-def test_best_personal_model_is_the_one_with_the_highest_mean_score(tmp_path):
+def test_a_site_keeps_the_chosen_personal_model_and_the_newest(tmp_path):
     runtime = client(tmp_path)
-    assert runtime.best() is None
-    assert best(runtime, 1, 0.2, 0.4) == 1
-    assert best(runtime, 2, 0.2, 0.3) == 1
-    assert best(runtime, 3, 0.3, 0.3) == 1  # equally good: the earlier stays
-    assert best(runtime, 4, None, 0.9) == 4
-    assert best(runtime, 5, None, None) == 4  # an undefined score replaces no defined one
-    assert best(runtime, 6, 0.8) == 4
+    assert keep(runtime, None, None) is None
+    assert keep(runtime, 1, None) == 1
+    assert keep(runtime, 2, 1) == 2
+    assert keep(runtime, 2, 1) == 2  # the request came twice
+    assert keep(runtime, 3, 1) == 3
+    assert sorted(f.stem for f in (tmp_path / "kept").iterdir()) == ["000001", "000003"]
+    assert keep(runtime, None, 1) == 1
+    assert keep(runtime, None, 1) == 1
 
 
-def test_newest_personal_model_is_kept_without_validation_cases(tmp_path):
+def test_of_a_chosen_round_in_which_it_was_away_a_site_keeps_the_model_before(tmp_path):
     runtime = client(tmp_path)
-    assert best(runtime, 1) == 1
-    assert best(runtime, 2) == 2
-    assert best(runtime, 3, -5.0) == 3
+    keep(runtime, 2, None)
+    keep(runtime, 4, 2)
+    assert keep(runtime, None, 3) == 2
+    assert keep(runtime, None, 1) == 2
 
 
 def test_pool_exists_in_a_simulation_only(tmp_path):
@@ -476,7 +479,7 @@ def test_damaged_client_state_is_told_without_its_path(tmp_path, caplog):
 
 def test_rest_of_a_killed_write_is_cleaned_when_the_site_works_again(tmp_path):
     runtime = client(tmp_path, Counts())
-    for folder in (tmp_path, tmp_path / "states"):
+    for folder in (tmp_path / "kept", tmp_path / "states"):
         folder.mkdir(exist_ok=True)
         (folder / "x.state.1.tmp").write_bytes(b"half")
     client(tmp_path, Counts())

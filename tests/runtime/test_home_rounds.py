@@ -129,7 +129,7 @@ def test_sites_predict_and_are_tested_with_the_home_model(tmp_path, algorithm):
     run = Run(federation.server, 3, "negative_loss", home_rounds=1)
     scores = run.execute()
     client = federation.clients()["A"]
-    home, kept = newest(federation, "A")["home"], client.best()
+    home, kept = newest(federation, "A")["home"], client.kept()
     assert kept is not None
     assert set(run.records()[2].scores) >= {"personal"}
     assert ("global" in scores["A"]) == algorithm.has_global

@@ -12,10 +12,10 @@ from collegium.algorithms.local import Local
 from collegium.core.algorithm import handler
 from collegium.core.files import write_atomically
 from collegium.core.message import Message
-from collegium.core.tensors import Tensors
 from collegium.runtime import run as module
 from collegium.runtime.engines.inprocess import InProcess
-from collegium.runtime.run import RoundRecord, Run
+from collegium.runtime.run import RoundRecord, Run, choices_of
+from collegium.runtime.selection import Selection
 from collegium.testing.conformance import after_writes
 from collegium.testing.toy import ToyFederation
 
@@ -44,8 +44,11 @@ class Scripted(FedAvg):
         return Message.of(scores={"global": rows})
 
 
+BEST = Selection(min_events=0)
+
+
 def run_of(federation: ToyFederation, rounds: int = 2, every: int = 1) -> Run:
-    return Run(federation.server, rounds, "negative_loss", every)
+    return Run(federation.server, rounds, "negative_loss", every, BEST)
 
 
 def test_global_model_is_selected_by_the_mean_over_all_validation_cases(tmp_path):
@@ -77,7 +80,7 @@ def test_test_scores_are_those_of_the_selected_model(tmp_path):
     client = federation.clients()["B"]
     best = run.best()
     assert best is not None
-    assert scores["B"]["global"] == client.score(best["model"], "test")
+    assert scores["B"]["global by federation"] == client.score(best["model"], "test")
     assert [row["case"] for row in scores["B"]["global"]] == [f"test-c00{i}" for i in (1, 2, 3, 4)]
 
 
@@ -119,7 +122,7 @@ def test_fine_tuned_model_competes_after_the_last_round(tmp_path):
     assert federation.server.round == 3
     assert set(run.records()[0].scores) == {"global"}
     assert set(run.records()[2].scores) == {"global", "personal"}
-    assert set(scores["A"]) == {"global", "personal"}
+    assert set(scores["A"]) == {"global", "global by federation", "personal"}
 
 
 def test_finished_run_is_not_run_again(tmp_path):
@@ -165,17 +168,85 @@ def test_run_file_written_last_says_that_the_run_is_done(tmp_path, monkeypatch):
     ]  # fmt: skip
 
 
-def test_undefined_score_replaces_no_defined_one(tmp_path):
-    run = run_of(ToyFederation(Scripted(), tmp_path), rounds=0)
-    server = run.server
-    server.begin()
-    for number, score in enumerate((None, 0.5, None, 0.4, 0.6), start=1):
-        server.round = number
-        server.state["model"] = Tensors({"w": torch.tensor(float(number))})
-        rows = [{"negative_loss": score}]
-        run._keep_best({"A": Message.of(scores={"global": rows})})
-        best = run.best()
-        assert best is not None
-        assert (best["round"], best["score"]) == {
-            1: (1, None), 2: (2, 0.5), 3: (2, 0.5), 4: (2, 0.5), 5: (5, 0.6),
-        }[number]  # fmt: skip
+@dataclass(frozen=True)
+class Tuned(Scripted):
+    """Beside the global model each client has a personal one, with scores of its own."""
+
+    own: ClassVar[dict[str, tuple[float, ...]]] = {
+        "A": (0.1, 0.3, 0.2), "B": (0.9, 0.5, 0.7), "C": (0.5, 0.5, 0.2),
+    }  # fmt: skip
+
+    def personal_model(self, client, request):
+        return request["model"].map(lambda t: t + 100 if t.is_floating_point() else t)
+
+    @handler
+    def evaluate(self, client, request):
+        reply = super().evaluate(client, request)
+        client.keep(self.personal_model(client, request), request["chosen"])
+        score = self.own[client.id][client.round - 1]
+        return Message.of(scores={**reply["scores"], "personal": [{"negative_loss": score}]})
+
+
+def chosen(root, rule: Selection) -> tuple[Run, dict[str, dict[str, int]]]:
+    """The rounds whose models the sites test, by site and kind, as their weights show."""
+    federation = ToyFederation(Tuned(), root)
+    run = Run(federation.server, 3, "negative_loss", selection=rule)
+    scores = run.execute()
+    start = federation.server.initial_model["0.bias"]
+    rounds = {}
+    for site, client in federation.clients().items():
+        personal, common = client.kept(), run.global_model(site)
+        assert personal is not None
+        assert common is not None
+        assert scores[site]["personal"] == client.score(personal, "test")
+        assert scores[site]["global"] == client.score(common, "test")
+        rounds[site] = {
+            "global": round(float((common["0.bias"] - start)[0])),
+            "personal": round(float((personal["0.bias"] - start)[0])) - 100,
+        }
+    return run, rounds
+
+
+def test_each_site_takes_the_round_of_its_own_cases(tmp_path):
+    """Of C, which has no scores of the global model, it is the newest."""
+    run, rounds = chosen(tmp_path, BEST)
+    assert {site: own["global"] for site, own in rounds.items()} == {"A": 3, "B": 1, "C": 3}
+    assert {site: own["personal"] for site, own in rounds.items()} == {"A": 2, "B": 1, "C": 1}
+    best = run.best()
+    assert best is not None
+    assert best["round"] == 2
+
+
+def test_all_sites_take_the_round_of_the_federation(tmp_path):
+    """The means of the personal models are 0.5, 0.433 and 0.367."""
+    _, rounds = chosen(tmp_path, Selection(by="federation", min_events=0))
+    assert {(own["global"], own["personal"]) for own in rounds.values()} == {(2, 1)}
+
+
+@pytest.mark.parametrize("rule", [Selection(round="last", min_events=0), Selection(min_events=6)])
+def test_the_last_round_is_taken_if_asked_for_or_if_events_are_few(tmp_path, rule):
+    _, rounds = chosen(tmp_path, rule)
+    assert {(own["global"], own["personal"]) for own in rounds.values()} == {(3, 3)}
+
+
+@pytest.mark.parametrize("by", ["site", "federation"])
+def test_a_run_that_is_stopped_anywhere_chooses_the_same(tmp_path, by):
+    whole, stops, rule = tmp_path / "whole", tmp_path / "stops", Selection(by=by, min_events=0)
+    with after_writes(lambda number: shutil.copytree(whole, stops / str(number))):
+        run, rounds = chosen(whole, rule)
+    for root in stops.iterdir():
+        resumed, again = chosen(root, rule)
+        assert again == rounds
+        assert choices_of(resumed.records()) == choices_of(run.records())
+
+
+def test_records_hold_the_rounds_chosen_so_far(tmp_path):
+    run, _ = chosen(tmp_path, BEST)
+    found = [
+        {site: own["round"] for site, own in record.choices["personal"].items()}
+        for record in run.records()
+    ]
+    assert found == [
+        {"A": 1, "B": 1, "C": 1, "": 1}, {"A": 2, "B": 1, "C": 1, "": 1},
+        {"A": 2, "B": 1, "C": 1, "": 1},
+    ]  # fmt: skip

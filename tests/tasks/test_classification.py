@@ -176,7 +176,9 @@ def test_only_the_metric_asked_for_is_given() -> None:
     rows = task.add_set_scores(rows_of(task, [[0.4, 0.6], [0.7, 0.3]], [1, 0], "auc"))
     assert [{name for name in row if name[0] != "_"} for row in rows] == [{"auc"}] * 2
     assert [row["auc"] for row in rows] == [1.0, 1.0]
-    assert task.add_set_scores(rows_of(task, [[0.4, 0.6]], [1], "accuracy")) == [{"accuracy": 1.0}]
+    assert task.add_set_scores(rows_of(task, [[0.4, 0.6]], [1], "accuracy")) == [
+        {"accuracy": 1.0, "_class": 1.0}
+    ]
 
 
 def test_cases_of_one_patient_weigh_as_one() -> None:

@@ -92,7 +92,7 @@ def full_disk(patch: pytest.MonkeyPatch, file: str) -> Iterator[None]:
 SERVER = CELL / "server"
 WRITTEN = (
     "run/run.json", "run/splits/alder.json", SERVER / "000000.state",
-    SERVER / "records/000001.json", SERVER / "000001.state", SERVER / "kept/best.state",
+    SERVER / "records/000001.json", SERVER / "000001.state", SERVER / "kept/000001.state",
     SERVER / "records/evaluation-000001.json", SERVER / "000002.state",
     SERVER / "records/evaluation-000002.json", SERVER / "records/test.json",
     CELL / "overlays/index.json", CELL / "rows.jsonl", "run/results.csv", "run/results.parquet",

@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from collegium.core.dataset import Dataset, SampleTransform, unchanged
@@ -30,6 +31,17 @@ State = dict[str, Any]
 """Tensors, plain values, and lists or dictionaries of these: all that `pack` can write.
 
 See `collegium.core.message.pack`.
+"""
+
+GLOBAL, PERSONAL = "global", "personal"
+"""The kinds of model that a site may predict with."""
+
+OTHER_GLOBAL: Mapping[str, str] = MappingProxyType(
+    {"site": "global by federation", "federation": "global by site"}
+)
+"""By the rule that selects a round: the kind of the global model of the round selected otherwise.
+
+See `collegium.runtime.selection.Selection`.
 """
 
 Handler = TypeVar("Handler", bound=Callable[..., Message])
@@ -236,16 +248,16 @@ class Client(Protocol):
             headline: only the metric that selects models.
         """
 
-    def keep_best(self, model: Tensors, scores: Sequence[Mapping[str, Any]]) -> None:
-        """Keep ``model`` at the site if no personal model had better validation scores so far.
+    def keep(self, personal: Tensors | None, chosen: int | None) -> None:
+        """Keep a personal model at the site, and of those kept before only the chosen one.
 
         Args:
-            model: a whole personal model.
-            scores: its scores on the validation cases, from `score`.
+            personal: a whole personal model, of this round; None if there is none.
+            chosen: the round chosen before; None in the first that is evaluated.
         """
 
-    def best(self) -> Tensors | None:
-        """Return the best personal model kept so far."""
+    def kept(self) -> Tensors | None:
+        """Return the newest personal model that is kept; None without one."""
 
 
 @dataclass(frozen=True)
@@ -442,46 +454,48 @@ class Algorithm(ABC):
 
     @handler
     def share_personal(self, client: Client, request: Message) -> Message:
-        """Send the best personal model to sites outside, if the policy lets "personal" out.
+        """Send the selected personal model to sites outside, if the policy lets "personal" out.
 
         Args:
             client: the client.
             request: empty.
         """
-        personal = client.best()
+        personal = client.kept()
         if personal is None or not client.may_send("personal"):
             return Message.of()
         return Message.of(personal=personal)
 
     @handler
     def evaluate(self, client: Client, request: Message) -> Message:
-        """Score the current models on the validation cases and keep the best personal one.
+        """Score the current models on the validation cases and keep them beside the chosen ones.
 
         Args:
             client: the client.
-            request: the parts that `shared` and `shared_with` return.
+            request: the parts that `shared` and `shared_with` return; and ``chosen``, the round of
+                the personal model chosen before this one, or None.
         """
         scores = {}
         if self.has_global:
-            scores["global"] = client.score(request["model"], "val", headline=True)
+            scores[GLOBAL] = client.score(request["model"], "val", headline=True)
         personal = self.own_model(client, request)
+        client.keep(personal, request["chosen"])
         if personal is not None:
-            scores["personal"] = client.score(personal, "val", headline=True)
-            client.keep_best(personal, scores["personal"])
+            scores[PERSONAL] = client.score(personal, "val", headline=True)
         return Message.of(scores=scores)
 
     @handler
     def test(self, client: Client, request: Message) -> Message:
-        """Score the best global and the site's best personal model on the test cases.
+        """Score the selected models on the test cases.
 
         Args:
             client: the client.
-            request: the best global model as ``model``, if the algorithm has one.
+            request: ``chosen``, the round of the personal model; ``models``, global models by
+                number; and ``kinds``, which of them is which kind of model.
         """
-        scores = {}
-        if self.has_global:
-            scores["global"] = client.score(request["model"], "test")
-        personal = client.best()
+        client.keep(None, request["chosen"])
+        scored = {n: client.score(model, "test") for n, model in request["models"].items()}
+        scores = {kind: scored[number] for kind, number in request["kinds"].items()}
+        personal = client.kept()
         if personal is not None:
-            scores["personal"] = client.score(personal, "test")
+            scores[PERSONAL] = client.score(personal, "test")
         return Message.of(scores=scores)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from collegium.adaptation import outside
 from collegium.adaptation.base import GLOBAL
 from collegium.adaptation.outside import SETTINGS_FILE
-from collegium.core.algorithm import NetworkBuilder
+from collegium.core.algorithm import PERSONAL, NetworkBuilder
 from collegium.core.model_parts import find_parts
 from collegium.core.randomness import ambient
 from collegium.core.tensors import Tensors
@@ -261,7 +261,8 @@ def open_model(
             wrote, see `collegium.adaptation.outside.adapted_network`.
         choice: which job of the run.
         config: the experiment that a file's model was trained with; None: the settings beside it.
-        site: whose personal model; None: the global one.
+        site: whose model: its personal one or, of a method without, the global one of the round
+            that the site uses; None: the global one that the federation has chosen.
 
     Raises:
         ConfigError: there are several jobs to choose from, no such site or place, or no settings
@@ -280,9 +281,10 @@ def open_model(
         raise ConfigError(f"{place} has no site {site!r}; choose one of {', '.join(inside)}")
     file = root / "server" / "global.safetensors"
     if site is not None:
-        file = root / "clients" / site / "personal.safetensors"
+        files = [root / "clients" / site / f"{kind}.safetensors" for kind in (PERSONAL, GLOBAL)]
+        file = next((found for found in files if found.is_file()), files[0])
     if not file.is_file():
-        what = "global model" if site is None else f"personal model of {site}"
+        what = "global model" if site is None else f"model of {site}"
         raise CheckpointError(
             f"{job.name} has no {what}; choose another model with --site or --algorithm, or "
             f"continue with: collegium resume {place}"

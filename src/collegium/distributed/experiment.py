@@ -42,12 +42,12 @@ from collegium.experiment.job_results import (
     ACCOUNT_FILE,
     DEPLOYED,
     SCORES_FILE,
-    selected_model,
 )
 from collegium.experiment.jobs import Event
 from collegium.experiment.scaling import FILE
 from collegium.runtime.federation import Federation
 from collegium.runtime.run import Run
+from collegium.runtime.selection import FEDERATION
 from collegium.runtime.server import RETRY_PAUSE, Request, Response, Transport
 
 logger = logging.getLogger(__name__)
@@ -159,13 +159,14 @@ class RemoteExperiment(OpenedExperiment):
 
         See `OpenedExperiment.finish`.
         """
-        records, selected = [asdict(record) for record in run.records()], selected_model(run)
-        data = pack({} if selected is None else {"model": selected})
+        records = [asdict(record) for record in run.records()]
         holder = self.holder(job).key  # a site cannot know which of equal jobs has trained
 
         def call(site: str) -> Call:
             own = [_of_site(record, site) for record in records]
             about = {"job": job.key, "holder": holder, "records": own, "scores": scores[site]}
+            model = run.global_model(site)
+            data = pack({} if model is None else {"model": model})
             return Call(site, {**self._call(site, "finish").header, **about}, data)
 
         index: list[dict[str, Any]] = []
@@ -345,6 +346,14 @@ def _of_site(record: Mapping[str, Any], site: str) -> dict[str, Any]:
     own: dict[str, Any] = {"round": record["round"], "left_out": []}
     own["scores"] = {
         kind: {site: found[site]} for kind, found in record["scores"].items() if site in found
+    }
+    own["choices"] = {
+        kind: {
+            chooser: {**chosen, "score": chosen["score"] if chooser == site else None}
+            for chooser, chosen in found.items()
+            if chooser in (site, FEDERATION)
+        }
+        for kind, found in record["choices"].items()
     }
     for name in ("losses", "bytes_up", "bytes_down", "seconds", "numbers"):
         own[name] = {site: record[name][site]} if site in record[name] else {}

@@ -339,7 +339,8 @@ class SiteExperiment:
         """Write the site's own rows and pictures; return the pictures that may leave."""
         job, holder = self._job(header["job"]), self._job(header["holder"])
         scores = {self._name: self._own_scores(holder, header["scores"])}
-        self._opened.finish_sites(job, holder, unpack(data).get("model"), scores)
+        selected = {self._name: unpack(data).get("model")}
+        self._opened.finish_sites(job, holder, selected, scores)
         records = [RoundRecord(**record) for record in header["records"]]
         write_rows(job.folder / ROWS_FILE, results_frame(job_rows(job, records, scores)))
         pictures = job.folder / "overlays"

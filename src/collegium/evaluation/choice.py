@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from collegium.evaluation.scores import METHOD, MethodKey, headline_metric, higher_is_better
+from collegium.evaluation.selection import selected_scores, used_models
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,7 +32,8 @@ def choose_on_validation(
 ) -> dict[str, Choice]:
     """Choose for each site the method that did best on the site's own validation cases.
 
-    The test scores have no part in the choice, so that they are fair to the chosen method.
+    A method has the validation score of the round that was selected for it. The test scores have no
+    part in the choice, so that they are fair to the chosen method.
 
     Args:
         results: The table of results, of one setting of a sweep.
@@ -42,16 +44,14 @@ def choose_on_validation(
         The choice of each site with validation scores. Of equals it is the first in the table.
     """
     metric = headline_metric(results)
-    scores = results[(results["split"] == "val") & (results["metric"] == metric)]
-    scores = scores[~scores["algorithm"].isin(list(pooled))].dropna(subset="value")
-    higher = all(higher_is_better(metric, unit) for unit in scores["unit"].unique())
-    trainings = scores.groupby(["site", *METHOD, "seed", "fold"], sort=False)["value"]
-    best = trainings.max() if higher else -trainings.min()
+    scores = used_models(selected_scores(results)).dropna(subset="value")
+    scores = scores[~scores["algorithm"].isin(list(pooled))]
+    sign = 1 if all(higher_is_better(metric, unit) for unit in scores["unit"].unique()) else -1
     found: dict[str, Choice] = {}
-    for site, own in best.groupby("site", sort=False):
+    for site, own in scores.groupby("site", sort=False):
         means = {
-            (str(algorithm), str(model)): fmean(values)
-            for (algorithm, model), values in own.groupby(METHOD, sort=False)
+            (str(algorithm), str(model)): sign * fmean(values)
+            for (algorithm, model), values in own.groupby(METHOD, sort=False)["value"]
         }
         joined = {key: mean for key, mean in means.items() if key[0] != local}
         alone = [mean for key, mean in means.items() if key[0] == local]

@@ -43,6 +43,7 @@ from collegium.evaluation.scores import (
     relevant_difference,
     unit_of,
 )
+from collegium.evaluation.selection import used_models
 from collegium.evaluation.sent_estimates import (
     NOTHING_SENT,
     MethodAtSite,
@@ -291,7 +292,7 @@ def joining_table(
     Returns:
         The comparisons; none, with the reason, if nobody trained alone.
     """
-    own = results[results["variation"] == variation]
+    own = used_models(results[results["variation"] == variation])
     every = final_scores(own, hidden=True)
     scores = every[every["metric"] == metric]
     question = _Question(

@@ -38,12 +38,15 @@ algorithm: label of the algorithm.
 seed: seed of the run.
 fold: number of the fold, 0 without folds.
 variation: name of the setting in a sweep; empty outside a sweep.
-round: round of the row; the last one for the final scores.
+round: round of the row; of a test score the one that was selected for the model.
 site: name of the site.
 case: pseudonym of the case; empty for rows of a round.
 patient: pseudonym of the patient; empty for rows of a round.
-split: "train", "val" or "test"; "outside" for a site that took no part.
-model: "global" or "personal"; outside, the label of the adapter; empty if no model was scored.
+split: "train", "val" or "test"; "outside" for a site that took no part; "selection" for the number
+    of patients on which the choice of the round depends.
+model: "global", "personal", or the global model of the round that was selected otherwise, see
+    `collegium.core.algorithm.OTHER_GLOBAL`; outside, the label of the adapter; empty if no model
+    was scored.
 metric: what was measured.
 value: the number, NaN if it is undefined or infinite.
 unit: unit of the value, empty for a pure number.
@@ -51,6 +54,9 @@ bytes_up: bytes that left the site, in the round or (case rows) in the run.
 bytes_down: bytes that came to the site.
 seconds: seconds that the site worked.
 """
+
+SELECTION = "selection"
+"""The split of the rows that count events, see `collegium.tasks.count_events`."""
 
 DEFAULTS = {
     "fold": 0, "variation": "", "case": "", "patient": "", "model": "", "unit": "", "bytes_up": 0,

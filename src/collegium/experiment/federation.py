@@ -31,9 +31,8 @@ from collegium.experiment.config.experiment import (
 from collegium.experiment.grid import Job, JobKey, folds_of, holders, jobs_of, variations_of
 from collegium.experiment.job_results import (
     DEPLOYED,
-    selected_model,
     write_overlays,
-    write_personal_models,
+    write_site_models,
 )
 from collegium.experiment.preflight import (
     Sample,
@@ -285,28 +284,29 @@ class OpenedExperiment:
             run: The finished run of that training.
             scores: Its test scores, by site and kind of model, a mapping for each case.
         """
-        self.finish_sites(job, self.holder(job), selected_model(run), scores)
+        selected = {site: run.global_model(site) for site in scores}
+        self.finish_sites(job, self.holder(job), selected, scores)
 
     def finish_sites(
         self,
         job: Job,
         holder: Job,
-        selected: Tensors | None,
+        selected: Mapping[str, Tensors | None],
         scores: Mapping[str, Mapping[str, list[dict[str, Any]]]],
     ) -> None:
-        """Write the scalings, personal models and pictures of the sites of this machine.
+        """Write the scalings, models and pictures of the sites of this machine.
 
         Args:
             job: The job.
             holder: The job that holds its training; see `holder`.
-            selected: The selected global model; None for a method without one.
+            selected: The global model that each site uses; None for a method without one.
             scores: See `finish`.
         """
         sites = self.federation(holder).sites
         for name, site in sites.items():
             if site.scaling is not None:
                 write_scaling(holder.folder / "clients" / name / FILE, site.scaling)
-        write_personal_models(holder.folder, sites)
+        write_site_models(holder.folder, selected)
         if job.seed == job.config.seeds[0]:
             metric, folder = task_of(job.config).metric, job.folder / "overlays"
             write_overlays(self.clients(holder), selected, scores, metric, folder)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from collegium.adaptation.outside import INDEX_FILE, SETTINGS_FILE
+from collegium.core.algorithm import GLOBAL, PERSONAL
 from collegium.core.dataset import Dataset, Example
 from collegium.core.files import write_atomically
 from collegium.core.tensors import Tensors
@@ -27,15 +28,15 @@ from collegium.evaluation.report.overlays import (
     encode_png,
     prepare_case,
 )
-from collegium.evaluation.results import ResultRow
+from collegium.evaluation.results import SELECTION, ResultRow
 from collegium.experiment.config.building import task_of
 from collegium.experiment.grid import Job
 from collegium.experiment.model_settings import write_settings
 from collegium.models.files import export_model
 from collegium.runtime.client import ClientRuntime
-from collegium.runtime.run import RoundRecord, Run
-from collegium.runtime.selection import BestModel
-from collegium.tasks import CASES, NON_SCORE_KEYS, SegmentationTask
+from collegium.runtime.run import RoundRecord, Run, choices_of
+from collegium.runtime.selection import KEPT, KeptModels, choices_at
+from collegium.tasks import CASES, EVENTS, NON_SCORE_KEYS, SegmentationTask
 
 Array = NDArray[Any]
 
@@ -70,6 +71,9 @@ def job_rows(
 ) -> Iterator[ResultRow]:
     """Yield a row per round, site and measurement, then one per test case, model and metric.
 
+    The round of a test case's row is the one that was selected for the model; beside them is on how
+    many patients of the validation cases the choice depends.
+
     Args:
         job: the job.
         records: the records of its rounds.
@@ -88,13 +92,16 @@ def job_rows(
         for model, by_site in record.scores.items():
             for site, value in by_site.items():
                 yield {**val, "site": site, "model": model, "value": value}
-    last = max(record.round for record in records)
+    choices = choices_of(records)
     for site, by_model in scores.items():
-        test = {**about, "round": last, "site": site, "split": "test"}
+        chosen = choices_at(choices, site, job.config.selection)
+        where = {**about, "site": site}
         for name in _COSTS:
-            test[name] = sum(getattr(record, name).get(site, 0) for record in records)
+            where[name] = sum(getattr(record, name).get(site, 0) for record in records)
         for model, cases in by_model.items():
-            yield from _score_rows(cases, task.units, {**test, "model": model})
+            own = {**where, "round": chosen[model]["round"], "model": model}
+            yield {**own, "split": SELECTION, "metric": EVENTS, "value": chosen[model]["events"]}
+            yield from _score_rows(cases, task.units, {**own, "split": "test"})
 
 
 def outside_rows(job: Job, site: str, adapter: str, folder: Path) -> Iterator[ResultRow]:
@@ -126,13 +133,6 @@ def _score_rows(
         yield dict(**about, metric=CASES, value=cases[0][CASES], unit="cases")
 
 
-def selected_model(run: Run) -> Tensors | None:
-    """Return the selected global model of a finished run; None for a method without one."""
-    best = run.best()
-    model: Tensors | None = best["model"] if best else None
-    return model
-
-
 def write_models(run: Run, job: Job, sites: Sequence[str]) -> None:
     """Write the server's models as plain safetensors.
 
@@ -144,10 +144,9 @@ def write_models(run: Run, job: Job, sites: Sequence[str]) -> None:
         job: the job that trained.
         sites: the sites' names.
     """
-    root = job.folder
-    selected = selected_model(run)
-    if selected is not None:
-        export_model(selected, root / "server" / "global.safetensors")
+    root, best = job.folder, run.best()
+    if best is not None:
+        export_model(best["model"], root / "server" / "global.safetensors")
     if not (root / DEPLOYED / INDEX_FILE).exists():
         write_settings(root / DEPLOYED / SETTINGS_FILE, job.config, job.algorithm, job.seed)
         write_model_files(root / DEPLOYED, run.deploy(), sites)
@@ -169,23 +168,23 @@ def write_model_files(folder: Path, models: Mapping[str, Tensors], sites: Collec
     write_atomically(folder / INDEX_FILE, json.dumps(roles).encode())
 
 
-def write_personal_models(root: Path, sites: Iterable[str]) -> None:
-    """Write the selected personal models of sites as plain safetensors, each into its own folder.
+def write_site_models(root: Path, selected: Mapping[str, Tensors | None]) -> None:
+    """Write the models that sites use as plain safetensors, each into its own folder.
 
     Args:
         root: the job's folder.
-        sites: the sites' names.
+        selected: the global model that each site uses; None for a method without one.
     """
-    for site in sites:
+    for site, global_model in selected.items():
         folder = root / "clients" / site
-        best = BestModel(folder).load()
-        if best is not None:
-            export_model(best["model"], folder / "personal.safetensors")
+        for kind, model in ((GLOBAL, global_model), (PERSONAL, KeptModels(folder / KEPT).load())):
+            if model is not None:
+                export_model(model, folder / f"{kind}.safetensors")
 
 
 def write_overlays(
     clients: Mapping[str, ClientRuntime],
-    selected: Tensors | None,
+    selected: Mapping[str, Tensors | None],
     scores: Mapping[str, Any],
     metric: str,
     folder: Path,
@@ -197,7 +196,7 @@ def write_overlays(
 
     Args:
         clients: the clients, by site.
-        selected: the selected global model; None for a method without one.
+        selected: the global model that each site uses; None for a method without one.
         scores: the test scores, by site and kind of model.
         metric: ranks the cases.
         folder: where the pictures go.
@@ -207,8 +206,8 @@ def write_overlays(
     index: list[dict[str, Any]] = []
     drawable = any(isinstance(c.training.task, SegmentationTask) for c in clients.values())
     for site, by_model in sorted(scores.items()) if drawable else ():
-        kind = "personal" if "personal" in by_model else "global"
-        model = clients[site].best() if kind == "personal" else selected
+        kind = PERSONAL if PERSONAL in by_model else GLOBAL
+        model = clients[site].kept() if kind == PERSONAL else selected[site]
         chosen = choose_cases(by_model.get(kind, []), metric)
         if model is None or not chosen:
             continue

@@ -116,6 +116,7 @@ def _train(
         home_rounds=config.home_rounds,
         participation=config.participation.among(federation.names),
         codecs=build_codecs(config, job.algorithm),
+        selection=config.selection,
     )
     try:
         scores = run.execute(observe)

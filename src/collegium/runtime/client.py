@@ -42,10 +42,10 @@ from collegium.errors import (
     describe_failure,
 )
 from collegium.runtime.ledger import Ledger
-from collegium.runtime.selection import BestModel, mean_row
+from collegium.runtime.selection import KEPT, KeptModels, mean_row
 from collegium.runtime.server import Request, handler_of, state_name
 from collegium.runtime.state import Store
-from collegium.tasks import is_hidden
+from collegium.tasks import TRUE_CLASS, is_hidden
 from collegium.training.fisher import diagonal_fisher
 from collegium.training.loop import LocalTraining, Progress, count_steps
 from collegium.training.objectives import Objective
@@ -108,7 +108,7 @@ class ClientRuntime:
         self.seed, self.root = seed, root
         self.store = Store(root / "states")
         self.ledger = Ledger(root / "ledger.jsonl")
-        self._best = BestModel(root)
+        self._kept = KeptModels(root / KEPT)
         self.state: State = {}
         self.codec_state: State = {}
         self.round = 0
@@ -228,7 +228,7 @@ class ClientRuntime:
     def _load(self, before: str) -> bytes:
         """Restore the newest state before a name, and return it as stored."""
         self.store.clean()
-        self._best.clean()
+        self._kept.clean()
         name = self.store.newest(before)
         data = self.store.read(name) if name else pack({})
         self.state = self.store.decode(name, data, self.training.device) if name else {}
@@ -394,7 +394,7 @@ class ClientRuntime:
         Args:
             model: a whole model.
             split: "train", "val" or "test".
-            headline: only the metric that selects models.
+            headline: only the metric that selects models, and the classes of the cases.
         """
         dataset: Dataset = getattr(self.site, split)
         task = self.training.task
@@ -412,7 +412,10 @@ class ClientRuntime:
         scored = task.add_set_scores(rows)
         if not headline:
             return scored
-        return [{k: value for k, value in row.items() if not is_hidden(k)} for row in scored]
+        return [
+            {key: value for key, value in row.items() if key == TRUE_CLASS or not is_hidden(key)}
+            for row in scored
+        ]
 
     def _write_key(self, split: str, key: Sequence[tuple[str, str, str, str]]) -> None:
         path = self.root / f"cases-{split}.csv"
@@ -424,22 +427,16 @@ class ClientRuntime:
         if not path.exists() or path.read_bytes() != data:
             write_atomically(path, data)
 
-    def keep_best(self, model: Tensors, scores: Sequence[Mapping[str, Any]]) -> None:
-        """Keep ``model`` if its mean validation score is the best so far.
+    def keep(self, personal: Tensors | None, chosen: int | None) -> None:
+        """Keep a personal model, and of those kept before only the chosen one.
 
-        Without validation cases the newest model is kept.
-
-        Args:
-            model: a whole personal model.
-            scores: its scores on the validation cases, from `score`.
+        See `collegium.core.algorithm.Client.keep`.
         """
-        values = [row[self.training.task.metric] for row in scores]
-        self._best.offer(model, values, number=self.round)
+        self._kept.drop_all_but([] if chosen is None else [chosen])
+        if personal is not None:
+            self._kept.keep(personal, self.round)
 
-    def best(self) -> Tensors | None:
-        """Return the best personal model kept so far."""
-        found = self._best.load()
-        if found is None:
-            return None
-        model: Tensors = found["model"]
-        return model.map(lambda tensor: tensor.to(self.training.device))
+    def kept(self) -> Tensors | None:
+        """Return the newest personal model that is kept; None without one."""
+        model = self._kept.load()
+        return model and model.map(lambda tensor: tensor.to(self.training.device))

@@ -21,6 +21,7 @@ from collegium.errors import ConfigError, EgressError
 from collegium.runtime.client import ClientRuntime
 from collegium.runtime.participation import EVERYBODY, Participation
 from collegium.runtime.run import Run
+from collegium.runtime.selection import DEFAULT, Selection
 from collegium.runtime.server import ServerRuntime, Transport
 from collegium.tasks import Task
 from collegium.training.loop import LocalTraining, TrainingConfig
@@ -190,6 +191,7 @@ class Federation:
         home_rounds: int = 0,
         participation: Participation = EVERYBODY,
         codecs: Codecs = NO_CODECS,
+        selection: Selection = DEFAULT,
     ) -> Run:
         """Return the run of an algorithm, which continues from whatever its folder holds.
 
@@ -203,6 +205,7 @@ class Federation:
             home_rounds: how many of the rounds, the last ones, are trained at home.
             participation: see `server`.
             codecs: see `server`.
+            selection: the rule that selects the round of each model.
         """
         server = self.server(
             algorithm,
@@ -212,7 +215,14 @@ class Federation:
             participation=participation,
             codecs=codecs,
         )
-        return Run(server, rounds, self.task.metric, evaluate_every, home_rounds=home_rounds)
+        return Run(
+            server,
+            rounds,
+            self.task.metric,
+            evaluate_every,
+            selection,
+            home_rounds=home_rounds,
+        )
 
 
 def initial_model(network: Network, seed: int, k: int = 0) -> Tensors:

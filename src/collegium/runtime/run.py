@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from collegium.core.algorithm import GLOBAL, PERSONAL
 from collegium.core.files import write_atomically
 from collegium.core.tensors import Tensors
 from collegium.runtime.participation import check_home_rounds
-from collegium.runtime.selection import BestModel, mean_defined, scores_of
+from collegium.runtime.selection import (
+    DEFAULT,
+    FEDERATION,
+    KEPT,
+    Choices,
+    KeptModels,
+    Selection,
+    Selector,
+    choices_at,
+)
 from collegium.runtime.server import ServerRuntime
-
-GLOBAL = "global"
-"""The name of the global model among those for sites outside."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,7 @@ class RoundRecord:
         left_out: clients that failed and were left out, and why.
         scores: mean validation score by kind of model and client; empty if the round was not
             evaluated, None if undefined.
+        choices: the rounds chosen so far; empty if the round was not evaluated.
         numbers: other numbers that the clients reported, by client and name.
     """
 
@@ -43,6 +51,16 @@ class RoundRecord:
     left_out: list[dict[str, str]] = field(default_factory=list)
     scores: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
     numbers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    choices: Choices = field(default_factory=dict)
+
+
+def choices_of(records: Iterable[RoundRecord]) -> Choices:
+    """Return the rounds chosen in a run, or so far.
+
+    Args:
+        records: the records of its rounds, in order.
+    """
+    return next((found.choices for found in reversed([*records]) if found.choices), {})
 
 
 class Run:
@@ -51,9 +69,9 @@ class Run:
     Args:
         server: the server half.
         rounds: how many rounds to run.
-        metric: the score on validation cases, the higher the better, by which the global model is
-            selected.
+        metric: the score on validation cases, the higher the better, by which models are selected.
         evaluate_every: rounds between two evaluations; the last round is always evaluated.
+        selection: the rule that selects the round of each model.
         home_rounds: how many rounds, the last ones, are trained at home; see
             `Algorithm.round_at_home`.
 
@@ -67,14 +85,18 @@ class Run:
         rounds: int,
         metric: str,
         evaluate_every: int = 1,
+        selection: Selection = DEFAULT,
         *,
         home_rounds: int = 0,
     ) -> None:
         check_home_rounds(home_rounds, rounds)
         self.server, self.rounds, self.home_rounds = server, rounds, home_rounds
-        self.metric, self.evaluate_every = metric, evaluate_every
+        self.evaluate_every, self.selection = evaluate_every, selection
         self._records = server.store.root / "records"
-        self._best = BestModel(server.store.root / "kept")
+        self._kept = KeptModels(server.store.root / KEPT)
+        self._selector = Selector(selection, metric)
+        for path in sorted(self._records.glob("evaluation-*.json")):
+            self._selector.restore(**json.loads(path.read_text()))
 
     def execute(
         self, observe: Callable[[RoundRecord], None] = lambda record: None
@@ -89,7 +111,7 @@ class Run:
         if finished.exists():
             return dict(json.loads(finished.read_text()))
         server.begin(self._write_record)
-        self._best.clean()
+        self._kept.clean()
         self._evaluate_if_due()
         while server.round < self.rounds:
             at_home = server.round >= self.rounds - self.home_rounds
@@ -133,7 +155,10 @@ class Run:
         )
         evaluation = self._records / f"evaluation-{number:06d}.json"
         if evaluation.exists():
-            record = RoundRecord(**{**asdict(record), "scores": json.loads(evaluation.read_text())})
+            found = json.loads(evaluation.read_text())
+            for by_site in found["scores"].values():
+                del by_site[FEDERATION]
+            record = RoundRecord(**{**asdict(record), **found})
         return record
 
     def _evaluate_if_due(self) -> RoundRecord:
@@ -144,34 +169,41 @@ class Run:
             due = self._record_path(number).exists()
         path = self._records / f"evaluation-{number:06d}.json"
         if due and not path.exists():
-            items = {"each": server.shared_with_each(), **server.shared()}
-            replies = server.evaluate(server.algorithm.evaluate, **items)
-            kinds = sorted({kind for reply in replies.values() for kind in reply["scores"]})
-            scores = {kind: self._means(replies, kind) for kind in kinds}
-            self._keep_best(replies)
-            write_atomically(path, json.dumps(scores).encode())
+            own = server.shared_with_each() or {client: {} for client in server.clients}
+            each = {site: {**parts, "chosen": self._personal(site)} for site, parts in own.items()}
+            replies = server.evaluate(server.algorithm.evaluate, each=each, **server.shared())
+            rows = {client: reply["scores"] for client, reply in replies.items()}
+            scores = self._selector.add(number, rows)
+            self._keep_global()
+            found = {"scores": scores, "choices": self._selector.choices}
+            write_atomically(path, json.dumps(found).encode())
         return self._read_record(number)
 
-    def _means(self, replies: Mapping[str, Any], kind: str) -> dict[str, float | None]:
-        return {
-            client: mean_defined(scores_of(reply["scores"].get(kind, []), self.metric))
-            for client, reply in replies.items()
-        }
+    def _personal(self, site: str) -> int | None:
+        """Return the round chosen so far of a site's personal model."""
+        chosen = self._selector.of(PERSONAL, site)
+        return chosen and chosen["round"]
 
-    def _keep_best(self, replies: Mapping[str, Any]) -> None:
-        """Keep the global model with the best mean over all sites' validation cases so far."""
-        if not self.server.algorithm.has_global:
-            return
-        rows = [row for reply in replies.values() for row in reply["scores"].get("global", [])]
-        values = scores_of(rows, self.metric)
-        self._best.offer(self.server.state["model"], values, number=self.server.round)
+    def _keep_global(self) -> None:
+        """Keep the global models that the federation or a site has chosen so far."""
+        server, choices = self.server, self._selector.choices.get(GLOBAL, {})
+        wanted = {chosen["round"] for chosen in choices.values()}
+        if server.round in wanted:
+            self._kept.keep(server.state["model"], server.round)
+        self._kept.drop_all_but(wanted)
 
     def best(self) -> dict[str, Any] | None:
-        """Return ``round``, ``score`` and ``model`` of the selected global model.
+        """Return ``round``, ``score`` and ``model`` of the global model chosen by the federation.
 
         None for an algorithm without one.
         """
-        return self._best.load()
+        chosen = self._selector.choices.get(GLOBAL, {}).get(FEDERATION)
+        return chosen and {**chosen, "model": self._kept.load(chosen["round"])}
+
+    def global_model(self, site: str) -> Tensors | None:
+        """Return the global model that a site uses; None for an algorithm without one."""
+        chosen = self._selector.of(GLOBAL, site) or self._selector.of(GLOBAL, FEDERATION)
+        return chosen and self._kept.load(chosen["round"])
 
     def deploy(self) -> dict[str, Tensors]:
         """Return the models for sites outside, by name; the global one is the selected one."""
@@ -184,7 +216,16 @@ class Run:
 
     def _test(self) -> dict[str, Any]:
         """Score the selected models on the test cases, once."""
-        selected = self.best()
-        items = {"model": selected["model"]} if selected else {}
-        replies = self.server.evaluate(self.server.algorithm.test, **items)
+        models: dict[int, Tensors | None] = {}
+        each: dict[str, dict[str, Any]] = {}
+        for site in self.server.clients:
+            found = choices_at(self._selector.choices, site, self.selection)
+            kinds = {kind: f["round"] for kind, f in found.items() if kind != PERSONAL}
+            models |= {n: self._kept.load(n) for n in kinds.values() if n not in models}
+            each[site] = {
+                "chosen": self._personal(site),
+                "models": {str(number): models[number] for number in kinds.values()},
+                "kinds": {kind: str(number) for kind, number in kinds.items()},
+            }
+        replies = self.server.evaluate(self.server.algorithm.test, each=each)
         return {client: dict(reply["scores"]) for client, reply in replies.items()}

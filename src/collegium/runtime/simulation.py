@@ -29,6 +29,7 @@ from collegium.runtime.federation import Federation, ModuleCopies, Network
 from collegium.runtime.participation import EVERYBODY, Participation, check_home_rounds
 from collegium.runtime.process import prepare
 from collegium.runtime.run import RoundRecord
+from collegium.runtime.selection import DEFAULT, Selection
 from collegium.tasks import Task
 from collegium.training.loop import TrainingConfig
 
@@ -41,7 +42,8 @@ class Simulated:
     """The outcome of a simulated federation.
 
     Attributes:
-        model: the global model selected on validation cases; None for an algorithm without one.
+        model: the global model of the round that the federation has chosen; None for an algorithm
+            without one.
         personal: the personal model selected at each site, by site; empty for an algorithm without
             them.
         scores: test scores by site and kind of model, one mapping per case.
@@ -73,6 +75,7 @@ def simulate(
     device: str = "cpu",
     participation: Participation = EVERYBODY,
     codecs: Codecs = NO_CODECS,
+    selection: Selection = DEFAULT,
     observe: Callable[[RoundRecord], None] = lambda record: None,
 ) -> Simulated:
     """Run a federation in this process.
@@ -97,6 +100,7 @@ def simulate(
         device: where to compute.
         participation: who takes part in a round, and what happens if a client fails.
         codecs: the codecs of training exchanges.
+        selection: the rule that selects the round of each model.
         observe: called after every round.
 
     Returns:
@@ -127,6 +131,7 @@ def simulate(
         **({"home_rounds": home_rounds} if home_rounds else {}),
         **({"coding": codecs.describe()} if codecs else {}),
         **participation.decisive(),
+        "selection": asdict(selection),
     }
     with tempfile.TemporaryDirectory(prefix="collegium-") as temporary:
         root = output or Path(temporary)
@@ -142,10 +147,11 @@ def simulate(
             home_rounds=home_rounds,
             participation=participation,
             codecs=codecs,
+            selection=selection,
         )
         scores = run.execute(observe)
         best = run.best()
-        personal = {name: client.best() for name, client in clients.items()}
+        personal = {name: client.kept() for name, client in clients.items()}
         return Simulated(
             best["model"] if best else None,
             {name: model for name, model in personal.items() if model is not None},

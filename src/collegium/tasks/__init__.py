@@ -3,6 +3,7 @@
 from collegium.tasks.base import (
     ALL_CASES,
     CASES,
+    EVENTS,
     HIDDEN,
     NON_SCORE_KEYS,
     PROBABILITY,
@@ -10,6 +11,7 @@ from collegium.tasks.base import (
     CaseScores,
     SupervisedTask,
     Task,
+    count_events,
     is_hidden,
 )
 from collegium.tasks.classification import SET_METRICS, ClassificationTask
@@ -18,6 +20,7 @@ from collegium.tasks.segmentation import SegmentationTask
 __all__ = [
     "ALL_CASES",
     "CASES",
+    "EVENTS",
     "HIDDEN",
     "NON_SCORE_KEYS",
     "PROBABILITY",
@@ -28,5 +31,6 @@ __all__ = [
     "SegmentationTask",
     "SupervisedTask",
     "Task",
+    "count_events",
     "is_hidden",
 ]

@@ -18,10 +18,13 @@ CaseScores = dict[str, Any]
 CASES = "cases"
 """In a row that stands for several cases: how many of them have a score."""
 
+EVENTS = "events"
+"""In a row that stands for several cases: see `count_events`."""
+
 ALL_CASES = "mean"
 """The case and the patient of a row that stands for all cases, whose scores stay at their site."""
 
-NON_SCORE_KEYS = ("case", "patient", CASES)
+NON_SCORE_KEYS = ("case", "patient", CASES, EVENTS)
 """The keys of `CaseScores` that are not metrics."""
 
 HIDDEN = "_"
@@ -40,6 +43,27 @@ def is_hidden(name: str) -> bool:
     No table shows it.
     """
     return name.startswith(HIDDEN)
+
+
+def count_events(rows: Sequence[Mapping[str, Any]], metric: str) -> int:
+    """Return on how many patients a mean score depends.
+
+    Of a classification these are the patients with a case of the rarest class that occurs, and none
+    if only one class does; otherwise all patients with a defined score.
+
+    Args:
+        rows: Scores by case, or one row that stands for all.
+        metric: The metric.
+    """
+    if rows and EVENTS in rows[0]:
+        return int(rows[0][EVENTS])
+    patients: dict[Any, set[str]] = {}
+    for place, row in enumerate(rows):
+        if row[metric] is not None or TRUE_CLASS in row:
+            found = patients.setdefault(row.get(TRUE_CLASS), set())
+            found.add(str(row.get("patient", place)))
+    counts = [len(found) for found in patients.values()]
+    return 0 if len(counts) < 2 and None not in patients else min(counts)
 
 
 class Task(Protocol):

@@ -128,7 +128,7 @@ class ClassificationTask(WholeCaseTask):
     def add_set_scores(self, rows: Sequence[CaseScores]) -> list[CaseScores]:
         """Return the rows with pseudo-values of balanced accuracy and AUC; patients weigh the same.
 
-        Classes and probabilities stay beside these two, whose statistics need them.
+        Classes stay in the rows; probabilities stay beside these two, whose statistics need them.
         """
         labels = [int(row[TRUE_CLASS]) for row in rows]
         probabilities = np.array(
@@ -142,7 +142,11 @@ class ClassificationTask(WholeCaseTask):
             correct = (probabilities.argmax(axis=1) == labels).astype(float)
             added["balanced_accuracy"] = balanced_accuracy_pseudovalues(correct, labels, patients)
         return [
-            {name: value for name, value in row.items() if added or not is_hidden(name)}
+            {
+                name: value
+                for name, value in row.items()
+                if added or name == TRUE_CLASS or not is_hidden(name)
+            }
             | {name: values[index] if values else None for name, values in added.items()}
             for index, row in enumerate(rows)
         ]

@@ -28,6 +28,7 @@ from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.federation import Federation, Network, initial_model
 from collegium.runtime.participation import EVERYBODY, Participation
 from collegium.runtime.run import Run
+from collegium.runtime.selection import Selection
 from collegium.runtime.server import Request, Response, Transport, respond
 from collegium.tasks import SupervisedTask
 from collegium.training.loop import TrainingConfig
@@ -143,7 +144,10 @@ class ToyFederation:
             home_rounds: how many of them, the last ones, are trained at home.
         """
         try:
-            Run(self.server, rounds, "negative_loss", home_rounds=home_rounds).execute()
+            rule = Selection(min_events=1)
+            Run(
+                self.server, rounds, "negative_loss", selection=rule, home_rounds=home_rounds
+            ).execute()
         finally:
             self.server.transport.close()
         return self

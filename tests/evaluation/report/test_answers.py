@@ -10,7 +10,7 @@ SPREAD = [0.01, -0.01] * 4
 
 
 def validation(algorithm, value):
-    return dict(**ABOUT, algorithm=algorithm, split="val", model="global", round=1, value=value)
+    return dict(**ABOUT, algorithm=algorithm, split="val", model="global", round=2, value=value)
 
 
 def final(algorithm, values, model="global", split="test", **changes):

@@ -25,6 +25,7 @@ from collegium.experiment.config.recipes import RECIPES, apply_recipe
 from collegium.experiment.config.yaml_file import KeyPath, Place, Source
 from collegium.runtime.engines import EngineConfig
 from collegium.runtime.participation import EVERYBODY, Participation, check_home_rounds
+from collegium.runtime.selection import DEFAULT, Selection
 from collegium.training.loop import TrainingConfig
 
 RESERVED = re.compile(r"average|disparity|global|site sd|worst site|mean|cluster-\d.*")
@@ -170,6 +171,7 @@ class ExperimentConfig:
             (the default) or "focal".
         inference: How whole images are predicted.
         evaluation: When models are scored on validation data.
+        selection: Which round's models are tested and used, by validation cases.
         report: What verdicts are made with.
         engine: What carries requests to the clients.
         participation: Who takes part in a round, and what happens if a site does not answer.
@@ -200,6 +202,7 @@ class ExperimentConfig:
     loss: Literal["dice_ce", "dice", "ce", "focal"] | None = None
     inference: InferenceConfig = InferenceConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    selection: Selection = DEFAULT
     report: ReportConfig = ReportConfig()
     engine: EngineConfig = field(default_factory=EngineConfig)
     participation: Participation = EVERYBODY

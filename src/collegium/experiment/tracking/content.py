@@ -14,7 +14,9 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from collegium.evaluation.scores import rows_of
+from collegium.core.algorithm import GLOBAL, OTHER_GLOBAL, PERSONAL
+from collegium.evaluation.results import SELECTION
+from collegium.evaluation.scores import SPLITS, rows_of
 from collegium.experiment.config.building import adapters_of
 from collegium.experiment.config.experiment import ExperimentConfig, to_dict
 from collegium.experiment.config.schema import flat
@@ -70,20 +72,26 @@ def points_of_rows(results: pd.DataFrame) -> list[Point]:
     """Return the numbers of a finished job: those of all rounds, and each site's mean test scores.
 
     Scores of the model that a site uses, its personal one where there is one, stand under
-    ``val/<metric>`` and ``test/<metric>``; those of the global model beside it under
-    ``val/global/<metric>``; those of an adapter at a site outside under
-    ``outside/<adapter>/<metric>``.
+    ``val/<metric>`` and ``test/<metric>``, and on how many patients the choice of its round depends
+    under ``selection/events``; those of the global model beside it under ``val/global/<metric>``,
+    and of the global model of the round that was chosen otherwise under
+    ``test/global by federation/<metric>``; those of an adapter at a site outside under
+    ``outside/<adapter>/<metric>``. The step of a test score is the last round.
     """
     values: dict[tuple[str, str, int], list[float]] = {}
     totals: dict[tuple[str, int], float] = {}
     rows = rows_of(results)
-    personal = {(row.split, row.round) for row in rows if row.model == "personal"}
-    for row in rows:
-        scored = row.model == "global" and (row.split, row.round) in personal
-        kind = f"{row.model}/" if scored or row.split == "outside" else ""
+    last, test = max((row.round for row in rows), default=0), SPLITS["inside"]
+    steps = [last if row.split == test else row.round for row in rows]
+    scored = [(r.split, r.split not in (test, SELECTION) and r.round) for r in rows]
+    personal = {place for row, place in zip(rows, scored, strict=True) if row.model == PERSONAL}
+    for row, step, place in zip(rows, steps, scored, strict=True):
+        beside = row.model == GLOBAL and place in personal
+        beside |= row.model in OTHER_GLOBAL.values() or row.split == "outside"
+        kind = f"{row.model}/" if beside else ""
         if not math.isnan(row.value) and not is_hidden(row.metric):
             name = f"{row.split}/{kind}{row.metric}"
-            values.setdefault((name, row.site, row.round), []).append(row.value)
+            values.setdefault((name, row.site, step), []).append(row.value)
         if row.split == "train" and row.metric == "loss":
             for name in ("bytes_up", "bytes_down", "seconds"):
                 number = float(getattr(row, name))

@@ -1,0 +1,115 @@
+"""The rounds that were selected, and what has to be said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from collegium.core.algorithm import OTHER_GLOBAL
+from collegium.evaluation.results import SELECTION
+from collegium.evaluation.scores import METHOD, final_scores, headline_metric
+from collegium.tasks import EVENTS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TRAINING = [*METHOD, "seed", "fold", "site"]
+"""The columns that identify a model at a site."""
+
+_BY = {
+    "site": "its site's own validation cases",
+    "federation": "the validation cases of all sites",
+}
+_ROUND = {
+    "best": "the one that was best on {cases}",
+    "smoothed": "the one whose mean with the two evaluated rounds before it was best on {cases}",
+    "last": "the last one",
+}
+
+
+def used_models(scores: pd.DataFrame) -> pd.DataFrame:
+    """Return the scores without those of global models of the round that was chosen otherwise.
+
+    See `collegium.core.algorithm.OTHER_GLOBAL`.
+    """
+    return scores[~scores["model"].isin([*OTHER_GLOBAL.values()])]
+
+
+def selected_rounds(results: pd.DataFrame) -> pd.DataFrame:
+    """Return the round of every tested model: the columns `TRAINING`, and round.
+
+    Args:
+        results: The table of results, of one setting of a sweep.
+    """
+    return final_scores(results)[[*TRAINING, "round"]].drop_duplicates()
+
+
+def selected_scores(results: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the validation scores of the models that were tested.
+
+    Args:
+        results: The table of results, of one setting of a sweep.
+    """
+    scores = results[(results["split"] == "val") & (results["metric"] == headline_metric(results))]
+    return scores.merge(selected_rounds(results), on=[*TRAINING, "round"])
+
+
+def rule_of(info: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the rule of selection that a run was made with; empty if unknown.
+
+    Args:
+        info: The description of the run, see `collegium.evaluation.results.read_description`.
+    """
+    found: Mapping[str, Any] = info.get("config", {}).get("selection", {})
+    return found
+
+
+def selection_notes(results: pd.DataFrame, rule: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return in sentences how the rounds were selected, and where events were too few for it.
+
+    Args:
+        results: The table of results, of one setting of a sweep.
+        rule: The rule, see `rule_of`.
+
+    Returns:
+        The sentences; none without a rule or scores.
+    """
+    if not rule or final_scores(results).empty:
+        return ()
+    by, kind = str(rule["by"]), str(rule["round"])
+    notes = [f"The round of each model is {_ROUND[kind].format(cases=_BY[by])}."]
+    if kind != "last":
+        notes += _few_events(results, rule)
+    other = OTHER_GLOBAL[by]
+    if other in set(results["model"]):
+        who = "the federation's" if by == "site" else "each site's own"
+        notes.append(
+            f'"{other}" is the global model of {who} choice, and takes no part in answers.'
+        )
+    return tuple(notes)
+
+
+def _few_events(results: pd.DataFrame, rule: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each number of events that is too small, with its sites."""
+    least = int(rule["min_events"])
+    counts = used_models(results[results["split"] == SELECTION])
+    counts = counts[(counts["metric"] == EVENTS) & (counts["value"] < least)]
+    if rule["by"] == "federation":
+        return [_few("all sites together", count, least) for count in _distinct(counts)]
+    sites = {str(s): _distinct(own) for s, own in counts.groupby("site") if len(own)}
+    return [
+        _few(site, count, least) for site, found in sorted(sites.items()) for count in found[:1]
+    ]
+
+
+def _distinct(counts: pd.DataFrame) -> list[int]:
+    return sorted({int(value) for value in counts["value"]})[:1]
+
+
+def _few(who: str, count: int, least: int) -> str:
+    patients = "patient" if count == 1 else "patients"
+    return (
+        f"At {who} it is the last round instead, since the choice would depend on {count} "
+        f"{patients} of the validation cases (of the rarer class, if there are classes); at least "
+        f"{least} are needed."
+    )
