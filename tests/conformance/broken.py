@@ -13,8 +13,10 @@ import torch
 from torch import nn
 
 from collegium.algorithms.fedavg import FedAvg
+from collegium.algorithms.fedprox import FedProx
 from collegium.core.algorithm import Client, Server, handler
 from collegium.core.message import Message
+from collegium.core.model_parts import ModelParts
 from collegium.core.payloads import Count, PartSchema
 from collegium.core.settings import settings
 from collegium.core.tensors import Tensors
@@ -276,3 +278,12 @@ class Gullible(FedAvg):
     """
 
     strength: float = 1.0
+
+
+@settings
+class CallsItselfAnother(FedProx):
+    """FedProx that says that it is FedAvg, whatever its mu."""
+
+    def same_as(self, parts: ModelParts) -> str:
+        """Return another method than it is."""
+        return "fedavg"

@@ -39,6 +39,7 @@ FAULTS = {
     "HidesItsLayer": ("added_layers", "what it adds changes predictions"),
     "OrderDependent": ("names_do_not_matter", "which client has which name"),
     "NeedsEverybody": ("absent_client", "an error that does not name it"),
+    "CallsItselfAnother": ("same_as", "says that it is fedavg, and its scores are others"),
     "Terse": ("documentation", "no docstring that says what it is"),
 }
 """What the suite must say of each class in broken.py: the rule, and some of the words."""

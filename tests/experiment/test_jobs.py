@@ -142,6 +142,7 @@ def test_a_site_that_does_not_share_hands_nothing_out(settings) -> None:
 
 def test_home_models_are_scored_and_handed_out_as_personal_ones(settings) -> None:
     ensemble = {"name": "fedavg", "adapters": ["none", "ensemble"]}
+    models = ("global", "global by federation", "personal")
     inside = ("alder", "birch")
     data = to_dict(configure(settings, *inside, algorithms=[ensemble], home_rounds=1))
     data["federation"]["outside"] = ["cedar"]
@@ -150,11 +151,7 @@ def test_home_models_are_scored_and_handed_out_as_personal_ones(settings) -> Non
     (job,) = jobs_of(config)
     tested = {(r.site, r.model) for r in rows_in(config) if r.metric == "dice" and r.split != "val"}
     assert tested == {
-        *(
-            (site, model)
-            for site in inside
-            for model in ("global", "personal", OTHER_GLOBAL["site"])
-        ),
+        *((site, model) for site in inside for model in models),
         *(("cedar", adapter) for adapter in ("none", "ensemble")),
     }
     assert {file.stem for file in (job.folder / "server/deployed").glob("*.safetensors")} == {

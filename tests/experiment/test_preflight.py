@@ -1,5 +1,6 @@
 """What cannot work is refused before the first round: too few sites, networks, adapters."""
 
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from collegium.data.phantoms import make_federation
 from collegium.errors import ConfigError
 from collegium.experiment.config.experiment import parse_config, to_dict
 from collegium.experiment.grid import jobs_of
+from collegium.experiment.preflight import check_setups
 from collegium.experiment.runner import run_experiment
 
 UNET: dict[str, Any] = {"name": "unet", "in_channels": 1, "channels": [2, 4], "num_res_units": 0}
@@ -52,6 +54,22 @@ def refusal(folder: Path, federation: dict[str, Any], *algorithms: Any, **settin
 
 
 # --- sites and networks
+
+
+def test_a_method_that_is_another_one_on_the_network_is_named(
+    tmp_path: Path, phantoms: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    bare = tmp_path / "bare.py"
+    bare.write_text("from torch import nn\n\ndef build():\n    return nn.Conv2d(1, 2, 1)\n")
+    about = {"name": "tiny", "rounds": 1, "federation": phantoms}
+    for model, warnings in (({"name": f"{bare}:build"}, 1), (UNET, 0)):
+        config = parse_config({**about, "model": model, "algorithms": ["fedavg", "fedbn"]})
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            check_setups(config)
+        assert len(caplog.messages) == warnings
+        if warnings:
+            assert caplog.messages[0].startswith("fedbn is fedavg on this network with these")
 
 
 def test_every_fold_has_sites_enough_before_any_trains(

@@ -100,6 +100,15 @@ class DistanceAware(SurveyMixin, Algorithm):
         if self.omega < 1 or self.mode == "clusters":
             require_sites(clients, self.mode)
 
+    def same_as(self, parts: ModelParts) -> str | None:
+        """Return the method that it is, by distance unless all sites weigh as they do without.
+
+        See `Algorithm.same_as`.
+        """
+        found: str | None = super().same_as(parts)
+        weighted = self.omega < 1 or self.mode == "clusters"
+        return f"{found}+distance" if found and weighted else found
+
     def setup(self, server: Server) -> None:
         """Survey the sites once, find the most distant one, and set the method up.
 

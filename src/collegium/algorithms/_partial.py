@@ -33,6 +33,10 @@ class PartialSharing(FedAvg):
                 f"{self.private}; choose another network, or local or fedavg"
             )
 
+    def same_as(self, parts: ModelParts) -> str | None:
+        """Return "fedavg" if nothing of the network stays private. See `Algorithm.same_as`."""
+        return None if getattr(parts, self.private) else "fedavg"
+
     def round(self, server: Server) -> None:
         """Average the shared part."""
         replies = server.ask(self.train, model=server.state["model"])

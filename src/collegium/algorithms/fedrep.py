@@ -1,14 +1,16 @@
 """FedRep (Collins et al., 2021, https://arxiv.org/abs/2102.07078)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from collegium.algorithms._partial import PartialSharing
 from collegium.core.algorithm import Client, Server, handler
 from collegium.core.message import Message
+from collegium.core.model_parts import ModelParts
 from collegium.core.payloads import ModelPart, PartSchema
 from collegium.core.settings import NonNegativeInt, PositiveInt, settings
 from collegium.core.tensors import Tensors
+from collegium.errors import ConfigError
 
 
 @settings
@@ -31,6 +33,15 @@ class FedRep(PartialSharing):
 
     head_epochs: NonNegativeInt = 4
     body_epochs: PositiveInt = 1
+
+    def check_setup(self, clients: Sequence[str], parts: ModelParts) -> None:
+        """Refuse a network without a head, too. See `Algorithm.check_setup`."""
+        super().check_setup(clients, parts)
+        if not parts.head:
+            raise ConfigError(
+                "FedRep trains the head apart, and the network has none: name it in the network's "
+                "roles, or choose fedavg"
+            )
 
     def finish(self, server: Server) -> None:
         """Fit every head once more, to the final body."""

@@ -372,6 +372,19 @@ class Algorithm(ABC):
             ConfigError: they do not.
         """
 
+    def same_as(self, parts: ModelParts) -> str | None:
+        """Return the name of the method that this one is on a network; None if it is itself.
+
+        With its neutral hyper-parameters a method is FedAvg.
+
+        Args:
+            parts: the roles of the network's tensors.
+        """
+        values, neutral = self.hyperparameters(), self.neutral or {}
+        both = self.has_global and self.has_personal
+        is_neutral = all(values[name] == value for name, value in neutral.items())
+        return "fedavg" if neutral and is_neutral and not both else None
+
     def setup(self, server: Server) -> None:
         """Run once, before the first round; may already exchange messages."""
         server.state["model"] = server.initial_model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import torch
@@ -22,6 +23,8 @@ from collegium.experiment.config.building import (
 from collegium.experiment.config.experiment import ExperimentConfig
 from collegium.experiment.grid import folds_of
 from collegium.runtime.federation import Federation
+
+logger = logging.getLogger(__name__)
 
 Sample = tuple[Tensor, Tensor]
 """The shapes of a batch's images and of what a network gives for them, as tensors on "meta"."""
@@ -112,6 +115,8 @@ def _samples(site: str, shape: tuple[int, ...]) -> tuple[str, str]:
 def check_setups(config: ExperimentConfig, variation: str = "") -> None:
     """Check that every algorithm has what it needs in every fold: sites, and parts of the network.
 
+    Warns of one that is another one on this network, see `Algorithm.same_as`.
+
     Args:
         config: The experiment, without variations.
         variation: Of which it is.
@@ -123,6 +128,15 @@ def check_setups(config: ExperimentConfig, variation: str = "") -> None:
     for algorithm in config.algorithms:
         method = build_algorithm(algorithm)
         parts = find_parts(_sample_network(NetworkBuilder(network_of(config), method)))
+        if other := method.same_as(parts):
+            logger.warning(
+                "%s%s is %s on this network with these settings: it has nothing of its own there, "
+                "and its scores are those of %s",
+                f"variation {variation!r}: " if variation else "",
+                algorithm.label,
+                other,
+                other,
+            )
         for left_out, fold in folds_of(config):
             try:
                 method.check_setup(sorted(sites_of(fold.federation)), parts)

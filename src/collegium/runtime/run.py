@@ -169,9 +169,7 @@ class Run:
             due = self._record_path(number).exists()
         path = self._records / f"evaluation-{number:06d}.json"
         if due and not path.exists():
-            own = server.shared_with_each() or {client: {} for client in server.clients}
-            each = {site: {**parts, "chosen": self._personal(site)} for site, parts in own.items()}
-            replies = server.evaluate(server.algorithm.evaluate, each=each, **server.shared())
+            replies = server.evaluate_models(self._personal())
             rows = {client: reply["scores"] for client, reply in replies.items()}
             scores = self._selector.add(number, rows)
             self._keep_global()
@@ -179,10 +177,10 @@ class Run:
             write_atomically(path, json.dumps(found).encode())
         return self._read_record(number)
 
-    def _personal(self, site: str) -> int | None:
-        """Return the round chosen so far of a site's personal model."""
-        chosen = self._selector.of(PERSONAL, site)
-        return chosen and chosen["round"]
+    def _personal(self) -> dict[str, int]:
+        """Return the round chosen so far of each site's personal model."""
+        chosen = {site: self._selector.of(PERSONAL, site) for site in self.server.clients}
+        return {site: found["round"] for site, found in chosen.items() if found}
 
     def _keep_global(self) -> None:
         """Keep the global models that the federation or a site has chosen so far."""
@@ -218,12 +216,13 @@ class Run:
         """Score the selected models on the test cases, once."""
         models: dict[int, Tensors | None] = {}
         each: dict[str, dict[str, Any]] = {}
+        personal = self._personal()
         for site in self.server.clients:
             found = choices_at(self._selector.choices, site, self.selection)
             kinds = {kind: f["round"] for kind, f in found.items() if kind != PERSONAL}
             models |= {n: self._kept.load(n) for n in kinds.values() if n not in models}
             each[site] = {
-                "chosen": self._personal(site),
+                "chosen": personal.get(site),
                 "models": {str(number): models[number] for number in kinds.values()},
                 "kinds": {kind: str(number) for kind, number in kinds.items()},
             }

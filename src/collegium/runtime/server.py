@@ -461,14 +461,19 @@ class ServerRuntime:
         self._committed = number
         self.store.prune(f"{number:06d}")
 
-    def shared(self) -> dict[str, Any]:
-        """Return the parts that all clients receive. See `Algorithm.shared`."""
-        return dict(self.algorithm.shared(self))
+    def evaluate_models(self, chosen: Mapping[str, int]) -> dict[str, Message]:
+        """Ask all clients to score the current models, and return the replies by client.
 
-    def shared_with_each(self) -> dict[str, Mapping[str, Any]] | None:
-        """Return the further parts of single clients; None if all clients receive the same."""
-        each = {client: self.algorithm.shared_with(self, client) for client in self.clients}
-        return each if any(each.values()) else None
+        Args:
+            chosen: by client the round chosen so far of its personal model. See
+                `Algorithm.evaluate`.
+        """
+        each = {
+            client: {**self.algorithm.shared_with(self, client), "chosen": chosen.get(client)}
+            for client in self.clients
+        }
+        method = self.algorithm.evaluate
+        return self.evaluate(method, each=each, **self.algorithm.shared(self))
 
     def evaluate(
         self,

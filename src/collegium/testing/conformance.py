@@ -26,8 +26,9 @@ import torch
 
 from collegium.compression.session.groups import NO_CODECS, Codecs
 from collegium.core import files as files_module
-from collegium.core.algorithm import HOME, Algorithm, State
+from collegium.core.algorithm import GLOBAL, HOME, PERSONAL, Algorithm, State
 from collegium.core.message import pack, unpack
+from collegium.core.model_parts import find_parts
 from collegium.core.randomness import ambient
 from collegium.core.tensors import Tensors
 from collegium.errors import CollegiumError, ConfigError
@@ -37,12 +38,14 @@ from collegium.runtime import run as run_module
 from collegium.runtime import state as state_module
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.participation import SKIPPING
+from collegium.runtime.selection import KEPT
 from collegium.runtime.server import Transport
 from collegium.testing.toy import (
     ShuffledTransport,
     SwappedNames,
     ToyFederation,
     WorkerTransport,
+    bare_network,
     toy_federation,
     toy_model,
     toy_network,
@@ -96,6 +99,11 @@ def _differences(a: Mapping[str, bytes], b: Mapping[str, bytes]) -> str:
 
 def _without_home(state: State) -> State:
     return {key: value for key, value in state.items() if key != HOME}
+
+
+def _without_kept(states: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return states without the models kept for the test, which evaluations choose."""
+    return {name: data for name, data in states.items() if Path(name).parent.name != KEPT}
 
 
 def _models(federation: ToyFederation) -> list[Tensors]:
@@ -212,12 +220,11 @@ class Conformance:
     def check_evaluation_changes_nothing(self) -> None:
         """Evaluating changes no state of server or clients, nor asks for it to be changed."""
         reference, clients = self._reference, self._reference.clients()
-        server, files = reference.server, reference.states()
+        server, files = reference.server, _without_kept(reference.states())
         state, server.transport = pack(server.state), InProcess(lambda: clients)
-        items = {"each": server.shared_with_each(), **server.shared()}
-        server.evaluate(self.algorithm.evaluate, **items)
+        server.evaluate_models({})
         _require(pack(server.state) == state, "evaluation changes the server's state")
-        different = _differences(files, reference.states())
+        different = _differences(files, _without_kept(reference.states()))
         _require(not different, f"evaluation changes {different}")
         for name, client in clients.items():
             newest = client.store.newest("~")
@@ -333,6 +340,30 @@ class Conformance:
         module = inspect.getdoc(inspect.getmodule(type(self.algorithm))) or ""
         _require(len(own) > 40, "the class has no docstring that says what it is")
         _require(len(module) > 20, "the module has no docstring that names the source")
+
+    def check_same_as(self) -> None:
+        """Without normalisation layers it scores as the method that it names, and only then."""
+        parts = find_parts(toy_federation(network=bare_network).builder(self.algorithm)())
+        try:
+            self.algorithm.check_setup(("A", "B", "C"), parts)
+        except ConfigError:
+            return
+        named, fedavg = self.algorithm.same_as(parts), ALGORITHMS.load("fedavg")
+        own = self._scores_on_bare_network(self.algorithm)
+        if named is not None:
+            other = self._scores_on_bare_network(ALGORITHMS.load(named)())
+            _require(own == other, f"it says that it is {named}, and its scores are others")
+        elif type(self.algorithm) is not fedavg:
+            other = self._scores_on_bare_network(fedavg())
+            _require(own != other, "it scores as FedAvg, and same_as does not say so")
+
+    def _scores_on_bare_network(self, algorithm: Algorithm) -> dict[str, Any]:
+        """Return by site the test scores of the model with which it predicts."""
+        self._count += 1
+        root = self._folder / f"{self._count:04d}"
+        ToyFederation(algorithm, root, network=bare_network).run(self._rounds)
+        scores = json.loads((root / "server" / "records" / "test.json").read_text())
+        return {site: found.get(PERSONAL, found.get(GLOBAL)) for site, found in scores.items()}
 
 
 def _nonsense(hint: Any) -> Iterator[Any]:

@@ -53,6 +53,11 @@ def toy_network() -> nn.Module:
     )
 
 
+def bare_network() -> nn.Module:
+    """Return a network without normalisation layers: 3 inputs, one output."""
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+
+
 def toy_model(k: int, seed: int = 7, network: Network = toy_network) -> Tensors:
     """Return an initial model of the toy.
 
@@ -85,16 +90,19 @@ def toy_site(name: str, *, seed: int = 7) -> Site:
 
 
 def toy_federation(
-    names: Sequence[str] = ("A", "B", "C"), training: TrainingConfig = TRAINING
+    names: Sequence[str] = ("A", "B", "C"),
+    training: TrainingConfig = TRAINING,
+    network: Network = toy_network,
 ) -> Federation:
     """Return the toy's sites, network, task and recipe.
 
     Args:
         names: the sites.
         training: the local recipe.
+        network: builds the network.
     """
     sites = {name: toy_site(name) for name in names}
-    return Federation(sites, toy_network, SupervisedTask(nn.functional.mse_loss), training)
+    return Federation(sites, network, SupervisedTask(nn.functional.mse_loss), training)
 
 
 class ToyFederation:
@@ -106,6 +114,7 @@ class ToyFederation:
         transport: made from this federation; by default the clients answer in this process.
         training: the local recipe.
         codecs: the codecs of training exchanges.
+        network: builds the network.
     """
 
     def __init__(
@@ -118,11 +127,12 @@ class ToyFederation:
         training: TrainingConfig = TRAINING,
         participation: Participation = EVERYBODY,
         codecs: Codecs = NO_CODECS,
+        network: Network = toy_network,
     ) -> None:
         self.algorithm, self.root, self.names, self.training = algorithm, root, names, training
-        self.codecs = codecs
+        self.codecs, self.network = codecs, network
         engine = transport(self) if transport else InProcess(self.clients)
-        self.server = toy_federation(names, training).server(
+        self.server = toy_federation(names, training, network).server(
             algorithm,
             engine,
             seed=SEED,
@@ -133,7 +143,7 @@ class ToyFederation:
 
     def clients(self) -> dict[str, ClientRuntime]:
         """Return new clients, as a restarted site builds them."""
-        federation = toy_federation(self.names, self.training)
+        federation = toy_federation(self.names, self.training, self.network)
         return federation.clients(self.algorithm, seed=SEED, root=self.root, codecs=self.codecs)
 
     def run(self, rounds: int = 2, *, home_rounds: int = 0) -> ToyFederation:
