@@ -268,11 +268,11 @@ class OpenedExperiment:
 
     def transport(self, job: Job) -> Transport:
         """Return what carries the requests of a job that trains to its clients."""
-        engine = self.config.engine
+        engine = job.config.engine
         build = partial(self.clients, job)
         if engine.workers > 1:  # these open the experiment themselves
             build = partial(job_clients, self.data, job.key)
-        return InProcess(build, engine.workers, engine.threads)
+        return InProcess(build, engine.workers, engine.threads, together=engine.together)
 
     def finish(
         self, job: Job, run: Run, scores: Mapping[str, Mapping[str, list[dict[str, Any]]]]

@@ -23,6 +23,7 @@ from collegium.experiment.config.building import (
 from collegium.experiment.config.experiment import ExperimentConfig
 from collegium.experiment.grid import folds_of
 from collegium.runtime.federation import Federation
+from collegium.training.together import check_together
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +78,8 @@ def check_network(config: ExperimentConfig, federation: Federation) -> Sample | 
         DataError: a site's images do not fit into one batch.
     """
     network, task = _sample_network(federation.network).eval(), federation.task
+    if config.engine.together:
+        check_together(network, federation.training)
     sample = None
     for site in federation.sites.values():
         rows = range(min(len(site.train), federation.training.batch_size))

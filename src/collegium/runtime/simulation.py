@@ -32,6 +32,7 @@ from collegium.runtime.run import RoundRecord
 from collegium.runtime.selection import DEFAULT, Selection
 from collegium.tasks import Task
 from collegium.training.loop import TrainingConfig
+from collegium.training.together import check_together
 
 Splits = Sequence[Dataset | data.Dataset[Any]]
 """The training, validation and test data of a site."""
@@ -73,6 +74,7 @@ def simulate(
     home_rounds: int = 0,
     threads: int = 1,
     device: str = "cpu",
+    together: bool = False,
     participation: Participation = EVERYBODY,
     codecs: Codecs = NO_CODECS,
     selection: Selection = DEFAULT,
@@ -98,6 +100,8 @@ def simulate(
             make a personal model of any algorithm's.
         threads: torch threads; results depend on it.
         device: where to compute.
+        together: whether sites train in one loop where they can; results depend on it in the last
+            bits. See `collegium.training.together`.
         participation: who takes part in a round, and what happens if a client fails.
         codecs: the codecs of training exchanges.
         selection: the rule that selects the round of each model.
@@ -118,6 +122,8 @@ def simulate(
     )
     federation.check(algorithm)
     check_home_rounds(home_rounds, rounds)
+    if together:
+        check_together(federation.network(), federation.training)
     settings = {
         "algorithm": {"name": type(algorithm).__name__, **algorithm.hyperparameters()},
         "training": asdict(federation.training),
@@ -130,6 +136,7 @@ def simulate(
         "evaluate_every": evaluate_every,
         **({"home_rounds": home_rounds} if home_rounds else {}),
         **({"coding": codecs.describe()} if codecs else {}),
+        **({"together": True} if together else {}),
         **participation.decisive(),
         "selection": asdict(selection),
     }
@@ -139,7 +146,7 @@ def simulate(
         clients = federation.clients(algorithm, seed=seed, root=root, rounds=rounds, codecs=codecs)
         run = federation.run(
             algorithm,
-            InProcess(lambda: clients),
+            InProcess(lambda: clients, together=together),
             rounds=rounds,
             seed=seed,
             root=root,

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -126,6 +127,62 @@ class Progress:
     steps: int
 
 
+@dataclass(frozen=True)
+class Fit:
+    """A call of `LocalTraining.fit` by a method that changes nothing in the local loop.
+
+    Attributes:
+        local: network, task and recipe.
+        model: see `LocalTraining.fit`, as are all below.
+        data: the training examples.
+        seed: of the run.
+        path: name of this fit.
+        lr: learning rate.
+        epochs: passes over the data.
+        steps: optimiser steps instead.
+        optimizer_state: the optimiser's state by parameter name, replaced in place.
+    """
+
+    local: LocalTraining
+    model: Tensors
+    data: Dataset
+    seed: int
+    path: Path
+    lr: float
+    epochs: int | None
+    steps: int | None
+    optimizer_state: dict[str, Any] | None
+
+    def alone(self) -> tuple[Tensors, Progress]:
+        """Train on its own; see `LocalTraining.fit`."""
+        return self.local.fit(
+            self.model,
+            self.data,
+            seed=self.seed,
+            path=self.path,
+            lr=self.lr,
+            epochs=self.epochs,
+            steps=self.steps,
+            optimizer_state=self.optimizer_state,
+        )
+
+    def plan(self) -> Iterator[list[tuple[int, int]]]:
+        """Return the batches as pairs of epoch and index; see `plan_batches`."""
+        from collegium.training.batches import plan_batches
+
+        config, epochs, steps = self.local.config, self.epochs, self.steps
+        if epochs is None:
+            epochs, steps = config.local_epochs, config.local_steps if steps is None else steps
+        count, size = len(self.data), config.batch_size
+        return plan_batches(count, size, epochs=epochs, steps=steps, seed=self.seed, path=self.path)
+
+
+WAITING: ContextVar[Callable[[Fit], tuple[Tensors, Progress]] | None] = ContextVar(
+    "WAITING", default=None
+)
+"""Where handlers of several sites run in turns: waits until a fit is done, perhaps with others."""
+
+
 def count_steps(count: int, config: TrainingConfig) -> int:
     """Return the number of optimiser steps of one round.
 
@@ -210,14 +267,14 @@ class LocalTraining:
             DivergedError: the loss became NaN or infinite.
             ConfigError: there is no example to train on.
         """
-        from collegium.training.batches import plan_batches
         from collegium.training.objectives import LiveNetwork
 
         if len(data) == 0:
             raise ConfigError("no training examples")
-        config = self.config
-        if epochs is None:
-            epochs, steps = config.local_epochs, config.local_steps if steps is None else steps
+        config, wait = self.config, WAITING.get()
+        call = Fit(self, model, data, seed, path, lr, epochs, steps, optimizer_state)
+        if wait and all(own is None for own in (penalty, correct, objective, trainable)):
+            return wait(call)
         self.load(model)
         trained = {
             n: p
@@ -226,7 +283,7 @@ class LocalTraining:
         }
         optimizer = config.build_optimizer(list(trained.values()), lr)
         if optimizer_state:
-            _restore_state(optimizer, trained, optimizer_state)
+            restore_state(optimizer, trained, optimizer_state)
         network = LiveNetwork(
             self.module,
             self.task,
@@ -237,24 +294,29 @@ class LocalTraining:
             whole=config.batch_size,
         )
         hooks = _Hooks(objective or self._task_loss, penalty, correct)
-        plan = plan_batches(
-            len(data), config.batch_size, epochs=epochs, steps=steps, seed=seed, path=path
-        )
         total, taken = 0.0, 0
-        with ambient(seed, *path, "ambient"), _training_mode(self.module, trained):
-            for taken, samples in enumerate(plan, start=1):
-                batch = self._draw(data, samples, seed, path)
+        with ambient(seed, *path, "ambient"), training_mode(self.module, trained):
+            for taken, samples in enumerate(call.plan(), start=1):
+                batch = self.draw(data, samples, seed, path)
                 with network.compiling(batch["image"]):
                     total += self._step(batch, optimizer, network, hooks, taken)
         if optimizer_state is not None:
             optimizer_state.clear()
-            optimizer_state.update(_state_by_name(optimizer, trained))
+            optimizer_state.update(state_by_name(optimizer, trained))
         optimizer.zero_grad(set_to_none=True)
         return self.current(), Progress(total / max(taken, 1), taken)
 
-    def _draw(
+    def draw(
         self, data: Dataset, samples: Sequence[tuple[int, int]], seed: int, path: Path
     ) -> Batch:
+        """Return a batch where the network computes; see `draw_batch`.
+
+        Args:
+            data: the examples.
+            samples: pairs of epoch and index.
+            seed: of the run.
+            path: name from which the generators follow.
+        """
         from collegium.training.batches import draw_batch
 
         batch = draw_batch(data, samples, seed, path)
@@ -270,15 +332,12 @@ class LocalTraining:
     ) -> float:
         """Take one optimiser step and return the task's loss before it."""
         if len(batch["image"]) == 1:
-            self._normalise_by_running_statistics()
+            self.normalise_by_running_statistics()
         optimizer.zero_grad(set_to_none=True)
         loss, added = hooks.objective(network, batch)
         value = float(loss.detach())
         if not math.isfinite(value):
-            raise DivergedError(
-                f"the loss became {value} at step {number} (lr {network.lr:g}); lower training.lr "
-                f"or set clip_norm"
-            )
+            raise diverged(value, number, network.lr)
         if added is not None:
             loss = loss + added
         if hooks.penalty:
@@ -295,7 +354,7 @@ class LocalTraining:
         """The objective of a method that has none of its own."""
         return self.task.loss(network.predict(batch["image"]), batch), None
 
-    def _normalise_by_running_statistics(self) -> None:
+    def normalise_by_running_statistics(self) -> None:
         """Put batch normalisation in evaluation mode: one example has no useful statistics."""
         for layer in self.module.modules():
             if isinstance(layer, nn.modules.batchnorm._BatchNorm):
@@ -324,7 +383,7 @@ class LocalTraining:
             for samples in plan_batches(
                 len(data), self.config.batch_size, epochs=1, steps=None, seed=seed, path=path
             ):
-                batch = self._draw(data, samples, seed, path)
+                batch = self.draw(data, samples, seed, path)
                 total += float(self.task.loss(self.module(batch["image"]), batch)) * len(samples)
                 count += len(samples)
         return total / count
@@ -353,6 +412,19 @@ class LocalTraining:
         return replace(example, batch=moved)
 
 
+def diverged(value: float, number: int, lr: float) -> DivergedError:
+    """Return the error of a loss that is not finite.
+
+    Args:
+        value: the loss.
+        number: of the step.
+        lr: learning rate.
+    """
+    return DivergedError(
+        f"the loss became {value} at step {number} (lr {lr:g}); lower training.lr or set clip_norm"
+    )
+
+
 @dataclass(frozen=True)
 class _Hooks:
     """The parts of the local loop that a method may define."""
@@ -374,8 +446,13 @@ def _correct_gradients(
 
 
 @contextmanager
-def _training_mode(module: nn.Module, trained: Mapping[str, nn.Parameter]) -> Iterator[None]:
-    """Put a network in training mode, with gradients for the trained parameters alone."""
+def training_mode(module: nn.Module, trained: Mapping[str, nn.Parameter]) -> Iterator[None]:
+    """Put a network in training mode, with gradients for the trained parameters alone.
+
+    Args:
+        module: the network.
+        trained: the parameters that are trained, by name.
+    """
     fixed = {*module.parameters()} - {*trained.values()}
     stopped = [parameter for parameter in fixed if parameter.requires_grad]
     module.train()
@@ -392,10 +469,15 @@ def _training_mode(module: nn.Module, trained: Mapping[str, nn.Parameter]) -> It
             parameter.requires_grad_(True)
 
 
-def _state_by_name(
+def state_by_name(
     optimizer: torch.optim.Optimizer, trained: dict[str, nn.Parameter]
 ) -> dict[str, Any]:
-    """Return the optimiser's state by parameter name."""
+    """Return a copy of the optimiser's state by parameter name.
+
+    Args:
+        optimizer: the optimiser.
+        trained: its parameters by name.
+    """
     from torch import Tensor
 
     return {
@@ -409,10 +491,16 @@ def _state_by_name(
     }
 
 
-def _restore_state(
+def restore_state(
     optimizer: torch.optim.Optimizer, trained: dict[str, nn.Parameter], state: dict[str, Any]
 ) -> None:
-    """Load the result of `_state_by_name`; the step count stays on the CPU, as torch keeps it."""
+    """Load the result of `state_by_name`; the step count stays on the CPU, as torch keeps it.
+
+    Args:
+        optimizer: the optimiser.
+        trained: its parameters by name.
+        state: the state by parameter name.
+    """
     for name, parameter in trained.items():
         if name in state:
             optimizer.state[parameter] = {

@@ -32,10 +32,15 @@ class InProcess:
         build: builds all clients; called once in every process that runs them, when it is needed.
         workers: client processes; with 1 the clients run in this process.
         threads: torch threads of each worker. Results depend on it, never on ``workers``.
+        together: whether sites train together where they can; see `collegium.training.together`.
+            It needs one worker, and takes all requests of an exchange at once.
     """
 
-    def __init__(self, build: ClientFactory, workers: int = 1, threads: int = 1) -> None:
+    def __init__(
+        self, build: ClientFactory, workers: int = 1, threads: int = 1, *, together: bool = False
+    ) -> None:
         self._build, self._size, self._threads = build, workers, threads
+        self._together = together
         self._clients: Mapping[str, RequestHandler] | None = None
         self._workers: list[_Worker] = []
 
@@ -46,6 +51,11 @@ class InProcess:
             return
         if self._clients is None:
             self._clients = self._build()
+        if self._together:
+            from collegium.runtime.engines.turns import respond_together
+
+            yield from respond_together(self._clients, [*requests])
+            return
         for request in requests:
             yield respond(self._clients[request.client], request)
 
