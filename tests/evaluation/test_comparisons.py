@@ -7,7 +7,7 @@ from scipy import stats
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from collegium.evaluation.comparisons import adapting_table, joining_table
-from collegium.evaluation.results import results_frame
+from collegium.evaluation.results import VerdictSettings, results_frame
 
 
 def verdicts(
@@ -63,7 +63,8 @@ def test_adapting_compares_each_adapter_with_the_same_algorithm_without_one(adap
         assert v.question == "adapting"
     assert [c.verdict.answer for c in table.by_site if c.algorithm == "fedavg"] == [
         "yes, this model", "no, this model",
-    ] * 2  # fmt: skip
+        "yes, this model", "no, this model, both unusable",  # Dice below 0.5
+    ]  # fmt: skip
     assert table.answers == table.by_site
 
 
@@ -324,7 +325,7 @@ def test_the_smallest_relevant_difference_is_a_setting(scores):
     rows += scores("fedavg", "global", "A", alone + np.tile([0.003, 0.004], 4))
     assert verdicts(rows)["A", "FedAvg global"].answer == "no relevant difference"
     for relevant in ({}, {"dice": 0.003}):
-        found = verdicts(rows, relevant=relevant)["A", "FedAvg global"]
+        found = verdicts(rows, settings=VerdictSettings(relevant=relevant))["A", "FedAvg global"]
         assert found.outcome == "better"
     vessel = [{**row, "metric": "dice_vessel"} for row in rows]
     assert verdicts(vessel, metric="dice_vessel")["A", "FedAvg global"].relevant == 0.01
@@ -362,7 +363,12 @@ def test_metrics_of_a_set_are_estimated_from_classes_and_probabilities(two_sites
     rows, truth, chances = two_sites
     few, enough = verdicts(rows, metric=metric).values()
     assert (few.answer, few.p, few.low) == ("cannot tell", None, None)
-    assert few.sentence == "Cannot tell: 2 test patients with class 0; at least 6 are needed."
+    assert few.sentence.startswith(
+        "Cannot tell: 2 test patients with class 0; at least 6 are needed."
+    )
+    named = VerdictSettings(classes=("healthy", "ill"))
+    sentence = verdicts(rows, metric=metric, settings=named)["A", few.method].sentence
+    assert sentence.startswith("Cannot tell: 2 test patients with class healthy; at least")
     score = {
         "auc": roc_auc_score,
         "balanced_accuracy": lambda labels, p: balanced_accuracy_score(labels, p > 0.5),

@@ -10,8 +10,8 @@ from collegium.evaluation.scores import (
     headline_metric,
     higher_is_better,
     method_name,
+    of_metric,
     position,
-    relevant_difference,
     rows_of,
     site_means,
     unit_of,
@@ -109,10 +109,8 @@ def test_direction_of_a_metric_by_unit_or_name():
     assert not higher_is_better("anything", "mm")
 
 
-def test_a_structure_has_the_relevant_difference_of_its_metric_or_its_own():
+def test_a_structure_has_the_of_metric_of_its_metric_or_its_own():
     relevant = {"dice": 0.01, "dice_vein": 0.02, "log_loss": 0.1}
-    found = [
-        relevant_difference(m, relevant) for m in ("dice", "dice_artery", "dice_vein", "log_loss")
-    ]
+    found = [of_metric(m, relevant) for m in ("dice", "dice_artery", "dice_vein", "log_loss")]
     assert found == [0.01, 0.01, 0.02, 0.1]
-    assert relevant_difference("hd95", relevant) is None
+    assert of_metric("hd95", relevant) is None

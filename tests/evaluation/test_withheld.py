@@ -15,6 +15,7 @@ from collegium.evaluation.estimates import Estimate
 from collegium.evaluation.results import results_frame
 from collegium.evaluation.scores import rows_of
 from collegium.evaluation.sent_estimates import (
+    Sent,
     SentEstimates,
     list_estimates,
     read_estimates,
@@ -137,13 +138,13 @@ GOOD = {
 
 def entry(**changes: Any) -> dict[str, Any]:
     about = {"variation": "", "question": "joining", "metric": "dice", "algorithm": "fedavg"}
-    return {**about, "model": "global", "estimate": {**GOOD, **changes}}
+    return {**about, "model": "global", "collapsed": "", "estimate": {**GOOD, **changes}}
 
 
 def test_an_estimate_is_stored_and_read_again(tmp_path: Path) -> None:
     store([entry()], "b", tmp_path)
     found = read_estimates(tmp_path).of("", "joining", "dice")
-    assert found == {(("fedavg", "global"), "b"): from_record(Estimate, GOOD)}
+    assert found == {(("fedavg", "global"), "b"): Sent(from_record(Estimate, GOOD), "")}
 
 
 @pytest.mark.parametrize(
@@ -153,6 +154,8 @@ def test_an_estimate_is_stored_and_read_again(tmp_path: Path) -> None:
         "text",
         [3],
         [{"estimate": GOOD}],
+        [{**entry(), "collapsed": "maybe"}],
+        [{**entry(), "collapsed": []}],
         [entry(variance=-1e-4)],
         [entry(variance=None)],
         [entry(df=0.0)],

@@ -32,7 +32,7 @@ def answer_lines(table: ComparisonTable) -> list[str]:
         table: The comparisons with training alone, or with unadapted models.
 
     Returns:
-        Lines such as "north: yes. FedBN personal, Dice ... Joining helps here: ...".
+        Lines such as "north: yes. FedBN personal, Dice ... Joining helps here: ...", and the notes.
     """
     lines = [
         f"{c.verdict.site}: {c.verdict.answer}. {numbers_text(c, table.sides)}. "
@@ -45,4 +45,4 @@ def answer_lines(table: ComparisonTable) -> list[str]:
         for site in dict.fromkeys(c.verdict.site for c in table.by_site)
         if site not in answered
     ]
-    return [table.question, *lines] if lines else []
+    return [table.question, *lines, *table.notes] if lines else []

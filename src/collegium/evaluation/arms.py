@@ -188,11 +188,13 @@ class PairedSite:
         joined: The scores of the method.
         reference: The scores of the reference.
         shared: Whether a seed is one training of both, as of a model that is adapted.
+        classes: The names of the classes; empty if unknown.
     """
 
     joined: SiteScores
     reference: SiteScores
     shared: bool
+    classes: Sequence[str] = ()
 
     @property
     def withheld(self) -> bool:
@@ -239,17 +241,23 @@ class PairedSite:
         patients, labels = self.joined.patients[rows[0]], self.joined.labels[rows[0]]
         if metric == "auc":
             return estimate_auc(
-                joined, reference, labels, patients, classes=joined.shape[-1],
+                joined, reference, labels, patients, classes=self._named(joined.shape[-1]),
                 same_trainings=self.shared,
             )  # fmt: skip
         joined, reference = joined.mean(axis=(2, 3)), reference.mean(axis=(2, 3))
         if metric == "balanced_accuracy":
             return estimate_balanced_accuracy(
-                joined, reference, labels, patients, classes=max(2, 1 + int(labels.max(initial=0))),
+                joined, reference, labels, patients,
+                classes=self._named(max(2, 1 + int(labels.max(initial=0)))),
                 same_trainings=self.shared,
             )  # fmt: skip
         estimator = estimate_share if metric in SHARES else estimate_mean
         return estimator(joined, reference, patients, same_trainings=self.shared)
+
+    def _named(self, count: int) -> Sequence[str] | int:
+        """Return the names of the classes if they are known, else their number."""
+        known = len(self.classes) >= count
+        return [f"class {name}" for name in self.classes] if known else count
 
 
 def estimate_over_sites(

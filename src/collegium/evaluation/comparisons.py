@@ -8,7 +8,7 @@ text on a terminal, ``verdicts.json`` and the report all show those of `joining_
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Self
@@ -24,29 +24,32 @@ from collegium.evaluation.arms import (
 )
 from collegium.evaluation.choice import Choice, choose_on_validation
 from collegium.evaluation.estimates import Estimate
+from collegium.evaluation.quality import ModelQuality, arms_of, qualities
 from collegium.evaluation.results import (
+    DEFAULT_SETTINGS,
     AlgorithmLabels,
+    VerdictSettings,
     labels_of,
     read_description,
     read_results,
-    relevant_of,
+    verdict_settings,
 )
 from collegium.evaluation.scores import (
     NO_ADAPTER,
-    RELEVANT,
     MethodKey,
     Where,
     final_scores,
     higher_is_better,
     method_name,
+    of_metric,
     position,
-    relevant_difference,
     unit_of,
 )
-from collegium.evaluation.selection import used_models
+from collegium.evaluation.selection import selection_notes, used_models
 from collegium.evaluation.sent_estimates import (
     NOTHING_SENT,
     MethodAtSite,
+    Sent,
     SentEstimates,
     read_estimates,
 )
@@ -103,6 +106,7 @@ class ComparisonTable:
         sides: What the reference and the method are called in the head of the table.
         missing: What could not be compared, and why; empty if all could.
         variation: The setting of a sweep that the scores are of; empty outside a sweep.
+        notes: Sentences on how rounds were selected, see `selection_notes`.
     """
 
     metric: str
@@ -113,6 +117,7 @@ class ComparisonTable:
     sides: tuple[str, str]
     missing: str = ""
     variation: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def by_site(self) -> list[Comparison]:
@@ -140,7 +145,7 @@ class ComparisonTable:
                 "algorithm": found.algorithm, "model": found.model, "chosen": found.chosen,
                 "over_sites": found.over_sites, **asdict(found.verdict),
                 "same_as": ", ".join(found.verdict.same_as), "answer": found.verdict.answer,
-                "sentence": found.verdict.sentence,
+                "sentence": found.verdict.sentence, "unusable": found.verdict.unusable,
             }
             for found in self.comparisons
         ]  # fmt: skip
@@ -154,22 +159,24 @@ class _Question:
     Attributes:
         metric: What was measured.
         unit: Its unit.
-        relevant: The smallest relevant difference.
+        settings: What verdicts are made with.
         about: Whether it is about joining or adapting.
         same: The other names of the model of a method.
         choices: What each site would choose.
         pooled: Labels of the algorithms that nobody can join.
-        sent: The estimates that sites sent which keep the scores of their patients.
+        sent: What sites sent which keep the scores of their patients.
+        quality: The quality of a method at a site; absent if there is nothing to say.
     """
 
     metric: str
     unit: str
-    relevant: float | None
+    settings: VerdictSettings
     about: Question
     same: Mapping[MethodKey, Sequence[MethodKey]]
     choices: Mapping[str, Choice] = field(default_factory=dict)
     pooled: Collection[str] = ()
-    sent: Mapping[MethodAtSite, Estimate] = field(default_factory=dict)
+    sent: Mapping[MethodAtSite, Sent] = field(default_factory=dict)
+    quality: Mapping[tuple[MethodKey, str], ModelQuality] = field(default_factory=dict)
 
     @property
     def where(self) -> Where:
@@ -184,7 +191,8 @@ class _Question:
             method=method_name(*key, self.where),
             unit=self.unit,
             higher_is_better=higher_is_better(self.metric, self.unit),
-            relevant=self.relevant,
+            relevant=of_metric(self.metric, self.settings.relevant),
+            usable=of_metric(self.metric, self.settings.unusable),
             question=self.about,
         )
 
@@ -196,7 +204,41 @@ class _Question:
             key: The method.
             pair: The scores of method and reference.
         """
-        return pair.estimate(self.metric) if pair.known else self.sent.get((key, site))
+        if pair.known:
+            return pair.estimate(self.metric)
+        sent = self.sent.get((key, site))
+        return sent.estimate if sent else None
+
+    def with_quality(
+        self, verdict: Verdict, key: MethodKey, reference: MethodKey, sites: Collection[str]
+    ) -> Verdict:
+        """Return a verdict with what is to be said of the two models at all of some sites.
+
+        Args:
+            verdict: The verdict.
+            key: The method.
+            reference: The reference.
+            sites: The sites.
+        """
+        joined, alone = (
+            [self.quality.get((arm, site), ModelQuality()) for site in sites]
+            for arm in (key, reference)
+        )
+        rising = arms_of(
+            joined=all(q.rising for q in joined), reference=all(q.rising for q in alone)
+        )
+        told = [found.collapsed if (found := self.sent.get((key, s))) else "" for s in sites]
+        collapsed = arms_of(
+            joined=all(
+                q.collapsed or word in ("joined", "both")
+                for q, word in zip(joined, told, strict=True)
+            ),
+            reference=all(
+                q.collapsed or word in ("reference", "both")
+                for q, word in zip(alone, told, strict=True)
+            ),
+        )
+        return replace(verdict, rising=rising, collapsed=collapsed)
 
     def rivals(
         self, chosen: MethodKey, reference: MethodKey, keys: Iterable[MethodKey]
@@ -218,13 +260,13 @@ class RunComparisons:
     Attributes:
         results: The whole table of results.
         labels: The labels of the algorithms.
-        relevant: The smallest relevant differences, by metric.
+        settings: What verdicts are made with.
         sent: The estimates of sites that keep the scores of their patients.
     """
 
     results: pd.DataFrame
     labels: AlgorithmLabels
-    relevant: Mapping[str, float] = field(default_factory=lambda: RELEVANT)
+    settings: VerdictSettings = DEFAULT_SETTINGS
     sent: SentEstimates = NOTHING_SENT
 
     @classmethod
@@ -235,7 +277,9 @@ class RunComparisons:
             DataError: A file cannot be read.
         """
         info, results = read_description(output), read_results(output)
-        return cls(results, labels_of(info, results), relevant_of(info), read_estimates(output))
+        return cls(
+            results, labels_of(info, results), verdict_settings(info), read_estimates(output)
+        )
 
     def joining(self, metric: str, variation: str) -> ComparisonTable:
         """Compare every method with training alone, see `joining_table`.
@@ -246,7 +290,7 @@ class RunComparisons:
         """
         return joining_table(
             self.results, metric, self.labels.order, local=self.labels.local,
-            pooled=self.labels.pooled, relevant=self.relevant, variation=variation, sent=self.sent,
+            pooled=self.labels.pooled, settings=self.settings, variation=variation, sent=self.sent,
         )  # fmt: skip
 
     def adapting(self, metric: str, variation: str) -> ComparisonTable:
@@ -257,7 +301,7 @@ class RunComparisons:
             variation: The setting of a sweep.
         """
         return adapting_table(
-            self.results, metric, self.labels.order, relevant=self.relevant, variation=variation,
+            self.results, metric, self.labels.order, settings=self.settings, variation=variation,
             sent=self.sent,
         )  # fmt: skip
 
@@ -269,7 +313,7 @@ def joining_table(
     *,
     local: str = "local",
     pooled: Collection[str] = (),
-    relevant: Mapping[str, float] = RELEVANT,
+    settings: VerdictSettings = DEFAULT_SETTINGS,
     variation: str = "",
     sent: SentEstimates = NOTHING_SENT,
 ) -> ComparisonTable:
@@ -285,25 +329,27 @@ def joining_table(
         order: Labels of the algorithms in the order wanted; the others follow by name.
         local: Label of the algorithm that trains each site alone.
         pooled: Labels of those that pool the data, which nobody can join.
-        relevant: The smallest relevant differences, by metric.
+        settings: What verdicts are made with.
         variation: The setting of a sweep.
         sent: The estimates of sites that keep the scores of their patients.
 
     Returns:
         The comparisons; none, with the reason, if nobody trained alone.
     """
-    own = used_models(results[results["variation"] == variation])
+    own = results[results["variation"] == variation]
+    notes, own = selection_notes(own, settings.selection), used_models(own)
     every = final_scores(own, hidden=True)
     scores = every[every["metric"] == metric]
     question = _Question(
         metric,
         unit_of(scores),
-        relevant_difference(metric, relevant),
+        settings,
         "joining",
         same_models(every, metric),
         choose_on_validation(own, local, pooled),
         pooled,
         sent.of(variation, "joining", metric),
+        qualities(own, every, settings.relevant),
     )
     arms = scores_by_site(every, metric)
     alone: dict[str, MethodKey] = {}
@@ -315,7 +361,7 @@ def joining_table(
     )
     keys = {key for key, _ in arms if key[0] != local}
     found = _compare(question, arms, sorted(keys, key=lambda key: position(key, order)), alone)
-    return _table(question, found, "" if alone else missing, variation)
+    return replace(_table(question, found, "" if alone else missing, variation), notes=notes)
 
 
 def adapting_table(
@@ -323,7 +369,7 @@ def adapting_table(
     metric: str,
     order: Sequence[str] = (),
     *,
-    relevant: Mapping[str, float] = RELEVANT,
+    settings: VerdictSettings = DEFAULT_SETTINGS,
     variation: str = "",
     sent: SentEstimates = NOTHING_SENT,
 ) -> ComparisonTable:
@@ -337,7 +383,7 @@ def adapting_table(
             algorithms have a global model, the one that is scored unadapted.
         metric: Which metric.
         order: Labels of the algorithms in the order wanted; the others follow by name.
-        relevant: The smallest relevant differences, by metric.
+        settings: What verdicts are made with.
         variation: The setting of a sweep.
         sent: The estimates of sites that keep the scores of their patients.
 
@@ -350,10 +396,11 @@ def adapting_table(
     question = _Question(
         metric,
         unit_of(scores),
-        relevant_difference(metric, relevant),
+        settings,
         "adapting",
         same_models(every, metric),
         sent=sent.of(variation, "adapting", metric),
+        quality=qualities(results.iloc[:0], every, settings.relevant),
     )
     arms = scores_by_site(every, metric)
     found: list[Comparison] = []
@@ -432,7 +479,9 @@ def _compare(
     known: dict[MethodKey, dict[str, Estimate]] = {key: {} for key in keys}
     for site in sorted(references):
         pairs = {
-            key: PairedSite(arms[key, site], arms[references[site], site], shared)
+            key: PairedSite(
+                arms[key, site], arms[references[site], site], shared, question.settings.classes
+            )
             for key in keys
             if (key, site) in arms
         }
@@ -442,7 +491,7 @@ def _compare(
                 usable[key][site] = pairs[key]
             if estimate is not None:
                 known[key][site] = estimate
-        alone = {key: [pair] for key, pair in pairs.items()}
+        alone = {key: {site: pair} for key, pair in pairs.items()}
         found += _judged(question, site, estimates, alone, references[site])
     scored = {site for pairs in usable.values() for site in pairs}
     everywhere = {key: pairs for key, pairs in usable.items() if pairs.keys() == scored}
@@ -452,16 +501,15 @@ def _compare(
         key: estimate_over_sites(pairs, known[key], metric) if scored <= known[key].keys() else None
         for key, pairs in everywhere.items()
     }
-    by_key = {key: [*pairs.values()] for key, pairs in everywhere.items()}
     reference = next(iter(references.values()))
-    return [*found, *_judged(question, AVERAGE, pooled, by_key, reference, over_sites=True)]
+    return [*found, *_judged(question, AVERAGE, pooled, everywhere, reference, over_sites=True)]
 
 
 def _judged(
     question: _Question,
     site: str,
     estimates: Mapping[MethodKey, Estimate | None],
-    pairs: Mapping[MethodKey, Sequence[PairedSite]],
+    pairs: Mapping[MethodKey, Mapping[str, PairedSite]],
     reference: MethodKey,
     *,
     over_sites: bool = False,
@@ -474,7 +522,7 @@ def _judged(
         question: What is asked.
         site: The site, or "average".
         estimates: The difference of each method; None where only means are known.
-        pairs: What they were made of, of each site.
+        pairs: What they were made of, by site.
         reference: The reference.
         over_sites: Whether they are over all sites.
     """
@@ -483,7 +531,7 @@ def _judged(
     for key, estimate in estimates.items():
         subject = question.subject(site, key)
         if estimate is None:
-            verdicts.append(_of_means(subject, pairs[key]))
+            verdicts.append(_of_means(subject, [*pairs[key].values()]))
             continue
         chosen, others = choice is not None and choice.method == key, []
         if chosen:
@@ -502,10 +550,11 @@ def _judged(
         )
     for key, verdict in zip(estimates, corrected(verdicts), strict=True):
         chosen = choice is not None and choice.method == key
+        complete = question.with_quality(verdict, key, reference, pairs[key])
         yield Comparison(
             algorithm=key[0],
             model=key[1],
-            verdict=verdict,
+            verdict=complete,
             estimate=estimates[key],
             over_sites=over_sites,
             chosen=chosen,

@@ -33,6 +33,7 @@ _COMPARISON_CSV = [
     "site", "method", "algorithm", "model", "chosen", "reference", "joined", "difference", "low",
     "high", "patients", "undefined", "trainings_joined", "trainings_reference", "p", "p_holm",
     "family", "outcome", "answer", "reason", "smallest_detectable", "unit",
+    "unusable", "collapsed", "rising",
 ]  # fmt: skip
 
 
@@ -55,13 +56,13 @@ def to_text(table: MethodTable | ComparisonTable) -> str:
         parts += [table.missing] if table.missing else []
         lines = _comparison_lines(table)
         parts += _aligned(lines, left=2) if len(lines) > 1 else []
-        return "\n".join(parts) + "\n"
+        return "\n".join([*parts, *table.notes]) + "\n"
 
     lines = [["method", *(f"{column} " for column in table.columns)]]
     for name, cells in table.methods:
         lines.append([name, *(_cell_text(c, table.unit) + " *+"[c.rank] for c in cells)])
     legend = f"{_about(table)}: mean {PLUS_MINUS} sd over seeds; * best, + second"
-    return "\n".join([legend, *_aligned(lines, left=1)]) + "\n"
+    return "\n".join([legend, *_aligned(lines, left=1), *table.notes]) + "\n"
 
 
 def to_markdown(table: MethodTable | ComparisonTable) -> str:
@@ -82,6 +83,7 @@ def to_markdown(table: MethodTable | ComparisonTable) -> str:
         ]
         left = ("site", "method", "answer", "verdict")
         parts += [_markdown_table(lines, left)] if len(lines) > 1 else []
+        parts += [_markdown(" ".join(table.notes))] if table.notes else []
         return "\n\n".join(parts) + "\n"
 
     marks = ("{}", "**{}**", "<u>{}</u>")
@@ -89,7 +91,8 @@ def to_markdown(table: MethodTable | ComparisonTable) -> str:
     for name, cells in table.methods:
         texts = [marks[c.rank].format(_markdown(_cell_text(c, table.unit))) for c in cells]
         lines.append([_markdown(name), *texts])
-    return _markdown_table(lines, ("method",)) + "\n"
+    notes = [_markdown(" ".join(table.notes))] if table.notes else []
+    return "\n\n".join([_markdown_table(lines, ("method",)), *notes]) + "\n"
 
 
 def to_latex(table: MethodTable | ComparisonTable, *, caption: str | None = None) -> str:
@@ -108,7 +111,8 @@ def to_latex(table: MethodTable | ComparisonTable, *, caption: str | None = None
         A ``table`` environment that needs ``\usepackage{booktabs}``.
     """
     if isinstance(table, ComparisonTable):
-        default = f"{table.question} {_about(table)}; {_ANSWERED}. {table.missing}".rstrip()
+        about = f"{table.question} {_about(table)}; {_ANSWERED}."
+        default = " ".join(filter(None, (about, table.missing, *table.notes)))
         lines = [[_latex(text) for text in line] for line in _comparison_lines(table)]
         lines[0][:2] = "Site", "Method"
         return _latex_table(default if caption is None else caption, lines, left=2)
@@ -116,6 +120,7 @@ def to_latex(table: MethodTable | ComparisonTable, *, caption: str | None = None
         f"{_about(table)}: mean {PLUS_MINUS} standard deviation over seeds; "
         "best in bold, second underlined."
     )
+    default = " ".join((default, *table.notes))
     lines = [["Method", *map(_latex, table.columns)]]
     for name, cells in table.methods:
         lines.append([_latex(name), *(_latex_cell(cell, table.unit) for cell in cells)])
@@ -139,12 +144,14 @@ def to_json(tables: Iterable[ComparisonTable]) -> str:
     """Return all verdicts of some tables as JSON.
 
     An entry for each: algorithm, model, variation, over_sites and chosen as in `Comparison` and
-    `ComparisonTable`; answer and sentence in words; and verdict, which `from_record` reads.
+    `ComparisonTable`; answer, sentence and which of the two models is unusable in words; and
+    verdict, which `from_record` reads.
     """
     entries = [
         {
             "variation": table.variation, "algorithm": c.algorithm, "model": c.model,
             "over_sites": c.over_sites, "chosen": c.chosen, "answer": c.verdict.answer,
+            "unusable": c.verdict.unusable,
             "sentence": c.verdict.sentence, "verdict": as_record(c.verdict),
         }
         for table in tables

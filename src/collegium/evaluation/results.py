@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from collegium.core.files import write_atomically
 from collegium.errors import DataError, StorageError
-from collegium.evaluation.scores import RELEVANT
+from collegium.evaluation.scores import RELEVANT, UNUSABLE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -294,11 +294,40 @@ def labels_of(info: Mapping[str, Any], results: pd.DataFrame) -> AlgorithmLabels
     )
 
 
-def relevant_of(info: Mapping[str, Any]) -> Mapping[str, float]:
-    """Return the smallest relevant differences that a run was made with, by metric.
+@dataclass(frozen=True)
+class VerdictSettings:
+    """The settings of verdicts.
+
+    Attributes:
+        relevant: The smallest relevant differences, by metric.
+        unusable: The mean below which a model is of no use, by metric.
+        selection: The rule that selected rounds, as configured; empty if unknown.
+        classes: The names of the classes of a classification; empty if unknown.
+    """
+
+    relevant: Mapping[str, float] = field(default_factory=lambda: RELEVANT)
+    unusable: Mapping[str, float] = field(default_factory=lambda: UNUSABLE)
+    selection: Mapping[str, Any] = field(default_factory=dict)
+    classes: tuple[str, ...] = ()
+
+
+DEFAULT_SETTINGS = VerdictSettings()
+"""The settings of a run that left no description."""
+
+
+def verdict_settings(info: Mapping[str, Any]) -> VerdictSettings:
+    """Return what the verdicts of a run are made with.
 
     Args:
         info: The description of the run, see `read_description`; without settings the defaults.
     """
-    found: Mapping[str, float] = info.get("config", {}).get("report", {}).get("relevant", RELEVANT)
-    return found
+    config = info.get("config", {})
+    report, federation = config.get("report", {}), config.get("federation", {})
+    task = federation.get("task", {}) if isinstance(federation, dict) else {}
+    named = task.get("classes", ()) if task.get("name") == "classification" else ()
+    return VerdictSettings(
+        report.get("relevant", RELEVANT),
+        report.get("unusable", UNUSABLE),
+        config.get("selection", {}),
+        tuple(map(str, named)),
+    )

@@ -40,6 +40,16 @@ NO_ADAPTER = "none"
 RELEVANT: Mapping[str, float] = MappingProxyType({"dice": 0.01})
 """The smallest relevant difference of metrics, unless an experiment says otherwise."""
 
+UNUSABLE: Mapping[str, float] = MappingProxyType(
+    {"dice": 0.5, "iou": 1 / 3, "auc": 0.6, "balanced_accuracy": 0.6}
+)
+"""The mean below which a model is of no use, unless an experiment says otherwise.
+
+Dice 0.5, which is IoU 1/3: of what mask and structure cover together a third is common to both, so
+that drawing anew is quicker than correcting. AUC and balanced accuracy 0.6: a coin has 0.5.
+Accuracy has none, since what a constant prediction reaches depends on the site.
+"""
+
 _LOWER_IS_BETTER = frozenset({"loss", "log_loss", "hd", "hd95", "hausdorff", "assd", "asd", "msd"})
 
 _SPELLED = {
@@ -177,15 +187,15 @@ def higher_is_better(metric: str, unit: str = "") -> bool:
     return unit not in ("mm", "px") and not {name, _family(name)} & _LOWER_IS_BETTER
 
 
-def relevant_difference(metric: str, relevant: Mapping[str, float]) -> float | None:
-    """Return the smallest relevant difference of a metric; None if there is no setting.
+def of_metric(metric: str, settings: Mapping[str, float]) -> float | None:
+    """Return the setting of a metric; None if there is none.
 
     Args:
         metric: Name of the metric; that of one structure, as ``dice_vessel``, has the setting of
             the metric if it has none of its own.
-        relevant: The settings, by metric.
+        settings: The settings, by metric, such as the smallest relevant differences.
     """
-    return relevant.get(metric, relevant.get(_family(metric)))
+    return settings.get(metric, settings.get(_family(metric)))
 
 
 def _family(metric: str) -> str:

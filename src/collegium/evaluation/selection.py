@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from collegium.core.algorithm import OTHER_GLOBAL
 from collegium.evaluation.results import SELECTION
-from collegium.evaluation.scores import METHOD, final_scores, headline_metric
+from collegium.evaluation.scores import (
+    METHOD,
+    MethodKey,
+    final_scores,
+    headline_metric,
+    method_name,
+    position,
+    rows_of,
+)
+from collegium.evaluation.wording import DASH
 from collegium.tasks import EVENTS
 
 if TYPE_CHECKING:
@@ -54,22 +64,12 @@ def selected_scores(results: pd.DataFrame) -> pd.DataFrame:
     return scores.merge(selected_rounds(results), on=[*TRAINING, "round"])
 
 
-def rule_of(info: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the rule of selection that a run was made with; empty if unknown.
-
-    Args:
-        info: The description of the run, see `collegium.evaluation.results.read_description`.
-    """
-    found: Mapping[str, Any] = info.get("config", {}).get("selection", {})
-    return found
-
-
 def selection_notes(results: pd.DataFrame, rule: Mapping[str, Any]) -> tuple[str, ...]:
     """Return in sentences how the rounds were selected, and where events were too few for it.
 
     Args:
         results: The table of results, of one setting of a sweep.
-        rule: The rule, see `rule_of`.
+        rule: The rule, as configured; empty if unknown.
 
     Returns:
         The sentences; none without a rule or scores.
@@ -87,6 +87,37 @@ def selection_notes(results: pd.DataFrame, rule: Mapping[str, Any]) -> tuple[str
             f'"{other}" is the global model of {who} choice, and takes no part in answers.'
         )
     return tuple(notes)
+
+
+@dataclass(frozen=True)
+class RoundsTable:
+    """The rounds that were selected.
+
+    Attributes:
+        sites: The sites.
+        rows: The name of each method, and for each site its rounds, such as "12, 7", by training.
+    """
+
+    sites: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[str]]]
+
+
+def rounds_table(results: pd.DataFrame, order: Sequence[str]) -> RoundsTable:
+    """Return the rounds that were selected, by method and site.
+
+    Args:
+        results: The table of results, of one setting of a sweep.
+        order: Labels of the algorithms in the order wanted; the others follow by name.
+    """
+    found = selected_rounds(results).sort_values(["seed", "fold"])
+    by_method: dict[MethodKey, dict[str, list[str]]] = {}
+    for row in rows_of(found):
+        by_site = by_method.setdefault((row.algorithm, row.model), {})
+        by_site.setdefault(row.site, []).append(str(row.round))
+    sites = sorted(found["site"].unique())
+    keys = sorted(by_method, key=lambda key: position(key, order))
+    rows = [[", ".join(by_method[key].get(site, [DASH])) for site in sites] for key in keys]
+    return RoundsTable(sites, [(method_name(*k), row) for k, row in zip(keys, rows, strict=True)])
 
 
 def _few_events(results: pd.DataFrame, rule: Mapping[str, Any]) -> list[str]:

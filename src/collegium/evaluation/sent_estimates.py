@@ -12,11 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from collegium.core.files import write_atomically
 from collegium.errors import DataError, ProtocolError
 from collegium.evaluation.estimates import Estimate
+from collegium.evaluation.quality import Arms
 from collegium.evaluation.scores import MethodKey
 from collegium.evaluation.verdicts import Question, as_record, from_record
 
@@ -29,6 +30,20 @@ FOLDER = "estimates"
 MethodAtSite = tuple[MethodKey, str]
 """A method and a site."""
 
+
+@dataclass(frozen=True)
+class Sent:
+    """The estimate of one method at a site, as it was sent.
+
+    Attributes:
+        estimate: Its estimate.
+        collapsed: Which of the two models predicts the same of all test cases, see `Verdict`.
+    """
+
+    estimate: Estimate
+    collapsed: Arms
+
+
 _About = tuple[str, str, str]
 """Variation, question and metric."""
 
@@ -40,15 +55,13 @@ class SentEstimates:
     """The estimates that sites sent.
 
     Attributes:
-        by_table: By variation, question and metric, those of each method and site.
+        by_table: By variation, question and metric, what was sent of each method and site.
     """
 
-    by_table: Mapping[_About, Mapping[MethodAtSite, Estimate]] = field(default_factory=dict)
+    by_table: Mapping[_About, Mapping[MethodAtSite, Sent]] = field(default_factory=dict)
 
-    def of(
-        self, variation: str, question: Question, metric: str
-    ) -> Mapping[MethodAtSite, Estimate]:
-        """Return the estimates for one table of comparisons.
+    def of(self, variation: str, question: Question, metric: str) -> Mapping[MethodAtSite, Sent]:
+        """Return what is for one table of comparisons.
 
         Args:
             variation: The setting of a sweep.
@@ -70,7 +83,8 @@ def list_estimates(tables: Iterable[ComparisonTable]) -> list[dict[str, Any]]:
     return [
         {
             "variation": table.variation, "question": c.verdict.question, "metric": table.metric,
-            "algorithm": c.algorithm, "model": c.model, "estimate": as_record(c.estimate),
+            "algorithm": c.algorithm, "model": c.model, "collapsed": c.verdict.collapsed,
+            "estimate": as_record(c.estimate),
         }
         for table in tables
         for c in table.by_site
@@ -106,11 +120,11 @@ def read_estimates(output: Path) -> SentEstimates:
     Raises:
         DataError: A file holds no estimates.
     """
-    found: dict[_About, dict[MethodAtSite, Estimate]] = {}
+    found: dict[_About, dict[MethodAtSite, Sent]] = {}
     for path in sorted((output / FOLDER).glob("*.json")):
         try:
-            for about, method, estimate in _entries(json.loads(path.read_bytes())):
-                found.setdefault(about, {})[method, path.stem] = estimate
+            for about, method, sent in _entries(json.loads(path.read_bytes())):
+                found.setdefault(about, {})[method, path.stem] = sent
         except (OSError, ValueError, DataError) as error:
             raise DataError(
                 f"{path}: this is not what a site sent ({error}); remove the file and resume the "
@@ -119,8 +133,8 @@ def read_estimates(output: Path) -> SentEstimates:
     return SentEstimates(found)
 
 
-def _entries(sent: Any) -> Iterator[tuple[_About, MethodKey, Estimate]]:
-    """Yield checked entries: the table that one is for, its method, and the estimate.
+def _entries(sent: Any) -> Iterator[tuple[_About, MethodKey, Sent]]:
+    """Yield checked entries: the table that one is for, its method, and what was sent of it.
 
     Raises:
         DataError: One cannot be an estimate.
@@ -128,13 +142,15 @@ def _entries(sent: Any) -> Iterator[tuple[_About, MethodKey, Estimate]]:
     try:
         entries = list(sent)
         named = [[str(entry[name]) for name in _NAMES] for entry in entries]
-        estimates = [from_record(Estimate, entry["estimate"]) for entry in entries]
+        found = [
+            Sent(from_record(Estimate, entry["estimate"]), entry["collapsed"]) for entry in entries
+        ]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"these are no estimates of this version ({error!r})") from error
-    for (variation, question, metric, *method), estimate in zip(named, estimates, strict=True):
-        if not _is_possible(estimate):
+    for (variation, question, metric, *method), one in zip(named, found, strict=True):
+        if not _is_possible(one.estimate) or one.collapsed not in get_args(Arms):
             raise DataError(f"its estimate of {' '.join(method)} cannot be one")
-        yield (variation, question, metric), (method[0], method[1]), estimate
+        yield (variation, question, metric), (method[0], method[1]), one
 
 
 def _is_possible(estimate: Estimate) -> bool:

@@ -35,7 +35,27 @@ def sentence_of(verdict: Verdict) -> str:
     if verdict.alone_chosen:
         reference = _WORDS[verdict.question][1]
         parts.append(f"On validation {reference} was better than any method.")
-    return " ".join(parts)
+    return " ".join([*parts, *_quality(verdict)])
+
+
+def _quality(verdict: Verdict) -> list[str]:
+    """Return what is to be said of the two models beside their difference."""
+    reference = _WORDS[verdict.question][1]
+    names = {"joined": verdict.method, "reference": reference.capitalize(), "both": "Both"}
+    side = "below" if verdict.higher_is_better else "above"
+    limit = " ".join(filter(None, (f"{verdict.usable or 0:.3g}", verdict.unit)))
+    said = []
+    for arms, one, several in (
+        (verdict.unusable, f"is unusable: its mean is {side} {limit}",
+         f"are unusable: their means are {side} {limit}"),
+        (verdict.collapsed, "has collapsed: a training of it predicts the same of all test cases",
+         "have collapsed: a training of each predicts the same of all test cases"),
+        (verdict.rising, "was still rising on validation when training ended",
+         "were still rising on validation when training ended"),
+    ):  # fmt: skip
+        if arms:
+            said.append(f"{names[arms]} {several if arms == 'both' else one}.")
+    return said
 
 
 def _difference(verdict: Verdict) -> str:

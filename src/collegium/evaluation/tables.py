@@ -54,6 +54,7 @@ class MethodTable:
             others. note: what else belongs in the cell, such as which site is the worst.
         where: Whether the sites are inside or outside.
         variation: The setting of the sweep that the scores are of; empty outside a sweep.
+        notes: Sentences on how rounds were selected.
     """
 
     metric: str
@@ -64,6 +65,7 @@ class MethodTable:
     cells: pd.DataFrame
     where: Where = "inside"
     variation: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def over_sites(self) -> bool:

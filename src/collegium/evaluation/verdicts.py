@@ -18,6 +18,7 @@ from collegium.core.settings import CONFIG
 from collegium.errors import DataError
 from collegium.evaluation.estimates import Arm, Estimate
 from collegium.evaluation.intervals import PATIENTS, TRAININGS, Bars, error_bars
+from collegium.evaluation.quality import Arms, arms_of, is_unusable
 from collegium.evaluation.sentences import sentence_of
 from collegium.heterogeneity.evidence import holm
 
@@ -45,6 +46,7 @@ class Subject:
         unit: Unit of the metric, empty for a pure number.
         higher_is_better: False for distances and losses.
         relevant: The smallest relevant difference; None if there is no setting for the metric.
+        usable: The mean from which on a model is of use; None if there is no setting.
         question: Whether the reference is training alone or the unadapted model.
     """
 
@@ -56,6 +58,7 @@ class Subject:
     unit: str = ""
     higher_is_better: bool = True
     relevant: float | None = None
+    usable: float | None = None
     question: Question = "joining"
 
 
@@ -94,6 +97,10 @@ class Verdict(Subject):
         same_model: Whether method and reference are the same model, equal bit by bit.
         few_decide: Whether mean and median of the patients' differences have opposite signs.
         alone_chosen: Whether the reference was better than every method on validation.
+        rising: Which of the two still improved on validation when training ended, see
+            `collegium.evaluation.quality.still_rising`.
+        collapsed: Which of them predicts the same of all test cases, see
+            `collegium.evaluation.quality.is_constant`.
     """
 
     __pydantic_config__: ClassVar = CONFIG
@@ -124,6 +131,17 @@ class Verdict(Subject):
     same_model: bool = False
     few_decide: bool = False
     alone_chosen: bool = False
+    rising: Arms = ""
+    collapsed: Arms = ""
+
+    @property
+    def unusable(self) -> Arms:
+        """The arms that are of no use, by their means."""
+        joined, reference = (
+            is_unusable(mean, self.usable, higher_is_better=self.higher_is_better)
+            for mean in (self.joined, self.reference)
+        )
+        return arms_of(joined=joined, reference=reference)
 
     @property
     def about_trainings(self) -> bool:
@@ -148,12 +166,13 @@ class Verdict(Subject):
 
     @property
     def answer(self) -> str:
-        """The answer for a column of a table, such as "yes" or "yes, this model"."""
+        """The answer for a column of a table, such as "yes" or "yes, this model, both unusable"."""
         words = {"better": "yes", "worse": "no", "equivalent": "no relevant difference"}
         words |= {"identical": "same model"}
         word = words.get(self.outcome, self.outcome)
         one = self.outcome in ("better", "worse") and not self.about_trainings
-        return f"{word}, this model" if one else word
+        both = self.unusable == "both"
+        return word + ", this model" * one + ", both unusable" * both
 
     @property
     def sentence(self) -> str:

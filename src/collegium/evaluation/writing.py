@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Container, Iterator
+from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from collegium.evaluation.answers import answer_lines
 from collegium.evaluation.comparisons import ComparisonTable, RunComparisons
 from collegium.evaluation.formats import to_csv, to_json, to_latex, to_markdown, to_text
 from collegium.evaluation.scores import SPLITS, Where, final_scores, headline_metric, variations
+from collegium.evaluation.selection import selection_notes
 from collegium.evaluation.sent_estimates import list_estimates
 from collegium.evaluation.tables import MethodTable, method_table, sweep_table
 from collegium.evaluation.timing import read_accounts, time_against_quality, time_table
@@ -125,13 +127,15 @@ def _tables_of(run: RunComparisons, metric: str, where: Where) -> Iterator[Named
     for name in names:
         setting = f"-{name}" if name else ""
         table = method_table(results, metric, order, where=where, variation=name)
-        yield f"{metric}{place}{setting}", table
+        inside = results[results["variation"] == name] if where == "inside" else results.iloc[:0]
+        notes = selection_notes(inside, run.settings.selection)
+        yield f"{metric}{place}{setting}", replace(table, notes=notes)
         if where == "inside":
             yield f"{metric}{setting}-joining", run.joining(metric, name)
         else:
             yield f"{metric}{setting}-adapting", run.adapting(metric, name)
-    if settings := [name for name in names if name]:
-        swept = sweep_table(results, metric, order, where=where, settings=settings)
+    if named := [name for name in names if name]:
+        swept = sweep_table(results, metric, order, where=where, settings=named)
         yield f"{metric}{place}-sweep", swept
 
 

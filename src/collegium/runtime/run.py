@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,6 +24,8 @@ from collegium.runtime.selection import (
     choices_at,
 )
 from collegium.runtime.server import ServerRuntime
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -214,6 +217,7 @@ class Run:
 
     def _test(self) -> dict[str, Any]:
         """Score the selected models on the test cases, once."""
+        self._log_few_events()
         models: dict[int, Tensors | None] = {}
         each: dict[str, dict[str, Any]] = {}
         personal = self._personal()
@@ -228,3 +232,19 @@ class Run:
             }
         replies = self.server.evaluate(self.server.algorithm.test, each=each)
         return {client: dict(reply["scores"]) for client, reply in replies.items()}
+
+    def _log_few_events(self) -> None:
+        """Log where the last round is taken since a choice would depend on too few patients."""
+        rule, events = self.selection, dict[str, int]()
+        for kind in self._selector.choices if rule.round != "last" else ():
+            for site in self.server.clients:
+                chosen = self._selector.of(kind, site)
+                if chosen and chosen["events"] < rule.min_events:
+                    events[site] = chosen["events"]
+        if events:
+            logger.info(
+                "the last round is taken, since a choice by validation cases would depend on too "
+                "few patients (%s; at least %d are needed)",
+                ", ".join(f"{site}: {count}" for site, count in sorted(events.items())),
+                rule.min_events,
+            )

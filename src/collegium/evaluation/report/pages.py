@@ -22,6 +22,7 @@ from collegium.evaluation.report.pictures import EmbeddedPicture, Overlay, Pictu
 from collegium.evaluation.report.reading import RunOutput
 from collegium.evaluation.report.routing import AdaptationSummary, gather_adaptations
 from collegium.evaluation.scores import METHOD, Where, final_scores, method_name, rows_of
+from collegium.evaluation.selection import RoundsTable, rounds_table
 from collegium.evaluation.tables import MethodTable, method_table, sweep_table
 from collegium.evaluation.timing import TimeTable, time_table
 from collegium.evaluation.wording import title
@@ -78,6 +79,7 @@ class ReportContent:
         timing: Time against quality, at all sites outside.
         sites: The content of each site's page, see `_site_page`.
         curves: The charts of all sites.
+        rounds: The rounds that were selected.
         traffic: What all sites sent and received, see `count_traffic`.
         ledgers: By site the summaries of its ledgers.
         adaptations: All adaptations.
@@ -98,6 +100,7 @@ class ReportContent:
     timing: TimeTable
     sites: Sequence[Mapping[str, Any]]
     curves: Sequence[CurvePanels]
+    rounds: RoundsTable
     traffic: Sequence[Any]
     ledgers: Mapping[str, Sequence[Mapping[str, Any]]]
     adaptations: Sequence[AdaptationSummary]
@@ -136,6 +139,7 @@ def gather_content(
         timing=time_table(results, run.accounts, metric, order, variation=setting),
         sites=(),
         curves=_curves(run),
+        rounds=rounds_table(results, order),
         traffic=rows_of(count_traffic(results, order)),
         ledgers=ledger_rows(ledgers, order),
         adaptations=gather_adaptations(run.accounts, order),

@@ -16,7 +16,7 @@ from collegium.evaluation.results import (
     labels_of,
     read_description,
     read_results,
-    relevant_of,
+    verdict_settings,
 )
 from collegium.evaluation.scores import headline_metric, variations
 from collegium.evaluation.sent_estimates import NOTHING_SENT, SentEstimates, read_estimates
@@ -62,7 +62,7 @@ class RunOutput:
     @property
     def compared(self) -> RunComparisons:
         """The results with all that their comparisons are made of."""
-        return RunComparisons(self.results, self.labels, relevant_of(self.info), self.sent)
+        return RunComparisons(self.results, self.labels, verdict_settings(self.info), self.sent)
 
     @property
     def config(self) -> Mapping[str, Any]:

@@ -17,7 +17,7 @@ from collegium.core.settings import Fraction, NonNegativeInt, Positive, Positive
 from collegium.core.text import unknown_word
 from collegium.data.federation import FederationConfig, sites_of
 from collegium.errors import ConfigError
-from collegium.evaluation.scores import RELEVANT
+from collegium.evaluation.scores import RELEVANT, UNUSABLE
 from collegium.experiment.config import schema, yaml_file
 from collegium.experiment.config.named_parts import expand_short_forms, separate_params
 from collegium.experiment.config.overrides import override, read_federation, resolve_federation
@@ -113,9 +113,12 @@ class ReportConfig:
         relevant: The smallest difference of each metric that matters, in its unit. A difference
             that is surely smaller is "no relevant difference". That of `dice` counts for
             `dice_vessel` too, unless that has its own; metrics without one are never called so.
+        unusable: The mean score of each metric below which a model is called unusable, or, of
+            distances and losses, above which; found as `relevant` is.
     """
 
     relevant: dict[str, Positive] = field(default_factory=lambda: dict(RELEVANT))
+    unusable: dict[str, Positive] = field(default_factory=lambda: dict(UNUSABLE))
 
 
 @settings
