@@ -53,7 +53,7 @@ def rows_of_job(job: Job, rng: Any) -> Iterator[dict[str, Any]]:
     about = {"experiment": config.name, "algorithm": job.algorithm.label, "seed": job.seed,
              "fold": job.fold, "variation": job.variation}  # fmt: skip
     kinds = [GLOBAL, OTHER_GLOBAL[config.selection.by]] if method.has_global else []
-    kinds += [PERSONAL] if "personal" in method.all_sends() or not kinds else []
+    kinds += [PERSONAL] if method.has_personal or not kinds else []
     metric, last = task_of(config).metric, 12
     for place, site in enumerate(sorted(sites_of(config.federation))):
         truth = (np.arange(PATIENTS[place % 3]) % 2).astype(float)
