@@ -51,6 +51,22 @@ def golden(reference: Path) -> Callable[[str], dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
+def cuda() -> str:
+    """The CUDA device of tests that are marked `gpu`, with the settings of a process that trains.
+
+    cuBLAS reads its setting when it is first used, so that these tests may run in any order.
+    """
+    import torch
+
+    from collegium.runtime.process import prepare
+
+    if not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    prepare(torch.get_num_threads())
+    return "cuda"
+
+
+@pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of public research data; the repository holds none, so tests may be skipped."""
     folder = Path(os.environ.get("COLLEGIUM_SHARED", HERE.parents[1] / "shared")) / "data"

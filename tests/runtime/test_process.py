@@ -6,7 +6,14 @@ import sys
 import pytest
 import torch
 
-from collegium.runtime.process import ALLOCATOR, environment_of_workers, prepare
+from collegium.runtime.process import (
+    ALLOCATOR,
+    VISIBLE,
+    environment_of_workers,
+    prepare,
+    share_of,
+    shared_gpus,
+)
 
 
 def test_prepare_sets_what_bits_depend_on():
@@ -40,6 +47,38 @@ def test_environment_of_workers_ends_with_the_block(monkeypatch):
         assert {name: os.environ[name] for name in ALLOCATOR} == ALLOCATOR
     assert os.environ["OMP_NUM_THREADS"] == "7"
     assert not set(ALLOCATOR) & set(os.environ)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "slots", "shares"),
+    [
+        ("", 2, [[], []]),
+        ("0", 3, [["0"], ["0"], ["0"]]),
+        ("0 1", 3, [["0"], ["1"], ["0"]]),
+        ("2 5 7", 2, [["2", "7"], ["5"]]),
+        ("0 1 2 3", 4, [["0"], ["1"], ["2"], ["3"]]),
+    ],
+)
+def test_every_process_has_a_gpu_of_its_own_while_there_are_enough(gpus, slots, shares):
+    assert [share_of(gpus.split(), slot, slots) for slot in range(slots)] == shares
+
+
+def test_only_cuda_without_a_number_is_shared_out(monkeypatch):
+    monkeypatch.delenv(VISIBLE, raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert shared_gpus("cuda") == ["0", "1", "2"]
+    assert shared_gpus("cuda:1") == shared_gpus("cpu") == []
+    monkeypatch.setenv(VISIBLE, "6,GPU-1a2b")
+    assert shared_gpus("cuda") == ["6", "GPU-1a2b"]
+
+
+def test_workers_see_the_gpus_that_they_are_given(monkeypatch):
+    monkeypatch.setenv(VISIBLE, "4,5")
+    with environment_of_workers(1, ["5"]):
+        assert os.environ[VISIBLE] == "5"
+    with environment_of_workers(1):
+        assert os.environ[VISIBLE] == "4,5"
+    assert os.environ[VISIBLE] == "4,5"
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these settings")

@@ -385,3 +385,40 @@ def test_run_killed_at_any_moment_has_the_same_bits_when_resumed(tmp_path, name)
     assert found["moments"] > 15
     assert found["states"] > 8
     assert found["leftovers"] > 5  # the kills did hit writes half-way
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("algorithm", "codecs"),
+    [(FedAvg(), {}), (Scaffold(), {}), (IOPFL(), {}), (FedAvg(), {"codecs": Codecs(up=Half())})],
+    ids=["fedavg", "scaffold", "iopfl", "coded"],
+)
+def test_a_run_on_a_gpu_has_the_same_bits_again_and_after_an_interruption(
+    cuda, tmp_path, algorithm, codecs
+):
+    def stop(record):
+        if record.round == 1:
+            raise KeyboardInterrupt
+
+    first, second = (run(algorithm, device=cuda, **codecs) for _ in range(2))
+    with pytest.raises(KeyboardInterrupt):
+        run(algorithm, device=cuda, output=tmp_path, observe=stop, **codecs)
+    resumed = run(algorithm, device=cuda, output=tmp_path, **codecs)
+    assert first.scores == second.scores == resumed.scores
+    assert first.model is not None
+    assert equal(first.model, second.model)
+    assert equal(first.model, resumed.model)
+
+
+@pytest.mark.gpu
+def test_sites_train_together_on_a_gpu(cuda):
+    def network():
+        return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1))
+
+    recipe = replace(TRAINING, local_steps=5)
+    options = {"network": network, "device": cuda, "training": recipe}
+    together, again = (run(together=True, **options) for _ in range(2))
+    apart = run(**options)
+    assert equal(together.model, again.model)
+    for name in apart.model:
+        torch.testing.assert_close(together.model[name], apart.model[name], rtol=1e-3, atol=1e-4)

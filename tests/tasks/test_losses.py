@@ -240,3 +240,25 @@ def test_region_losses_work_on_volumes(region_loss: Loss) -> None:
     logits, regions, mask = regions_sample()
     cubes = [values.reshape(*values.shape[:-2], 5, 2, 2) for values in (logits, regions, mask)]
     torch.testing.assert_close(region_loss(*cubes), region_loss(logits, regions, mask))
+
+
+def test_cross_entropy_elsewhere_than_on_the_processor_is_a_scalar_too():
+    """It takes another road there, since CUDA has no deterministic kernel that adds up pixels."""
+    logits, label, mask = (tensor.to("meta") for tensor in sample())
+    assert cross_entropy_loss(logits, label).shape == ()
+    assert cross_entropy_loss(logits, label, mask).shape == ()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_losses_and_gradients_on_a_gpu_are_those_of_the_processor(cuda, name, masked):
+    found = []
+    for device in ("cpu", cuda):
+        logits, label, mask = (tensor.to(device) for tensor in sample())
+        logits.requires_grad_()
+        value = LOSSES[name](logits, label, mask if masked else None)
+        value.backward()
+        assert logits.grad is not None
+        found.append((value.detach().cpu(), logits.grad.cpu()))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)

@@ -6,9 +6,16 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from torch import nn
 
+from collegium.core.dataset import TensorDataset
 from collegium.core.message import unpack
+from collegium.core.randomness import generator
+from collegium.core.tensors import Tensors
+from collegium.tasks import SupervisedTask
 from collegium.training.compilation import compiler_problem
+from collegium.training.loop import LocalTraining, TrainingConfig
 
 TRAIN = """if True:
     import sys
@@ -68,3 +75,32 @@ def test_compiled_training_has_the_same_bits_in_every_process_and_nearly_those_o
     one, other = unpack(plain)["model"], unpack(first)["model"]
     for name in one:  # dropout draws other masks, so that weights differ by single steps of 0.01
         assert (one[name].float() - other[name].float()).abs().max() < 0.1, name
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler
+def test_cuda_graphs_have_the_same_bits_again_and_nearly_those_of_the_plain_network(
+    cuda, tmp_path, monkeypatch
+):
+    if problem := compiler_problem(cuda):
+        pytest.skip(problem)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    draw = generator(0, "images")
+    images = torch.randn(14, 3, 16, 16, generator=draw)
+    data = TensorDataset({"image": images, "label": torch.randn(14, 1, generator=draw)})
+    found = {}
+    for run, choice in (("plain", "off"), ("first", "on"), ("second", "on")):
+        torch.manual_seed(0)
+        network = nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 196, 1)
+        )
+        model = Tensors(network.state_dict()).clone()
+        config = TrainingConfig(optimizer="sgd", lr=0.01, batch_size=4, compile=choice)  # type: ignore[arg-type]
+        local = LocalTraining(network, SupervisedTask(nn.functional.mse_loss), config, cuda)
+        for epochs in (3, 2):  # a graph is recorded, and then replayed with other weights
+            model, _ = local.fit(model, data, seed=0, path=("fit",), lr=0.01, epochs=epochs)
+        found[run] = model
+    assert all(torch.equal(found["first"][name], found["second"][name]) for name in model)
+    for name in model:
+        torch.testing.assert_close(found["first"][name], found["plain"][name], rtol=1e-3, atol=1e-4)

@@ -15,7 +15,7 @@ from collegium.core.model_parts import set_memory_format
 from collegium.core.randomness import generator
 from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError, DivergedError
-from collegium.tasks import SupervisedTask
+from collegium.tasks import SegmentationTask, SupervisedTask
 from collegium.testing.toy import toy_model, toy_network, toy_site
 from collegium.training.batches import plan_batches
 from collegium.training.loop import LocalTraining, TrainingConfig, count_steps
@@ -441,3 +441,72 @@ def test_momentum_has_a_kind_of_its_own():
     assert TrainingConfig(optimizer="sgd").optimizer_kind == "sgd"
     assert TrainingConfig(optimizer="sgd", momentum=0.9).optimizer_kind == "sgd with momentum"
     assert TrainingConfig(optimizer="adamw", momentum=0.9).optimizer_kind == "adamw"
+
+
+def segmentation_fit(device: str, *, dropout: float = 0.0, **recipe: Any) -> Tensors:
+    """Train a small network in two fits of three steps on masked images of two classes."""
+    network = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.PReLU(), nn.Dropout(dropout),
+        nn.Conv2d(8, 8, 3, stride=2, padding=1), nn.ConvTranspose2d(8, 2, 2, stride=2),
+    )  # fmt: skip
+    draw = generator(0, "images")
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.copy_(0.1 * torch.randn(parameter.shape, generator=draw))
+    label = torch.randint(2, (24, 16, 16), generator=draw)
+    image = torch.randn(24, 3, 16, 16, generator=draw) + label[:, None]
+    mask = torch.rand(24, 16, 16, generator=draw) < 0.9
+    data = TensorDataset({"image": image, "label": label, "mask": mask})
+    config = TrainingConfig(**{
+        "optimizer": "sgd", "momentum": 0.9, "lr": 0.05, "batch_size": 4, "local_steps": 3, **recipe
+    })  # fmt: skip
+    set_memory_format(network, config.memory_format)
+    local = LocalTraining(network, SegmentationTask(2, "dice_ce"), config, device)
+    kept: dict[str, Any] = {}
+    model = model_of(network)
+    for number in range(2):  # the second continues with the optimiser's state
+        model, _ = local.fit(
+            model, data, seed=0, path=("fit", number), lr=config.lr, optimizer_state=kept
+        )
+    return model.map(lambda tensor: tensor.cpu())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("memory_format", ["contiguous", "channels_last"])
+def test_a_gpu_trains_the_same_model_as_the_processor_up_to_rounding(cuda, memory_format):
+    ours = segmentation_fit(cuda, memory_format=memory_format)
+    theirs = segmentation_fit("cpu", memory_format=memory_format)
+    for name in theirs:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("recipe", [{}, {"precision": "bf16"}, {"clip_norm": 0.1}])
+def test_a_gpu_gives_the_same_bits_again(cuda, recipe):
+    first, second = (segmentation_fit(cuda, dropout=0.2, **recipe) for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.gpu
+def test_bfloat16_on_a_gpu_is_near_to_single_precision(cuda):
+    half, single = segmentation_fit(cuda, precision="bf16"), segmentation_fit(cuda)
+    assert all(torch.allclose(half[n].float(), single[n].float(), atol=0.05) for n in half)
+    assert not all(torch.equal(half[name], single[name]) for name in half)
+
+
+@pytest.mark.gpu
+def test_batches_on_a_gpu_are_those_of_the_processor(cuda):
+    site = toy_site("A")
+    found = [
+        LocalTraining(toy_network(), task(), SGD, device).draw(site.train, [(0, 1)], 0, ("p",))
+        for device in ("cpu", cuda)
+    ]
+    assert {value.device.type for value in found[1].values()} == {"cuda"}
+    assert all(torch.equal(found[0][key], found[1][key].cpu()) for key in found[0])
+
+
+def test_the_network_of_the_tests_on_gpus_trains_here():
+    """What they compare with a GPU is checked for sense where there is none."""
+    first, second = segmentation_fit("cpu"), segmentation_fit("cpu")
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert all(tensor.isfinite().all() for tensor in first.values())

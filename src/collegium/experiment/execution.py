@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -99,8 +100,10 @@ _worker: tuple[OpenedExperiment, Any]
 """In a process that runs jobs: the experiment, and the queue to which events go."""
 
 
-def _start_worker(data: Mapping[str, Any], queue: Any) -> None:
+def _start_worker(data: Mapping[str, Any], queue: Any, shares: Any) -> None:
     global _worker
+    if gpus := shares.get():
+        os.environ[process.VISIBLE] = ",".join(gpus)
     _worker = OpenedExperiment(parse_config(data)), queue
 
 
@@ -114,13 +117,17 @@ def _run_jobs_at_once(
 ) -> None:
     """Run jobs in a few processes of their own."""
     engine, context = opened.config.engine, multiprocessing.get_context("spawn")
-    queue = context.Queue()
+    queue, shares = context.Queue(), context.SimpleQueue()
+    gpus = process.shared_gpus(engine.device)
+    for slot in range(engine.jobs):  # each process takes one as it starts
+        shares.put(process.share_of(gpus, slot, engine.jobs))
+    initial = opened.data, queue, shares
     listener = Thread(target=_listen, args=(queue, observe), daemon=True)
     listener.start()
     try:
         with (
             process.environment_of_workers(engine.threads),
-            ProcessPoolExecutor(engine.jobs, context, _start_worker, (opened.data, queue)) as pool,
+            ProcessPoolExecutor(engine.jobs, context, _start_worker, initial) as pool,
         ):
             futures = {pool.submit(_run_job, job.key): job for job in jobs}
             try:

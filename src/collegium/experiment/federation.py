@@ -48,6 +48,7 @@ from collegium.experiment.scaling import (
     agree_on_scaling,
     write_scaling,
 )
+from collegium.runtime import process
 from collegium.runtime.client import ClientRuntime
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.federation import Federation
@@ -272,7 +273,13 @@ class OpenedExperiment:
         build = partial(self.clients, job)
         if engine.workers > 1:  # these open the experiment themselves
             build = partial(job_clients, self.data, job.key)
-        return InProcess(build, engine.workers, engine.threads, together=engine.together)
+        return InProcess(
+            build,
+            engine.workers,
+            engine.threads,
+            together=engine.together,
+            gpus=process.shared_gpus(engine.device),
+        )
 
     def finish(
         self, job: Job, run: Run, scores: Mapping[str, Mapping[str, list[dict[str, Any]]]]

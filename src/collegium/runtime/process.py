@@ -3,7 +3,7 @@
 import ctypes
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -14,6 +14,33 @@ ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "8000000000", "MALLOC_TRIM_THRESHOLD_": "
 Without them activations above 32 MB are mapped and zeroed again at every step. The C library reads
 them when a process starts, hence they are set in the environment in which workers are started.
 """
+
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""The variable that names the GPUs a process sees; CUDA reads it at its first use."""
+
+
+def shared_gpus(device: str) -> list[str]:
+    """Return the GPUs that the processes of this one share, as `VISIBLE` names them.
+
+    Args:
+        device: where to compute; "cuda" without a number is any GPU, and all else shares none.
+    """
+    if device != "cuda":
+        return []
+    named = os.environ.get(VISIBLE)
+    return named.split(",") if named else [*map(str, range(torch.cuda.device_count()))]
+
+
+def share_of(gpus: Sequence[str], slot: int, slots: int) -> list[str]:
+    """Return the GPUs of one of several processes: its own, or one with others if they are few.
+
+    Args:
+        gpus: all GPUs.
+        slot: the number of the process, from 0.
+        slots: how many processes there are.
+    """
+    return [*gpus[slot::slots]] or [gpus[slot % len(gpus)]] if gpus else []
 
 
 def prepare(threads: int = 1) -> None:
@@ -55,9 +82,16 @@ def _keep_freed_memory() -> None:
 
 
 @contextmanager
-def environment_of_workers(threads: int = 1) -> Iterator[None]:
-    """Set the environment of worker processes that are started inside the block."""
+def environment_of_workers(threads: int = 1, gpus: Sequence[str] = ()) -> Iterator[None]:
+    """Set the environment of worker processes that are started inside the block.
+
+    Args:
+        threads: torch threads of each process.
+        gpus: the GPUs that the processes see; none given: those that this process sees.
+    """
     values = ALLOCATOR | {"OMP_NUM_THREADS": str(threads)}
+    if gpus:
+        values[VISIBLE] = ",".join(gpus)
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

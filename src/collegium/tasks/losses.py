@@ -13,7 +13,7 @@ a boolean mask (B, *spatial) that is True where the loss counts. A mask without 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from collegium.core.lazy import functional, torch
 
@@ -63,9 +63,8 @@ def cross_entropy_loss(
     """
     logits = _at_least_float32(logits)
     if mask is None:
-        return functional.cross_entropy(logits, label)
-    target = label.masked_fill(~mask, _IGNORED)
-    total = functional.cross_entropy(logits, target, ignore_index=_IGNORED, reduction="sum")
+        return _cross_entropy(logits, label, "mean")
+    total = _cross_entropy(logits, label.masked_fill(~mask, _IGNORED), "sum")
     return total / mask.sum().clamp(min=1)
 
 
@@ -197,6 +196,19 @@ def _one_minus_dice(
     both = (p * g).sum(dim=space)
     either = p.sum(dim=space) + g.sum(dim=space)
     return 1 - ((2 * both + smooth) / (either + smooth)).mean()
+
+
+def _cross_entropy(
+    logits: torch.Tensor, label: torch.Tensor, reduction: Literal["mean", "sum"]
+) -> torch.Tensor:
+    """Return the cross-entropy of pixels that are not ignored.
+
+    CUDA's kernel that adds them up adds in any order, and is refused by deterministic torch.
+    """
+    if logits.device.type == "cpu":
+        return functional.cross_entropy(logits, label, ignore_index=_IGNORED, reduction=reduction)
+    each = functional.cross_entropy(logits, label, ignore_index=_IGNORED, reduction="none")
+    return each.mean() if reduction == "mean" else each.sum()
 
 
 def _at_least_float32(logits: torch.Tensor) -> torch.Tensor:

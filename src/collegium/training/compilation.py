@@ -26,8 +26,11 @@ GRAPHS = 64
 class CompiledNetwork:
     """A network whose forward and backward passes are compiled, once for every shape of batches.
 
+    On a CUDA device the compiled passes are recorded as CUDA graphs, which launch their many small
+    kernels at once.
+
     Args:
-        module: the network; its weights and its mode may change later.
+        module: the network, on its device; its weights and its mode may change later.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -35,7 +38,9 @@ class CompiledNetwork:
 
         # the default falls back to the network as it is: bits would depend on what ran before
         config.recompile_limit, config.fail_on_recompile_limit_hit = GRAPHS, True
-        self._forward = torch.compile(module, dynamic=False)
+        self._graphs = any(own.device.type == "cuda" for own in module.parameters())
+        mode = "reduce-overhead" if self._graphs else None
+        self._forward = torch.compile(module, dynamic=False, mode=mode)
         self._seen: set[torch.Size] = set()
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -44,6 +49,8 @@ class CompiledNetwork:
         Args:
             images: (B, C, *spatial).
         """
+        if self._graphs:  # what the last step returned may be overwritten
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         output: Tensor = self._forward(images)
         return output
 

@@ -311,6 +311,9 @@ class LocalTraining:
     ) -> Batch:
         """Return a batch where the network computes; see `draw_batch`.
 
+        A CUDA device works on what is left of the step before meanwhile: nothing here waits for it,
+        and it copies the batch from pinned memory when it comes to it.
+
         Args:
             data: the examples.
             samples: pairs of epoch and index.
@@ -320,7 +323,9 @@ class LocalTraining:
         from collegium.training.batches import draw_batch
 
         batch = draw_batch(data, samples, seed, path)
-        return {key: tensor.to(self.device) for key, tensor in batch.items()}
+        if self.device.type == "cuda":
+            batch = {key: tensor.pin_memory() for key, tensor in batch.items()}
+        return {key: tensor.to(self.device, non_blocking=True) for key, tensor in batch.items()}
 
     def _step(
         self,

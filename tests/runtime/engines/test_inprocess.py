@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from collegium.runtime import process
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.server import Request
 
@@ -24,6 +25,22 @@ class Echo:
 
 def build() -> dict[str, Echo]:
     return {name: Echo(name) for name in "ABCD"}
+
+
+class Visible:
+    """A client that answers with the GPUs that its process sees, and how many torch finds."""
+
+    def handle(self, request: Request) -> bytes:
+        import torch
+
+        if request.method == "die":
+            os._exit(3)
+        found = torch.cuda.device_count() if request.method == "count" else 0
+        return f"{os.environ.get(process.VISIBLE)} {found}".encode()
+
+
+def build_visible() -> dict[str, Visible]:
+    return {name: Visible() for name in "ABCD"}
 
 
 def build_and_die() -> dict[str, Echo]:
@@ -81,6 +98,29 @@ def test_two_workers_share_the_requests_and_the_payload_is_intact(workers):
         assert (name, method, rest) == (client.encode(), b"train", payload)
         assert int(pid) != os.getpid()
     assert len({data.split(b"|", 3)[2] for data in answers.values()}) <= 2
+
+
+def test_workers_share_the_gpus_and_a_new_one_takes_its_predecessors():
+    engine = InProcess(build_visible, workers=2, gpus=["3", "5"])
+    try:
+        found = {r.data for r in engine.exchange(map(request, "ABCD"))}
+        assert found <= {b"3 0", b"5 0"}
+        (ended,) = engine.exchange([request("A", "die")])
+        assert ended.missing
+        both = {r.data for _ in range(2) for r in engine.exchange(map(request, "ABCD"))}
+        assert both == {b"3 0", b"5 0"}
+    finally:
+        engine.close()
+
+
+@pytest.mark.gpu
+def test_torch_finds_one_gpu_in_every_worker(cuda):
+    engine = InProcess(build_visible, workers=2, gpus=process.shared_gpus(cuda)[:2])
+    try:
+        counts = {r.data.split()[1] for r in engine.exchange(request(n, "count") for n in "ABCD")}
+        assert counts == {b"1"}
+    finally:
+        engine.close()
 
 
 def test_answers_come_as_they_are_ready(workers):

@@ -141,7 +141,8 @@ def _local_transport(
     build = partial(clients_to_survey, config, survey, federation)
     if engine.workers > 1:  # these open the federation themselves
         build = partial(survey_clients, to_dict(config), survey.hyperparameters())
-    return InProcess(build, engine.workers, engine.threads)
+    gpus = process.shared_gpus(engine.device)
+    return InProcess(build, engine.workers, engine.threads, gpus=gpus)
 
 
 def clients_to_survey(

@@ -17,7 +17,8 @@ class EngineConfig:
         threads: Torch threads of each process; results depend on it in the last bits.
         jobs: Jobs, that is (algorithm, seed) pairs, at once; never changes a result.
         device: Where models are trained, as torch writes it; with "flare" each site's own file
-            says it.
+            says it. "cuda" gives each process of ``jobs`` and ``workers`` a GPU of its own as long
+            as there are enough; "cuda:1" is that one for all.
         together: Whether the sites of a job train in one loop where their networks, batches and
             numbers of steps are of equal shapes: several times as fast for networks on tables,
             with other last bits; see `collegium.training.together`. "inprocess" only, with one

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
@@ -34,13 +34,20 @@ class InProcess:
         threads: torch threads of each worker. Results depend on it, never on ``workers``.
         together: whether sites train together where they can; see `collegium.training.together`.
             It needs one worker, and takes all requests of an exchange at once.
+        gpus: the GPUs that the workers share; see `collegium.runtime.process.shared_gpus`.
     """
 
     def __init__(
-        self, build: ClientFactory, workers: int = 1, threads: int = 1, *, together: bool = False
+        self,
+        build: ClientFactory,
+        workers: int = 1,
+        threads: int = 1,
+        *,
+        together: bool = False,
+        gpus: Sequence[str] = (),
     ) -> None:
         self._build, self._size, self._threads = build, workers, threads
-        self._together = together
+        self._together, self._gpus = together, gpus
         self._clients: Mapping[str, RequestHandler] | None = None
         self._workers: list[_Worker] = []
 
@@ -61,8 +68,7 @@ class InProcess:
 
     def _exchange_with_workers(self, requests: Iterator[Request]) -> Iterator[Response]:
         if not self._workers:
-            with process.environment_of_workers(self._threads):
-                self._workers = [_Worker(self._build, self._threads) for _ in range(self._size)]
+            self._workers = [*map(self._start, range(self._size))]
         idle = list(self._workers)
         busy: dict[Any, _Worker] = {}
         more = True
@@ -86,10 +92,15 @@ class InProcess:
     def _replace(self, ended: _Worker) -> _Worker:
         """Return a new worker in place of one whose process has ended."""
         ended.close()
-        with process.environment_of_workers(self._threads):
-            worker = _Worker(self._build, self._threads)
-        self._workers[self._workers.index(ended)] = worker
-        return worker
+        slot = self._workers.index(ended)
+        self._workers[slot] = self._start(slot)
+        return self._workers[slot]
+
+    def _start(self, slot: int) -> _Worker:
+        """Return a new worker, with its share of the GPUs."""
+        gpus = process.share_of(self._gpus, slot, self._size)
+        with process.environment_of_workers(self._threads, gpus):
+            return _Worker(self._build, self._threads)
 
     def close(self) -> None:
         """End the worker processes."""

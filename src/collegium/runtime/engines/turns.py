@@ -65,7 +65,7 @@ class _Turns:
         self.seconds = 0.0
 
     def go_on(self, outcome: Outcome | _Stopped | None = None) -> None:
-        """Run the handler until it ends or waits, given the outcome that it waits for, if any."""
+        """Run the handler until it ends or waits, with the outcome of what it waited for."""
         self._outcome, self.fit = outcome, None
         start, self._running = time.perf_counter(), True
         if self._thread.ident is None:
