@@ -1,6 +1,7 @@
 """From a finished run to masks of a hospital that took no part."""
 
 import csv
+import html
 import json
 import re
 import shutil
@@ -103,6 +104,38 @@ def test_masks_are_those_that_the_global_model_predicts(place: Path, tmp_path: P
     assert page.count("<img ") == 8
     assert not (output / "scores.csv").exists()
     assert set(load_file(output / "adapted.safetensors")) == set(build_model(**MODEL).state_dict())
+
+
+def dice_of(folder: Path) -> np.ndarray[Any, Any]:
+    with (folder / "scores.csv").open() as file:
+        return np.array([float(row["dice"]) for row in csv.DictReader(file)])
+
+
+def test_the_answer_stands_before_the_path(place: Path, tmp_path: Path) -> None:
+    site = place / "data/cedar"
+    run, labels = (place / "run", site), ("--labels", site / "masks")
+    said = {}
+    for name in ("none", "tent"):
+        options = ("--adapter", name, "--algorithm", "iopfl", "--output", tmp_path / name, *labels)
+        code, text = adapt(*run, *options)
+        assert code == 0
+        said[name] = text.splitlines()
+    assert len(said["none"]) == 1
+    question, answer, page = said["tent"]
+    assert question == "Does adapting help this hospital?"
+    assert page == str(tmp_path / "tent" / "account.html")
+    plain, adapted = dice_of(tmp_path / "none").mean(), dice_of(tmp_path / "tent").mean()
+    assert answer.startswith("cedar: ")
+    assert f"IOP-FL + Tent, Dice {plain:.3f} unadapted, {adapted:.3f} adapted" in answer
+    account = json.loads((tmp_path / "tent" / "account.json").read_text())
+    assert account["answer"] == [question, answer]
+    assert html.escape(answer, quote=False) in Path(page).read_text()
+    code, text = adapt(
+        *run, "--adapter", "tent", "--algorithm", "iopfl", "--output", tmp_path / "x"
+    )
+    assert (code, text.splitlines()[0]) == (
+        0, "Whether adapting helps is not known: no labels score the predictions.",
+    )  # fmt: skip
 
 
 def test_labels_only_score(place: Path, tmp_path: Path) -> None:

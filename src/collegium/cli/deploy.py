@@ -1,5 +1,6 @@
 """The commands that use trained models: `adapt`, `predict` and `export`."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -79,7 +80,11 @@ def adapt(
     complete = replace(given, params=build_adapter(given).hyperparameters())
     choice = Choice(algorithm, seed, fold, variation)
     opened = open_models(models, choice, trained_with(config))
-    typer.echo(adapt_folder(opened, images, complete, output, labels=labels, device=device))
+    page = adapt_folder(opened, images, complete, output, labels=labels, device=device)
+    account = json.loads((page.parent / "account.json").read_text(encoding="utf-8"))
+    for line in account["answer"]:
+        typer.echo(line)
+    typer.echo(page)
 
 
 @app.command()

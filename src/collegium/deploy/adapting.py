@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch import Tensor
 
 from collegium import __version__
 from collegium.adaptation import outside
-from collegium.adaptation.base import AdaptationResult, Sources, UnlabelledCases
+from collegium.adaptation.base import GLOBAL, AdaptationResult, Sources, UnlabelledCases
 from collegium.core.files import write_atomically
 from collegium.deploy.cases import new_folder, open_cases
 from collegium.deploy.models import OpenedModels
 from collegium.deploy.predicting import PredictionWriter
 from collegium.errors import ConfigError
+from collegium.evaluation.answers import answer_lines
+from collegium.evaluation.comparisons import adapting_table
 from collegium.evaluation.report.account import write_account
+from collegium.evaluation.results import results_frame, verdict_settings
+from collegium.evaluation.scores import NO_ADAPTER, SPLITS
 from collegium.experiment.config.building import build_adapter
-from collegium.experiment.config.experiment import AdapterConfig
+from collegium.experiment.config.experiment import AdapterConfig, to_dict
 from collegium.experiment.job_results import ACCOUNT_FILE
 from collegium.experiment.model_settings import write_settings
 from collegium.experiment.preflight import check_device
 from collegium.models.files import export_model
+from collegium.tasks import NON_SCORE_KEYS
 
 MOST_PICTURES = 24
 """How many cases the account shows."""
@@ -78,8 +84,54 @@ def adapt_folder(
         sources = Sources(opened.models, opened.network, task, device, seed, opened.server)
         adapted = build_adapter(adapter).adapt(sources, UnlabelledCases(cases.data), deliver)
         seconds = time.perf_counter() - start
-        _write_rest(adapted, opened, adapter, writer, seconds, folder)
+        answer = answer_adapting(opened, adapter, writer, sources, images.name)
+        _write_rest(adapted, opened, adapter, writer, seconds, answer, folder)
     return output / "account.html"
+
+
+def answer_adapting(
+    opened: OpenedModels,
+    adapter: AdapterConfig,
+    writer: PredictionWriter,
+    sources: Sources,
+    site: str,
+) -> list[str]:
+    """Return the answer to the hospital as lines: does adapting help it?
+
+    The unadapted global model is scored for it on the same cases, by the same labels.
+
+    Args:
+        opened: the models.
+        adapter: the adapter.
+        writer: holds the scores of the adapted model.
+        sources: the models as adapters get them.
+        site: what the hospital is called.
+    """
+    if GLOBAL not in opened.models or adapter.name == NO_ADAPTER:
+        return []
+    if not writer.cases.labelled:
+        return ["Whether adapting helps is not known: no labels score the predictions."]
+    if not (adapted := writer.scores_of("")):
+        return []  # several models predict each case
+    none = AdapterConfig(NO_ADAPTER)
+    plain = outside.adapt_and_score(build_adapter(none), sources, writer.cases.data).scores
+    about = {
+        "experiment": opened.config.name, "algorithm": opened.algorithm.label, "site": site,
+        "seed": opened.seed, "round": opened.config.rounds, "split": SPLITS["outside"],
+    }  # fmt: skip
+    rows = [
+        {
+            **about, "model": label, "case": f"c{place:06d}", "patient": str(case["patient"]),
+            "metric": metric, "value": value, "unit": writer.task.units.get(metric, ""),
+        }
+        for label, scores in ((adapter.label, adapted), (NO_ADAPTER, plain))
+        for place, (case, own) in enumerate(zip(adapted, scores, strict=True))
+        for metric, value in own.items()
+        if metric not in NON_SCORE_KEYS
+    ]  # fmt: skip
+    settings = verdict_settings({"config": to_dict(opened.config)})
+    table = adapting_table(results_frame(rows), writer.task.metric, settings=settings)
+    return answer_lines(table)
 
 
 def _write_rest(
@@ -88,6 +140,7 @@ def _write_rest(
     adapter: AdapterConfig,
     writer: PredictionWriter,
     seconds: float,
+    answer: Sequence[str],
     folder: Path,
 ) -> None:
     """Write the adapted model with its settings, the tables, and last the account."""
@@ -103,6 +156,7 @@ def _write_rest(
         "cases": len(writer.cases.names),
         "classes": writer.write_tables(folder),
         "seconds": seconds,
+        "answer": [*answer],
         "collegium": __version__,
         **adapted.record.to_dict(),
     }

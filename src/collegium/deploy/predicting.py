@@ -133,9 +133,13 @@ class PredictionWriter:
         """The scores of all cases, if they have labels."""
         return [
             _of_model(model) | {key: value for key, value in row.items() if not is_hidden(key)}
-            for model, rows in self._scores.items()
-            for row in self.task.add_set_scores(rows)
+            for model in self._scores
+            for row in self.scores_of(model)
         ]
+
+    def scores_of(self, model: str) -> list[dict[str, Any]]:
+        """Return the scores of a model by case, hidden ones included; none without labels."""
+        return self.task.add_set_scores(self._scores.get(model, []))
 
     def write_tables(self, folder: Path) -> dict[str, int] | None:
         """Write the tables; of a classification return how many predictions each class got."""
