@@ -93,9 +93,9 @@ def test_few_patients_of_a_class_are_told_and_leave_no_interval(output: Path) ->
     results = collect_rows(read_run_config(output))
     joining = joining_table(results, "auc")
     assert {c.verdict.fewest for c in joining.by_site} == {3}
-    assert {c.verdict.answer for c in joining.by_site} == {"cannot tell"}
+    assert {c.verdict.outcome for c in joining.by_site} == {"cannot tell"}
     (outside,) = adapting_table(results, "auc").by_site
-    assert outside.verdict.sentence == (
+    assert outside.verdict.sentence.startswith(
         "Cannot tell: 5 test patients with class 1; at least 6 are needed."
     )
     assert joining_table(results, "accuracy").by_site[0].verdict.low is not None

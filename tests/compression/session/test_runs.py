@@ -117,7 +117,7 @@ def test_evaluation_is_not_coded(tmp_path, coarse):
         assert CODEC_KEY not in unpack(request.payload)
         assert "coded" not in unpack(data)
     (last,) = [r for r, _ in requests if (r.client, r.method, r.round) == ("A", "evaluate", 3)]
-    assert last.payload == pack({"model": federation.server.state["model"]})
+    assert last.payload == pack({"model": federation.server.state["model"], "chosen": None})
 
 
 def test_without_codecs_nothing_is_added(tmp_path):
