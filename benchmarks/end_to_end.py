@@ -187,7 +187,8 @@ def run_peers(folder: Path) -> None:
                 print(f"{peer}: skipped, it took longer than 175 s")
                 continue
         lines = [line for line in done.stdout.splitlines() if line.startswith('{"peer"')]
-        print(lines[-1] if lines else f"{peer}: failed with code {done.returncode}", flush=True)
+        why = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        print(lines[-1] if lines else f"{peer}: failed ({why})", flush=True)
 
 
 def main() -> int:
