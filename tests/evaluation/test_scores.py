@@ -105,6 +105,7 @@ def test_direction_of_a_metric_by_unit_or_name():
     assert higher_is_better("negative_loss")
     assert not higher_is_better("loss")
     assert not higher_is_better("log_loss")
+    assert not higher_is_better("brier")
     assert not higher_is_better("hd95_vessel")
     assert not higher_is_better("anything", "mm")
 

@@ -50,7 +50,9 @@ that drawing anew is quicker than correcting. AUC and balanced accuracy 0.6: a c
 Accuracy has none, since what a constant prediction reaches depends on the site.
 """
 
-_LOWER_IS_BETTER = frozenset({"loss", "log_loss", "hd", "hd95", "hausdorff", "assd", "asd", "msd"})
+_LOWER_IS_BETTER = frozenset(
+    {"loss", "log_loss", "brier", "hd", "hd95", "hausdorff", "assd", "asd", "msd"}
+)
 
 _SPELLED = {
     name.lower(): name
