@@ -88,8 +88,9 @@ def make_works(case: Case, names: list[str], threads: int) -> dict[str, Work]:
     import torch
     from torch import nn
 
+    from collegium.algorithms.fedavg import FedAvg
+    from collegium.core.algorithm import NetworkBuilder
     from collegium.core.dataset import TensorDataset
-    from collegium.core.model_parts import set_memory_format
     from collegium.core.tensors import Tensors
     from collegium.runtime.process import prepare
     from collegium.tasks import SegmentationTask, SupervisedTask
@@ -123,9 +124,8 @@ def make_works(case: Case, names: list[str], threads: int) -> dict[str, Work]:
             optimizer.step()
 
     def ours(name: str) -> Work:
-        own = case.build()
         config = TrainingConfig(batch_size=case.shape[0], lr=1e-3, **SETTINGS[name])  # type: ignore[arg-type]
-        set_memory_format(own, config.memory_format)
+        own = NetworkBuilder(case.build, FedAvg(), config.memory_format)()
         local, data = (
             LocalTraining(own, task, config),
             TensorDataset({"image": images, "label": labels}),
@@ -170,8 +170,9 @@ def dice_after(data: Path, setting: str, seed: int, steps: int) -> float:
         seed: of initial weights and of the batches.
         steps: how many to train for.
     """
+    from collegium.algorithms.fedavg import FedAvg
+    from collegium.core.algorithm import NetworkBuilder
     from collegium.core.dataset import ConcatDataset
-    from collegium.core.model_parts import set_memory_format
     from collegium.experiment.config.building import network_of, task_of
     from collegium.experiment.config.experiment import load_config
     from collegium.experiment.federation import open_configured
@@ -183,8 +184,7 @@ def dice_after(data: Path, setting: str, seed: int, steps: int) -> float:
     sites = [*open_configured(config, splits=None).sites.values()]
     recipe = TrainingConfig(batch_size=8, lr=2e-3, local_steps=steps, **SETTINGS[setting])  # type: ignore[arg-type]
     network = network_of(config)
-    module = network()
-    set_memory_format(module, recipe.memory_format)
+    module = NetworkBuilder(network, FedAvg(), recipe.memory_format)()
     local = LocalTraining(module, task_of(config), recipe)
     train = ConcatDataset([site.train for site in sites])
     start = initial_model(network, seed)

@@ -276,9 +276,12 @@ class NetworkBuilder:
 
     def __call__(self) -> nn.Module:
         """Return a new network, whose roles are those that it has before it is extended."""
+        from collegium.core.prelu import use_quick_prelu
+
         module = self.network()
         fix_roles(module)
         self.algorithm.extend(module)
+        use_quick_prelu(module)
         set_memory_format(module, self.memory_format)
         return module
 
