@@ -1,14 +1,17 @@
-"""The papers' recipes against the papers' settings, and how they fill an experiment file."""
+"""Recipes against the papers' settings, and how they fill an experiment file."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from collegium.errors import ConfigError
 from collegium.experiment.config.building import task_of
-from collegium.experiment.config.experiment import ExperimentConfig, parse_config
+from collegium.experiment.config.experiment import ExperimentConfig, load_config, parse_config
 from collegium.experiment.config.recipes import RECIPES, apply_recipe
 from collegium.experiment.config.schema import flat
+
+CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 
 
 def minimal(**more: Any) -> dict[str, Any]:
@@ -17,7 +20,7 @@ def minimal(**more: Any) -> dict[str, Any]:
         "federation": {"name": "f", "sites": {name: {"folder": name} for name in "AB"}},
         "model": {"name": "unet"},
         "algorithms": ["fedavg"],
-        "rounds": 3,
+        "rounds": 8,
         **more,
     }
 
@@ -32,7 +35,7 @@ def test_a_recipe_with_a_minimal_file_is_an_experiment(name: str) -> None:
     config = read(name)
     task = task_of(config)
     assert task.metric in task.units
-    assert config.rounds == 3  # what the file says stays
+    assert config.rounds == 8  # what the file says stays
     assert RECIPES[name].description
 
 
@@ -81,6 +84,22 @@ def test_a_wrong_value_is_refused_in_words_with_a_recipe_too(wrong: dict[str, An
 def test_an_unknown_recipe_is_refused_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"recipe.*iop-fl"):
         read("iopfl")
+
+
+def test_the_recipe_of_rounds_at_home_is_that_of_its_experiment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COLLEGIUM_DATA", str(tmp_path))
+    shipped = load_config(CONFIGS / "vessel-home.yaml")
+    silent: dict[str, Any] = {}
+    apply_recipe(silent, "home")
+    assert (shipped.rounds, shipped.home_rounds) == (silent["rounds"], silent["home_rounds"])
+    assert shipped.training.optimizer_state == silent["training"]["optimizer_state"] == "keep"
+
+
+def test_fewer_rounds_than_those_at_home_are_refused() -> None:
+    with pytest.raises(ConfigError, match="home_rounds is 5, of 4 rounds in all"):
+        read("home", rounds=4)
 
 
 # --- numbers of the papers

@@ -1,4 +1,4 @@
-"""The papers' recipes: how images are prepared, sampled, trained on and predicted, by name.
+"""Recipes by name: the papers', for images, training and prediction, and what was found to pay.
 
 ``recipe: iop-fl`` in an experiment file fills in what the file does not say itself.
 """
@@ -26,7 +26,7 @@ _ISIC = {  # class of ISIC 2019: its weight in the focal loss of FLamby and GRAC
 
 @dataclass(frozen=True)
 class Recipe:
-    """Settings of a paper.
+    """Settings of a paper, or of `docs/recipes.md`.
 
     Attributes:
         description: Its use, the origin of the numbers, and what differs from the paper.
@@ -55,6 +55,12 @@ def _distance_aware(data: str, spacing: list[float], crop: list[int], window: li
 
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
     {
+        "home": Recipe(
+            "what paid in docs/recipes.md: 25 rounds, the last five of them at home, with the "
+            "optimiser's moments kept. With other rounds set home_rounds to a fifth of them; keep "
+            "batch normalisation and compare fedbn, fedavg and local",
+            {"training": {"optimizer_state": "keep"}, "rounds": 25, "home_rounds": 5},
+        ),
         "iop-fl": Recipe(
             "prostate and fundus of IOP-FL: 384x384, z-score per case, quarter turns and flips; "
             "batch 16, Adam 1e-3 (with AMSGrad, as its code), Dice loss, 100 rounds of one epoch. "
