@@ -16,12 +16,12 @@ CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 EXPECTED = {  # jobs; distinct trainings
     "demo.yaml": (5, 5),  # algorithms
     "vessel.yaml": (3 * 7, 3 * 7),  # seeds by algorithms
-    "vessel-home.yaml": (3 * 3, 3 * 3),
+    "vessel-home.yaml": (5 * 3, 5 * 3),
     "vessel-papers.yaml": (3 * 9, 3 * 9),
     "vessel-outside.yaml": (3 * 3 * 5, 3 * 3 * 5),  # folds by seeds by algorithms
     "vessel-outside-ttt.yaml": (3 * 3, 3 * 3),
     "hippocampus.yaml": (3 * 5, 3 * 5),
-    "heart.yaml": (3 * 5, 3 * 5),
+    "heart.yaml": (5 * 5, 5 * 5),
     "sweeps/tau.yaml": (3 * 3 * 3, 3 * (1 + 1 + 3)),  # only IOP-FL is trained by setting
     "sweeps/local-epochs.yaml": (3 * 3 * 2, 3 * 3 * 2),
     "sweeps/clients.yaml": (6 * 3 * 2, 6 * 3 * 2),
