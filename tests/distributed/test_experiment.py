@@ -65,7 +65,8 @@ def test_methods_with_several_exchanges_have_the_bits_of_a_run_in_one_process(fe
 def test_who_takes_part_in_a_round_is_who_would_in_one_process(federation):
     who = {"clients_per_round": 2, "absent": {"birch": [1, 2], "cedar": [3]}}
     settings = {
-        "rounds": 4,
+        "rounds": 5,
+        "home_rounds": 1,
         "participation": who,
         "algorithms": ["fedavg", "scaffold"],
         "training": PLAIN,

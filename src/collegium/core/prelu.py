@@ -15,7 +15,7 @@ from torch.nn import functional
 
 
 def use_quick_prelu(module: nn.Module) -> None:
-    """Let every PReLU of a network that has one slope compute as `QuickPReLU`, in place.
+    """Replace every PReLU with one slope of a network by `QuickPReLU`, in place.
 
     Names, parameters and roles stay as they are.
     """
