@@ -14,6 +14,7 @@ from collegium.adaptation.base import (
     Sources,
     UnlabelledCases,
     case_batches,
+    case_windows,
     optimizer_step,
     predict_batch,
 )
@@ -193,3 +194,18 @@ def test_spreads_are_written_if_there_are_any() -> None:
         "layers": ["last"], "sources": ["global", "north"], "values": [[0.7, 0.2]],
         "deviations": [[0.07, 0.02]], "variation": [0.3], "variation_deviation": [0.03],
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("side", [3, 10])
+def test_masks_are_cut_as_images_are(side: int) -> None:
+    """The image is its mask, so that windows and padding must agree."""
+    inside = torch.rand(3, side, side, generator=torch.Generator().manual_seed(0)) < 0.5
+    data = TensorDataset({"image": inside.unsqueeze(1).float(), "mask": inside})
+    task = SegmentationTask(2, window=(4, 4), overlap=0.25, batch_size=5)
+    found = [*case_windows(task, network(), UnlabelledCases(data), 2, field_of_view=True)]
+    assert sum(len(window.images) for window in found) == (3 if side == 3 else 27)
+    for window in found:
+        assert window.inside is not None
+        assert torch.equal(window.images[:, 0].bool(), window.inside)
+    plain = [*case_windows(task, network(), UnlabelledCases(data), 2)]
+    assert all(window.inside is None for window in plain)

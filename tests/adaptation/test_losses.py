@@ -5,6 +5,7 @@ from scipy import ndimage
 
 from collegium.adaptation._losses import (
     consistency_loss,
+    counted_pixels,
     entropy_loss,
     shape_loss,
     shape_map,
@@ -72,3 +73,52 @@ def test_what_the_shape_loss_cannot_take_is_said() -> None:
         shape_map(torch.rand(1, 2, 4, 4), radius=-1)
     with pytest.raises(ConfigError, match=r"needs images or volumes.*\(4, 2\)"):
         shape_map(torch.rand(4, 2))
+
+
+def masked() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    rng = torch.Generator().manual_seed(1)
+    p, q = (torch.randn(2, 3, 6, 7, generator=rng).double().softmax(dim=1) for _ in range(2))
+    inside = torch.rand(2, 6, 7, generator=rng) < 0.6
+    return p, q, inside
+
+
+def test_losses_in_a_field_of_view_are_means_over_its_pixels() -> None:
+    p, q, inside = masked()
+    a, b, m = p.numpy(), q.numpy(), inside.numpy()
+    distance, entropy = ((a - b) ** 2).sum(1)[m].mean(), -(a * np.log(a)).sum(1)[m].mean()
+    assert float(consistency_loss(p, q, inside)) == pytest.approx(distance, rel=1e-12)
+    assert float(entropy_loss(p, inside)) == pytest.approx(entropy, rel=1e-12)
+    ranges = []
+    for n, i, j in np.argwhere(m):
+        rows, columns = slice(max(i - 1, 0), i + 2), slice(max(j - 1, 0), j + 2)
+        near = a[n, 1:, rows, columns][:, m[n, rows, columns]]
+        ranges.append((near.max(1) - near.min(1)).sum())
+    assert float(shape_loss(p, 1, inside)) == pytest.approx(np.mean(ranges), rel=1e-12)
+
+
+def test_pixels_outside_the_field_of_view_change_neither_losses_nor_gradients() -> None:
+    p, q, inside = masked()
+    found = []
+    for change in (0.0, 0.7):
+        moved = torch.where(inside.unsqueeze(1), p, p + change).requires_grad_()
+        losses = [
+            consistency_loss(moved, q, inside), shape_loss(moved, 2, inside),
+            entropy_loss(moved, inside),
+        ]  # fmt: skip
+        (gradient,) = torch.autograd.grad(torch.stack(losses).sum(), moved)
+        assert not gradient.movedim(1, -1)[~inside].any()
+        found.append((losses, gradient))
+    assert found[0][0] == found[1][0]
+    assert torch.equal(found[0][1], found[1][1])
+
+
+def test_an_empty_field_of_view_has_a_loss_of_zero() -> None:
+    p, q, inside = masked()
+    none = torch.zeros_like(inside)
+    assert float(consistency_loss(p, q, none)) == float(shape_loss(p, 1, none)) == 0
+    assert float(entropy_loss(p, none)) == 0
+
+
+def test_a_field_of_view_needs_an_output_of_pixels() -> None:
+    with pytest.raises(ConfigError, match=r"tent.field_of_view selects pixels.*\(2, 3\)"):
+        counted_pixels(torch.ones(2, 4, 4, dtype=torch.bool), torch.zeros(2, 3), "tent")

@@ -382,3 +382,16 @@ def test_layers_are_listed_in_the_order_in_which_the_network_calls_them() -> Non
 
     adapted, _ = run(Routing(epochs=1), models(Backwards), Backwards, IMAGES)
     assert list(adapted.record.spreads) == list(adapted.record.coefficients) == ["first", "last"]
+
+
+def test_weights_of_the_terms_are_those_given() -> None:
+    adapter = Routing(epochs=1, weights={"entropy": 10.0, "consistency": 0.1})
+    adapted, _ = run(adapter, models(small), small, IMAGES)
+    for row in adapted.record.losses:
+        assert row.keys() == {"step", "total", "consistency", "entropy"}
+        total = 10 * row["entropy"] + 0.1 * row["consistency"]
+        assert row["total"] == pytest.approx(total, rel=1e-5)
+    with pytest.raises(ConfigError, match=r"routing.weights replaces terms and beta; give either"):
+        Routing(weights={"entropy": 1.0}, beta=0.5)
+    with pytest.raises(ConfigError, match="one or more weights above 0"):
+        Routing(weights={"entropy": 0.0})

@@ -10,9 +10,9 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
-from collegium.core.dataset import Dataset, Example
+from collegium.core.dataset import Batch, Dataset, Example, full_mask, join
 from collegium.core.lazy import nn, torch
 from collegium.core.randomness import ambient
 from collegium.core.tensors import Mean, Tensors
@@ -290,7 +290,8 @@ def case_batches(cases: Cases, size: int) -> Iterator[tuple[list[int], Example]]
         size: cases in one batch, at most.
 
     Yields:
-        The indices of the cases, and an example whose image is (B, C, *spatial).
+        The indices of the cases, and an example whose image is (B, C, *spatial), with a mask (B,
+        *spatial) if one of the cases has one.
     """
     waiting: list[tuple[int, Example]] = []
     for index in range(len(cases)):
@@ -307,22 +308,66 @@ def case_batches(cases: Cases, size: int) -> Iterator[tuple[list[int], Example]]
 
 
 def _join(batch: Sequence[tuple[int, Example]]) -> tuple[list[int], Example]:
-    first = batch[0][1]
-    images = torch.cat([example.batch["image"] for _, example in batch])
-    return [index for index, _ in batch], replace(first, batch={"image": images})
+    samples: list[Batch] = [
+        {key: example.batch[key] for key in ("image", "mask") if key in example.batch}
+        for _, example in batch
+    ]
+    return [index for index, _ in batch], replace(batch[0][1], batch=join(samples))
 
 
-def case_windows(task: Task, module: nn.Module, cases: Cases, size: int) -> Iterator[Tensor]:
-    """Yield the batches (B, C, *spatial) that enter a network, always in the same order.
+class Window(NamedTuple):
+    """The images of one forward pass, and which of their pixels count.
+
+    Attributes:
+        images: (B, C, *spatial), or rows (B, features).
+        inside: the pixels that count in a loss, bool (B, *spatial); None: all.
+    """
+
+    images: Tensor
+    inside: Tensor | None = None
+
+    @property
+    def counts(self) -> bool:
+        """Whether any pixel counts."""
+        return self.inside is None or bool(self.inside.any())
+
+
+def batch_windows(
+    task: Task, module: nn.Module, batch: Batch, *, field_of_view: bool = False
+) -> Iterator[Window]:
+    """Yield the parts of a batch that enter a network.
+
+    Args:
+        task: how a case is predicted, which cuts images and masks alike.
+        module: the network.
+        batch: its image is (B, C, *spatial), its mask, if any, (B, *spatial).
+        field_of_view: whether only pixels inside the mask count. Without a mask the whole image
+            does; the zeros around an image smaller than the window never do.
+    """
+    image = batch["image"]
+    if not field_of_view:
+        yield from map(Window, task.windows(module, image))
+        return
+    mask = batch.get("mask", full_mask(image))
+    masks = task.windows(module, mask.unsqueeze(1))
+    for images, inside in zip(task.windows(module, image), masks, strict=True):
+        yield Window(images, inside.squeeze(1))
+
+
+def case_windows(
+    task: Task, module: nn.Module, cases: Cases, size: int, *, field_of_view: bool = False
+) -> Iterator[Window]:
+    """Yield the windows of all cases, always in the same order.
 
     Args:
         task: how a case is predicted.
         module: the network.
         cases: the cases.
         size: cases in one batch, at most.
+        field_of_view: see `batch_windows`.
     """
     for _, example in case_batches(cases, size):
-        yield from task.windows(module, example.batch["image"])
+        yield from batch_windows(task, module, example.batch, field_of_view=field_of_view)
 
 
 def predict_batch(

@@ -8,7 +8,7 @@ from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from collegium.adaptation._losses import class_logits
+from collegium.adaptation._losses import class_logits, counted_pixels, masked_mean
 from collegium.adaptation._norms import affine, batch_norms, require_batch_norms
 from collegium.adaptation.base import (
     GLOBAL,
@@ -18,11 +18,13 @@ from collegium.adaptation.base import (
     Cases,
     Deliver,
     Sources,
+    Window,
     case_windows,
     mean_model,
     optimizer_step,
     predict_cases,
 )
+from collegium.core.dataset import full_mask
 from collegium.core.lazy import functional, nn, torch
 from collegium.core.optimizers import unmarked
 from collegium.core.settings import NonNegativeInt, Positive, PositiveInt, UnitInterval, settings
@@ -65,6 +67,8 @@ class DSBN(Adapter):
         threshold: the lowest probability of a pseudo-label that counts.
         lr: learning rate of Adam on pseudo-labels.
         batch_size: cases, slices or windows in one batch.
+        field_of_view: whether only pixels inside the field of view get pseudo-labels. Statistics
+            are those of all pixels, as in a prediction.
     """
 
     affine: Literal["global", "mean", "nearest"] = "global"
@@ -73,6 +77,15 @@ class DSBN(Adapter):
     threshold: UnitInterval = 0.9
     lr: Positive = 1e-3
     batch_size: PositiveInt = 4
+    field_of_view: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a field of view without pseudo-labels."""
+        if self.field_of_view and not self.pseudo_labels:
+            raise ConfigError(
+                "field_of_view limits the pseudo-labels of dsbn, and pseudo_labels is 0; set it to "
+                "1 or more, or field_of_view to false"
+            )
 
     @property
     def needs(self) -> Collection[str]:  # type: ignore[override]
@@ -83,6 +96,11 @@ class DSBN(Adapter):
         """Refuse a network without batch normalisation."""
         require_batch_norms(module, "dsbn")
 
+    def check_output(self, task: Task, images: Tensor, output: Tensor) -> None:
+        """Refuse a field of view if the output has no pixels. See `Adapter.check_output`."""
+        if self.field_of_view:
+            counted_pixels(full_mask(images), class_logits(output, task, "dsbn"), "dsbn")
+
     def adapt(self, sources: Sources, cases: Cases, deliver: Deliver) -> AdaptationResult:
         """Measure the statistics, train on pseudo-labels if any, then predict.
 
@@ -92,7 +110,8 @@ class DSBN(Adapter):
         module = sources.load(body)
         require_batch_norms(module, "dsbn")
         task = sources.task.with_batch_size(self.batch_size)
-        batches = partial(case_windows, task, module, cases, self.batch_size)
+        windows = partial(case_windows, task, module, cases, self.batch_size)
+        batches = partial(_images, windows)
         record = AdaptationRecord(names, losses_per="pass")
         if self.affine == "nearest":
             self._use_nearest(module, batches, sources, record)
@@ -103,7 +122,8 @@ class DSBN(Adapter):
                 record.sources = list(dict.fromkeys([*names, *personal]))
             measure_statistics(module, batches, self.passes)
         if self.pseudo_labels:
-            self._train(module, batches, task, record)
+            fov = self.field_of_view
+            self._train(module, partial(windows, field_of_view=fov), task, record)
         for index, prediction in predict_cases(sources.task, module, cases, self.batch_size):
             deliver("", index, prediction)
         return AdaptationResult(record, Tensors(module.state_dict()).clone())
@@ -130,7 +150,11 @@ class DSBN(Adapter):
         )
 
     def _train(
-        self, module: nn.Module, batches: Batches, task: Task, record: AdaptationRecord
+        self,
+        module: nn.Module,
+        windows: Callable[[], Iterable[Window]],
+        task: Task,
+        record: AdaptationRecord,
     ) -> None:
         """Train scale and shift on pseudo-labels."""
         module.requires_grad_(False)
@@ -140,17 +164,22 @@ class DSBN(Adapter):
                 "dsbn learns scale and shift from pseudo-labels, and the network's batch "
                 "normalisation has none; set pseudo_labels to 0"
             )
-        outputs = (class_logits(module(images), task, "dsbn") for images in batches())
-        labels = [_pseudo_label(output, self.threshold) for output in outputs]
-        confident = fmean(float((label != IGNORED).float().mean()) for label in labels)
+        labels, shares = [], []
+        for window in windows():
+            output = class_logits(module(window.images), task, "dsbn")
+            counted = counted_pixels(window.inside, output, "dsbn")
+            labels.append(_pseudo_label(output, self.threshold, counted))
+            if window.counts:
+                shares.append(_confident_share(labels[-1], counted))
+        confident = fmean(shares or [0.0])
         optimizer = unmarked(torch.optim.Adam)(trained, lr=self.lr)
         for epoch in range(self.pseudo_labels):
             losses = []
-            for images, label in zip(batches(), labels, strict=True):
+            for window, label in zip(windows(), labels, strict=True):
                 if bool((label == IGNORED).all()):
                     continue
-                target = label.to(images.device, torch.int64)
-                output = class_logits(module(images), task, "dsbn")
+                target = label.to(window.images.device, torch.int64)
+                output = class_logits(module(window.images), task, "dsbn")
                 loss = functional.cross_entropy(output, target, ignore_index=IGNORED)
                 losses.append(optimizer_step(optimizer, loss, "dsbn"))
             record.steps += len(losses)
@@ -287,8 +316,25 @@ def _copy_affine(model: Mapping[str, Tensor], module: nn.Module) -> None:
                 parameter.copy_(model[f"{name}.{kind}"])
 
 
-def _pseudo_label(output: Tensor, threshold: float) -> Tensor:
-    """Return the most probable class, int16 on the CPU, or `IGNORED` below the threshold."""
+def _images(windows: Callable[[], Iterable[Window]]) -> Iterable[Tensor]:
+    """Return the images of the windows."""
+    return (window.images for window in windows())
+
+
+def _pseudo_label(output: Tensor, threshold: float, counted: Tensor | None) -> Tensor:
+    """Return the most probable class, int16 on the CPU.
+
+    It is `IGNORED` below the threshold, and where a pixel does not count.
+    """
     with torch.no_grad():
         probability, label = output.softmax(dim=1).max(dim=1)
-        return label.masked_fill(probability < threshold, IGNORED).to("cpu", torch.int16)
+        ignored = probability < threshold
+        if counted is not None:
+            ignored = ignored | ~counted
+        return label.masked_fill(ignored, IGNORED).to("cpu", torch.int16)
+
+
+def _confident_share(label: Tensor, counted: Tensor | None) -> float:
+    """Return the share of the pixels that count which have a pseudo-label."""
+    mask = None if counted is None else counted.cpu()
+    return float(masked_mean((label != IGNORED).float(), mask))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from collegium.adaptation._losses import (
     class_logits,
     consistency_loss,
+    counted_pixels,
     entropy_loss,
     shape_loss,
 )
@@ -24,6 +25,8 @@ from collegium.adaptation.base import (
     Deliver,
     LayerSpread,
     Sources,
+    Window,
+    batch_windows,
     case_batches,
     case_windows,
     copies_of,
@@ -31,7 +34,7 @@ from collegium.adaptation.base import (
     overwrite,
     predict_batch,
 )
-from collegium.core.dataset import Example
+from collegium.core.dataset import Example, full_mask
 from collegium.core.lazy import nn, torch
 from collegium.core.optimizers import unmarked
 from collegium.core.randomness import ambient, generator
@@ -60,6 +63,10 @@ TERMS: tuple[Term, ...] = ("consistency", "shape", "entropy")
 Losses = dict[str, float]
 
 
+def _any_weight(weights: Mapping[Term, float]) -> bool:
+    return any(weight > 0 for weight in weights.values())
+
+
 @settings
 class Routing(Adapter):
     """Test-time routing, which mixes the weights of all models layer by layer (Eq. 5-10).
@@ -86,6 +93,7 @@ class Routing(Adapter):
         lr: learning rate of Adam.
         beta: weight of the shape and the entropy loss.
         terms: the losses that count.
+        weights: the weight of each loss that counts, instead of `terms` and `beta`.
         noise: standard deviation of the noise; the images are z-scored.
         transforms: whether the noisy images are also flipped and rotated at random, which is undone
             on their predictions, as in the released code.
@@ -100,6 +108,7 @@ class Routing(Adapter):
         adapt_bn_affine: whether scale and shift of batch normalisation are trained too, as in the
             released code.
         batch_size: cases, slices or windows in one step.
+        field_of_view: whether only pixels inside the field of view count in the losses.
     """
 
     needs: ClassVar[Collection[str]] = ("personal",)
@@ -108,6 +117,10 @@ class Routing(Adapter):
     lr: Positive = 1e-3
     beta: NonNegative = 0.01
     terms: Annotated[tuple[Term, ...], rule(bool, "one or more terms")] = TERMS
+    weights: (
+        Annotated[Mapping[Term, NonNegative], rule(_any_weight, "one or more weights above 0")]
+        | None
+    ) = None
     noise: NonNegative = 0.5
     transforms: bool = False
     radius: NonNegativeInt = 10
@@ -117,16 +130,35 @@ class Routing(Adapter):
     dropout: Fraction = 0.2
     adapt_bn_affine: bool = False
     batch_size: PositiveInt = 4
+    field_of_view: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse weights beside their short form."""
+        if self.weights is not None and (self.terms != TERMS or self.beta != Routing.beta):
+            raise ConfigError(
+                "routing.weights replaces terms and beta; give either the weights, or terms and "
+                "beta"
+            )
+
+    @property
+    def term_weights(self) -> dict[str, float]:
+        """The weight of each loss that counts, in the order of `TERMS`."""
+        if self.weights is not None:
+            return {term: self.weights[term] for term in TERMS if term in self.weights}
+        paper = {"consistency": 1.0, "shape": self.beta, "entropy": self.beta}
+        return {term: paper[term] for term in TERMS if term in self.terms}
 
     def check_output(self, task: Task, images: Tensor, output: Tensor) -> None:
-        """Refuse rows and classes of whole images if `transforms` or `terms` need spatial axes.
+        """Refuse rows and classes of whole images if a setting needs spatial axes.
 
         See `Adapter.check_output`.
         """
-        if self.transforms and "consistency" in self.terms:
+        if self.transforms and "consistency" in self.term_weights:
             _FlipAndRotation.draw(torch.Generator(), images)
-        if "shape" in self.terms:
+        if "shape" in self.term_weights:
             shape_loss(class_logits(output, task, "routing"), self.radius)
+        if self.field_of_view:
+            counted_pixels(full_mask(images), class_logits(output, task, "routing"), "routing")
 
     def adapt(self, sources: Sources, cases: Cases, deliver: Deliver) -> AdaptationResult:
         """Train the routers, and predict with the mixed network. See `Adapter.adapt`."""
@@ -177,12 +209,15 @@ class Routing(Adapter):
     ) -> None:
         """Train on all cases for `epochs`, and keep the selected state."""
         optimizer = unmarked(torch.optim.Adam)(network.trained, lr=self.lr, foreach=False)
-        windows = partial(case_windows, network.task, network.module, cases, self.batch_size)
+        windows = partial(
+            case_windows, network.task, network.module, cases, self.batch_size,
+            field_of_view=self.field_of_view,
+        )  # fmt: skip
         best, lowest = copies_of(network.trained), math.inf
         for epoch in range(self.epochs + 1):
             if epoch:
-                for number, images in enumerate(windows()):
-                    self._step(network, optimizer, images, ("epoch", epoch, number))
+                for number, window in enumerate(windows()):
+                    self._step(network, optimizer, window, ("epoch", epoch, number))
                     record.steps += 1
             row = self._mean_losses(network, windows())
             record.losses.append({"step": epoch, **row})
@@ -205,11 +240,12 @@ class Routing(Adapter):
             if self.mode == "episodic":
                 overwrite(network.trained, start)
                 optimizer = adam()
-            windows = list(network.task.windows(network.module, example.batch["image"]))
+            fov, batch = self.field_of_view, example.batch
+            windows = list(batch_windows(network.task, network.module, batch, field_of_view=fov))
             best, row = copies_of(network.trained), self._mean_losses(network, windows)
             for step in range(self.epochs):
-                for window, images in enumerate(windows):
-                    self._step(network, optimizer, images, ("batch", number, step, window))
+                for place, window in enumerate(windows):
+                    self._step(network, optimizer, window, ("batch", number, step, place))
                     record.steps += 1
                 new = self._mean_losses(network, windows)
                 if self.selection == "last" or new["total"] < row["total"]:
@@ -223,48 +259,52 @@ class Routing(Adapter):
         self,
         network: _RoutedNetwork,
         optimizer: torch.optim.Optimizer,
-        images: Tensor,
+        window: Window,
         path: tuple[str | int, ...],
     ) -> None:
-        """Take one step on a batch."""
+        """Take one step on a batch, if any of its pixels counts."""
+        if not window.counts:
+            return
         for layer in network.layers.values():
             layer.router.train()
-        total, _ = self._loss(network, images, path)
+        total, _ = self._loss(network, window, path)
         optimizer_step(optimizer, total, "routing")
 
-    def _mean_losses(self, network: _RoutedNetwork, windows: Iterable[Tensor]) -> Losses:
-        """Return the mean losses over all images, with equal noise at every call."""
+    def _mean_losses(self, network: _RoutedNetwork, windows: Iterable[Window]) -> Losses:
+        """Return the mean losses over what counts, with equal noise at every call."""
         with torch.no_grad():
             for layer in network.layers.values():
                 layer.router.eval()
             sums: Losses = {}
             count = 0
-            for number, images in enumerate(windows):
-                total, terms = self._loss(network, images, ("selection", number))
+            for number, window in enumerate(windows):
+                total, terms = self._loss(network, window, ("selection", number))
+                weight = len(window.images) if window.inside is None else int(window.inside.sum())
                 for name, value in {"total": total, **terms}.items():
-                    sums[name] = sums.get(name, 0.0) + float(value) * len(images)
-                count += len(images)
-            return {name: value / count for name, value in sums.items()}
+                    sums[name] = sums.get(name, 0.0) + float(value) * weight
+                count += weight
+            return {name: value / max(count, 1) for name, value in sums.items()}
 
     def _loss(
-        self, network: _RoutedNetwork, images: Tensor, path: tuple[str | int, ...]
+        self, network: _RoutedNetwork, window: Window, path: tuple[str | int, ...]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss (Eq. 10) and its terms for images (B, C, *spatial)."""
+        images, weights = window.images, self.term_weights
         rng = generator(network.seed, "routing", *path)
         clean = network.probabilities(images)
+        counted = counted_pixels(window.inside, clean, "routing")
         terms: dict[str, Tensor] = {}
-        if "consistency" in self.terms:
+        if "consistency" in weights:
             noisy = images + self.noise * torch.randn(images.shape, generator=rng).to(images)
             transform = (
                 _FlipAndRotation.draw(rng, images) if self.transforms else _FlipAndRotation()
             )
             perturbed = transform.invert(network.probabilities(transform.apply(noisy)))
-            terms["consistency"] = consistency_loss(clean, perturbed)
-        if "shape" in self.terms:
-            terms["shape"] = shape_loss(clean, self.radius)
-        if "entropy" in self.terms:
-            terms["entropy"] = entropy_loss(clean)
-        weights = {"consistency": 1.0, "shape": self.beta, "entropy": self.beta}
+            terms["consistency"] = consistency_loss(clean, perturbed, counted)
+        if "shape" in weights:
+            terms["shape"] = shape_loss(clean, self.radius, counted)
+        if "entropy" in weights:
+            terms["entropy"] = entropy_loss(clean, counted)
         total = torch.stack([weights[name] * value for name, value in terms.items()]).sum()
         return total, terms
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
-from collegium.adaptation._losses import class_logits, entropy_loss
+from collegium.adaptation._losses import class_logits, counted_pixels, entropy_loss
 from collegium.adaptation._norms import affine, require_batch_norms, use_batch_statistics
 from collegium.adaptation.base import (
     GLOBAL,
@@ -14,17 +15,23 @@ from collegium.adaptation.base import (
     Cases,
     Deliver,
     Sources,
+    batch_windows,
     case_batches,
     copies_of,
     optimizer_step,
     overwrite,
     predict_batch,
 )
+from collegium.core.dataset import full_mask
 from collegium.core.lazy import nn, torch
 from collegium.core.optimizers import unmarked
 from collegium.core.settings import Fraction, Positive, PositiveInt, settings
 from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError
+from collegium.tasks import Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @settings
@@ -46,6 +53,7 @@ class Tent(Adapter):
         episodic: whether every batch starts from the deployed model, instead of continuing from the
             batch before (online).
         batch_size: cases, slices or windows in one batch.
+        field_of_view: whether only pixels inside the field of view count in the entropy.
     """
 
     lr: Positive = 1e-3
@@ -53,10 +61,16 @@ class Tent(Adapter):
     steps: PositiveInt = 1
     episodic: bool = False
     batch_size: PositiveInt = 4
+    field_of_view: bool = False
 
     def check(self, module: nn.Module) -> None:
         """Refuse a network without batch normalisation."""
         require_batch_norms(module, "tent")
+
+    def check_output(self, task: Task, images: Tensor, output: Tensor) -> None:
+        """Refuse a field of view if the output has no pixels. See `Adapter.check_output`."""
+        if self.field_of_view:
+            counted_pixels(full_mask(images), class_logits(output, task, "tent"), "tent")
 
     def adapt(self, sources: Sources, cases: Cases, deliver: Deliver) -> AdaptationResult:
         """Predict and learn batch by batch. See `Adapter.adapt`."""
@@ -82,9 +96,14 @@ class Tent(Adapter):
             for index, prediction in predict_batch(task, module, indices, example):
                 deliver("", index, prediction)
             for _ in range(self.steps):
-                for images in task.windows(module, example.batch["image"]):
-                    logits = class_logits(module(images), task, "tent")
-                    loss = entropy_loss(logits.softmax(dim=1))
+                for window in batch_windows(
+                    task, module, example.batch, field_of_view=self.field_of_view
+                ):
+                    if not window.counts:
+                        continue
+                    logits = class_logits(module(window.images), task, "tent")
+                    counted = counted_pixels(window.inside, logits, "tent")
+                    loss = entropy_loss(logits.softmax(dim=1), counted)
                     entropy = optimizer_step(optimizer, loss, "tent")
                     row = {"step": record.steps, "total": entropy, "entropy": entropy}
                     record.losses.append(row)

@@ -152,8 +152,12 @@ def join(samples: Sequence[Batch]) -> Batch:
 
 
 def _with_full_mask(sample: Mapping[str, torch.Tensor]) -> Batch:
-    image = sample["image"]
-    return {**sample, "mask": torch.ones(len(image), *image.shape[2:], dtype=torch.bool)}
+    return {**sample, "mask": full_mask(sample["image"])}
+
+
+def full_mask(image: torch.Tensor) -> torch.Tensor:
+    """Return the mask (B, *spatial) in which all pixels of (B, C, *spatial) count."""
+    return torch.ones(len(image), *image.shape[2:], dtype=torch.bool, device=image.device)
 
 
 def _check_shapes(samples: Sequence[Batch]) -> None:

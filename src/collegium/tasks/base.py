@@ -118,6 +118,9 @@ class Task(Protocol):
     def windows(self, module: nn.Module, image: torch.Tensor) -> Iterator[torch.Tensor]:
         """Yield the parts of a case's image that each enter the network in one forward pass.
 
+        What has the image's batch and pixels, such as a mask (B, 1, *spatial), is cut as the image
+        is, and padded with zeros.
+
         Args:
             module: The network.
             image: (B, C, *spatial), or (B, features) for a table.
