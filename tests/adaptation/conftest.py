@@ -30,11 +30,16 @@ class OutsideSite:
         self.images = np.random.default_rng(0).normal(0.4, 1.3, (5, 1, 4, 4))
         self.task = SegmentationTask(2)
 
-    def cases(self, labels: int = 0) -> UnlabelledCases:
-        """The site's cases; ``labels`` is what every pixel of their hidden labels is."""
+    def cases(self, labels: int = 0, inside: np.ndarray | None = None) -> UnlabelledCases:
+        """The site's cases; ``labels`` is what every pixel of their hidden labels is.
+
+        ``inside`` (5, 4, 4) is their field of view.
+        """
         hidden = torch.full((5, 4, 4), labels)
-        data = TensorDataset({"image": torch.from_numpy(self.images), "label": hidden})
-        return UnlabelledCases(data)
+        inputs = {"image": torch.from_numpy(self.images), "label": hidden}
+        if inside is not None:
+            inputs["mask"] = torch.from_numpy(inside)
+        return UnlabelledCases(TensorDataset(inputs))
 
     def sources(
         self, network: Callable[[], nn.Module], names: tuple[str, ...] = ("global",), seed: int = 0
@@ -50,7 +55,12 @@ class OutsideSite:
         return Sources(models, network, self.task, seed=seed)
 
     def adapt(
-        self, adapter: Any, sources: Sources, labels: int = 0
+        self,
+        adapter: Any,
+        sources: Sources,
+        labels: int = 0,
+        *,
+        inside: np.ndarray | None = None,
     ) -> tuple[Predictions, AdaptationResult]:
         """Let an adapter work; give its predictions by model, and what it ended with."""
         found: dict[str, dict[int, np.ndarray]] = {}
@@ -59,7 +69,7 @@ class OutsideSite:
             assert index not in found.setdefault(name, {}), "a case was delivered twice"
             found[name][index] = prediction.numpy()
 
-        adapted = adapter.adapt(sources, self.cases(labels), deliver)
+        adapted = adapter.adapt(sources, self.cases(labels, inside), deliver)
         return {name: [cases[i] for i in range(5)] for name, cases in found.items()}, adapted
 
 

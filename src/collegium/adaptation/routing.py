@@ -217,8 +217,7 @@ class Routing(Adapter):
         for epoch in range(self.epochs + 1):
             if epoch:
                 for number, window in enumerate(windows()):
-                    self._step(network, optimizer, window, ("epoch", epoch, number))
-                    record.steps += 1
+                    record.steps += self._step(network, optimizer, window, ("epoch", epoch, number))
             row = self._mean_losses(network, windows())
             record.losses.append({"step": epoch, **row})
             if self.selection == "last" or row["total"] < lowest:
@@ -245,8 +244,9 @@ class Routing(Adapter):
             best, row = copies_of(network.trained), self._mean_losses(network, windows)
             for step in range(self.epochs):
                 for place, window in enumerate(windows):
-                    self._step(network, optimizer, window, ("batch", number, step, place))
-                    record.steps += 1
+                    record.steps += self._step(
+                        network, optimizer, window, ("batch", number, step, place)
+                    )
                 new = self._mean_losses(network, windows)
                 if self.selection == "last" or new["total"] < row["total"]:
                     overwrite(best, network.trained)
@@ -261,14 +261,15 @@ class Routing(Adapter):
         optimizer: torch.optim.Optimizer,
         window: Window,
         path: tuple[str | int, ...],
-    ) -> None:
-        """Take one step on a batch, if any of its pixels counts."""
+    ) -> int:
+        """Take one step on a batch if any of its pixels counts; return how many were taken."""
         if not window.counts:
-            return
+            return 0
         for layer in network.layers.values():
             layer.router.train()
         total, _ = self._loss(network, window, path)
         optimizer_step(optimizer, total, "routing")
+        return 1
 
     def _mean_losses(self, network: _RoutedNetwork, windows: Iterable[Window]) -> Losses:
         """Return the mean losses over what counts, with equal noise at every call."""
