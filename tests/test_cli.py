@@ -175,6 +175,16 @@ def test_phantoms_are_drawn_where_asked(tmp_path: Path):
     assert call("phantoms", str(tmp_path / "q"), "--sites", "0").exit_code == 2
 
 
+def test_the_unequal_sites_of_the_demo_are_drawn_whole_or_not_at_all(tmp_path: Path):
+    result = call("phantoms", str(tmp_path / "p"), "--unequal", "--size", "32")
+    assert result.exit_code == 0, result.output
+    splits = (tmp_path / "p" / "alder" / "manifest.csv").read_text().count(",train\n")
+    assert splits == 2
+    refused = call("phantoms", str(tmp_path / "q"), "--unequal", "--cases", "8")
+    assert refused.exit_code == 2
+    assert "leave out --sites and --cases" in refused.output
+
+
 @pytest.mark.parametrize(
     ("error", "code", "words"),
     [

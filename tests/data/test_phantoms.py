@@ -9,7 +9,15 @@ import pytest
 import yaml
 from PIL import Image
 
-from collegium.data.phantoms import SCANNERS, ScannerModel, draw_case, make_federation, scanner_of
+from collegium.data.phantoms import (
+    SCANNERS,
+    UNEQUAL,
+    PhantomSite,
+    ScannerModel,
+    draw_case,
+    make_federation,
+    scanner_of,
+)
 from collegium.errors import ConfigError
 
 SIZE = 48
@@ -153,6 +161,25 @@ def test_sites_beyond_the_named_ones_draw_a_scanner_of_their_own():
     assert scanner_of("site_07", 0) == scanner_of("site_07", 0)
     assert scanner_of("site_07", 0) != scanner_of("site_08", 0)
     assert scanner_of("elm", 0) is SCANNERS["elm"]
+
+
+def test_stated_patients_are_drawn_with_their_splits_in_the_manifest(tmp_path):
+    site = PhantomSite(SCANNERS["birch"], train=3, validation=1, test=2)
+    folder = make_federation(tmp_path, {"oak": site}, size=SIZE).parent
+    rows = manifest(folder, "oak")
+    # the fourth patient, the one of the validation, is scanned twice
+    assert [row["split"] for row in rows] == ["train"] * 3 + ["val"] * 2 + ["test"] * 2
+    assert [row["patient"] for row in rows] == [f"oak_p{n:03d}" for n in (1, 2, 3, 4, 4, 5, 6)]
+    assert pixels(folder / rows[0]["image"]).dtype == np.uint8
+
+
+def test_of_the_unequal_sites_one_learns_from_few_one_is_inverted_and_one_tests_few():
+    assert list(UNEQUAL) == ["alder", "birch", "cedar", "elm"]
+    assert min(UNEQUAL, key=lambda name: UNEQUAL[name].train) == "alder"
+    assert [name for name, site in UNEQUAL.items() if site.scanner.inverted] == ["birch"]
+    # a verdict needs six test patients, and so does choosing a round by validation patients
+    assert [name for name, site in UNEQUAL.items() if site.test < 6] == ["cedar"]
+    assert all(site.validation >= 6 for site in UNEQUAL.values())
 
 
 @pytest.mark.parametrize(("key", "value"), [("sites", 0), ("cases", 0), ("size", 16)])

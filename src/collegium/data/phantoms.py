@@ -10,22 +10,23 @@ sites or cases does not change the others.
 """
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count, islice, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
 from numpy.typing import NDArray
 
 from collegium.core.randomness import seed_of
+from collegium.data.splits import SPLITS
 from collegium.errors import ConfigError
 
 Image = NDArray[np.float64]
 
 HEADER = "# A phantom federation, drawn by `collegium phantoms`. No person was ever scanned.\n"
-COLUMNS = ("site", "case", "patient", "image", "label")
 SMALLEST = 32
 LEVELS = {8: np.uint8, 16: np.uint16}
 
@@ -70,33 +71,80 @@ SCANNERS = {
 """The first sites of every phantom federation; further ones are drawn."""
 
 
+class PhantomSite(NamedTuple):
+    """A site's scanner, and how many of its patients are in each split."""
+
+    scanner: ScannerModel
+    train: int
+    validation: int
+    test: int
+
+
+UNEQUAL = {
+    "alder": PhantomSite(
+        ScannerModel(noise=0.05, bias=0.25, bits=16, top=3000), train=2, validation=6, test=20
+    ),
+    "birch": PhantomSite(SCANNERS["birch"], train=24, validation=8, test=20),
+    "cedar": PhantomSite(
+        ScannerModel(gamma=0.9, blur=0.9, noise=0.05, bias=0.25, bits=16, top=900),
+        train=16,
+        validation=6,
+        test=4,
+    ),
+    "elm": PhantomSite(
+        ScannerModel(gamma=1.2, blur=0.8, noise=0.05, bias=0.25, zoom=1.04),
+        train=48,
+        validation=8,
+        test=20,
+    ),
+}
+"""Sites to which joining means something different, as the demo shows.
+
+alder has two patients to learn from, and cedar and elm have scanners like its own. birch has many,
+but shows bright tissue dark, so that a model made for the others is wrong there. cedar has too few
+test patients for any verdict. elm has patients enough to train alone.
+"""
+
+
 def make_federation(
-    folder: str | Path, sites: int = 4, *, cases: int = 16, size: int = 96, seed: int = 0
+    folder: str | Path,
+    sites: int | Mapping[str, PhantomSite] = 4,
+    *,
+    cases: int = 16,
+    size: int = 96,
+    seed: int = 0,
 ) -> Path:
     """Write a phantom federation under ``folder`` and return the path of its ``federation.yaml``.
 
     Args:
       folder: the folder to write to; created if absent. An earlier phantom federation is
           overwritten.
-      sites: number of sites.
-      cases: number of images per site; every fourth patient is scanned twice.
+      sites: number of sites, or scanner and patients of each by name, such as `UNEQUAL`; manifests
+          then state the splits.
+      cases: number of images per site, if ``sites`` is a number. Every fourth patient is scanned
+          twice.
       size: pixels along each side of an image.
       seed: selects the federation that is drawn.
 
     Raises:
       ConfigError: a number is too small, or the folder describes other data.
     """
-    for name, value, least in (("sites", sites, 1), ("cases", cases, 1), ("size", size, SMALLEST)):
+    number = sites if isinstance(sites, int) else len(sites)
+    for name, value, least in (("sites", number, 1), ("cases", cases, 1), ("size", size, SMALLEST)):
         if value < least:
             raise ConfigError(f"phantoms: {name} is {value}; choose at least {least}")
     folder = Path(folder)
     description = folder / "federation.yaml"
     if description.exists() and not description.read_text(encoding="utf-8").startswith(HEADER):
         raise ConfigError(f"phantoms: {description} describes other data; name another folder")
-    scanners = {name: scanner_of(name, seed) for name in _site_names(sites)}
-    for site, scanner in scanners.items():
-        _write_site(folder, site, scanner, cases=cases, size=size, seed=seed)
-    content = yaml.safe_dump(_federation(list(scanners)), sort_keys=False)
+    if isinstance(sites, int):
+        names = _site_names(sites)
+        drawn = {name: (scanner_of(name, seed), _scans_of(cases)) for name in names}
+    else:
+        drawn = {name: (site.scanner, _scans_with_splits(site)) for name, site in sites.items()}
+    for name, (scanner, scans) in drawn.items():
+        _write_site(folder, name, scanner, scans, size=size, seed=seed)
+    content = yaml.safe_dump(_federation(list(drawn)), sort_keys=False)
     description.write_text(HEADER + content, encoding="utf-8")
     return description
 
@@ -257,15 +305,24 @@ def _resample(image: Image, size: int) -> Image:
     return resampled
 
 
+class _Scan(NamedTuple):
+    """A scan by the numbers of case, patient and visit, from 1; its split, if that is stated."""
+
+    case: int
+    patient: int
+    visit: int
+    split: str | None = None
+
+
 def _write_site(
-    folder: Path, site: str, scanner: ScannerModel, *, cases: int, size: int, seed: int
+    folder: Path, site: str, scanner: ScannerModel, scans: list[_Scan], *, size: int, seed: int
 ) -> None:
     from PIL import Image as PILImage
 
     rows = []
     for kind in ("images", "masks"):
         (folder / site / kind).mkdir(parents=True, exist_ok=True)
-    for number, patient, visit in _visits(cases):
+    for number, patient, visit, split in scans:
         case = f"{site}_{number:03d}"
         pixels, mask = draw_case(
             scanner,
@@ -276,22 +333,32 @@ def _write_site(
         files = {"image": f"{site}/images/{case}.png", "label": f"{site}/masks/{case}.png"}
         PILImage.fromarray(pixels).save(folder / files["image"])
         PILImage.fromarray(mask).save(folder / files["label"])
-        rows.append({"site": site, "case": case, "patient": f"{site}_p{patient:03d}", **files})
+        row = {"site": site, "case": case, "patient": f"{site}_p{patient:03d}", **files}
+        rows.append(row if split is None else {**row, "split": split})
     with (folder / site / "manifest.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
 
 
-def _visits(cases: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (case, patient, visit) numbers, from 1; every fourth patient comes twice."""
-    case = patient = 0
-    while case < cases:
-        patient += 1
+def _scans() -> Iterator[_Scan]:
+    """Yield scans without end; every fourth patient comes twice."""
+    case = count(1)
+    for patient in count(1):
         for visit in (1, 2) if patient % 4 == 0 else (1,):
-            case += 1
-            if case <= cases:
-                yield case, patient, visit
+            yield _Scan(next(case), patient, visit)
+
+
+def _scans_of(cases: int) -> list[_Scan]:
+    return list(islice(_scans(), cases))
+
+
+def _scans_with_splits(site: PhantomSite) -> list[_Scan]:
+    """Return the scans of the site's patients, those of the training first."""
+    _, *counts = site
+    splits = [split for split, number in zip(SPLITS, counts, strict=True) for _ in range(number)]
+    scans = takewhile(lambda scan: scan.patient <= len(splits), _scans())
+    return [scan._replace(split=splits[scan.patient - 1]) for scan in scans]
 
 
 def _site_names(count: int) -> list[str]:

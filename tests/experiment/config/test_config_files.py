@@ -14,7 +14,7 @@ from collegium.experiment.grid import jobs_of, variations_of
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 
 EXPECTED = {  # jobs; distinct trainings
-    "demo.yaml": (5, 5),  # algorithms
+    "demo.yaml": (3 * 2, 3 * 2),  # seeds by algorithms
     "vessel.yaml": (3 * 7, 3 * 7),  # seeds by algorithms
     "vessel-home.yaml": (5 * 3, 5 * 3),
     "vessel-papers.yaml": (3 * 9, 3 * 9),
@@ -54,7 +54,7 @@ def test_the_demo_is_the_packaged_one_over_the_folder_that_its_header_draws() ->
         ("#   collegium run demo-data/experiment.yaml", "#   collegium run configs/demo.yaml"),
         ("federation: federation.yaml", "federation: ../demo-data/federation.yaml"),
     ]
-    assert "#   collegium phantoms demo-data --cases 24" in shipped
+    assert "#   collegium phantoms demo-data --unequal --size 64" in shipped
 
 
 def test_every_file_with_a_promise_is_there() -> None:
