@@ -67,7 +67,7 @@ def make_works(batch: int, *, large: bool) -> dict[str, Callable[[], object]]:
         router_factory,
         routing_parameters,
     )
-    from collegium.adaptation.base import optimizer_step
+    from collegium.adaptation.base import Window, optimizer_step
     from collegium.adaptation.routing import Routing, _RoutedNetwork
     from collegium.core.tensors import Tensors
     from collegium.runtime.process import prepare
@@ -99,7 +99,7 @@ def make_works(batch: int, *, large: bool) -> dict[str, Callable[[], object]]:
 
     def loss_of(module: nn.Module) -> Tensor:
         network = _RoutedNetwork(module, {}, [], [], SegmentationTask(2), 0)
-        return Routing()._loss(network, images, ("benchmark",))[0]
+        return Routing()._loss(network, Window(images), ("benchmark",))[0]
 
     def step(module: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[], object]:
         return lambda: optimizer_step(optimizer, loss_of(module), "routing")
