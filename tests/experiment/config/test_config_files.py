@@ -14,7 +14,7 @@ from collegium.experiment.grid import jobs_of, variations_of
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 
 EXPECTED = {  # jobs; distinct trainings
-    "demo.yaml": (3 * 2, 3 * 2),  # seeds by algorithms
+    "demo.yaml": (5 * 2, 5 * 2),  # seeds by algorithms
     "vessel.yaml": (3 * 7, 3 * 7),  # seeds by algorithms
     "vessel-home.yaml": (5 * 3, 5 * 3),
     "vessel-papers.yaml": (3 * 9, 3 * 9),
