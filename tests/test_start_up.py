@@ -22,7 +22,7 @@ LISTED = {"numpy", "pydantic"}
 
 CHECKED = {*LISTED, "yaml"}
 TABLES = {*LISTED, "pandas", "pyarrow", "scipy"}
-"""What tables are made with; Student's distribution, which verdicts need, is scipy's."""
+"""Libraries that tables need; verdicts take Student's distribution from scipy."""
 
 REPORT = {*TABLES, *CHECKED, "PIL", "jinja2"}
 

@@ -506,7 +506,7 @@ def test_batches_on_a_gpu_are_those_of_the_processor(cuda):
 
 
 def test_the_network_of_the_tests_on_gpus_trains_here():
-    """What they compare with a GPU is checked for sense where there is none."""
+    """The fit that the GPU tests compare has equal bits and finite weights on a processor."""
     first, second = segmentation_fit("cpu"), segmentation_fit("cpu")
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert all(tensor.isfinite().all() for tensor in first.values())

@@ -46,7 +46,7 @@ UNUSABLE: Mapping[str, float] = MappingProxyType(
 """The mean below which a model is of no use, unless an experiment says otherwise.
 
 Dice 0.5, which is IoU 1/3: of what mask and structure cover together a third is common to both, so
-that drawing anew is quicker than correcting. AUC and balanced accuracy 0.6: a coin has 0.5.
+that drawing it again is quicker than correcting. AUC and balanced accuracy 0.6: a coin has 0.5.
 Accuracy has none, since what a constant prediction reaches depends on the site.
 """
 

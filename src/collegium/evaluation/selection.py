@@ -121,20 +121,14 @@ def rounds_table(results: pd.DataFrame, order: Sequence[str]) -> RoundsTable:
 
 
 def _few_events(results: pd.DataFrame, rule: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each number of events that is too small, with its sites."""
+    """Return a sentence for everybody whose events were too few, with the smallest number."""
     least = int(rule["min_events"])
     counts = used_models(results[results["split"] == SELECTION])
     counts = counts[(counts["metric"] == EVENTS) & (counts["value"] < least)]
     if rule["by"] == "federation":
-        return [_few("all sites together", count, least) for count in _distinct(counts)]
-    sites = {str(s): _distinct(own) for s, own in counts.groupby("site") if len(own)}
-    return [
-        _few(site, count, least) for site, found in sorted(sites.items()) for count in found[:1]
-    ]
-
-
-def _distinct(counts: pd.DataFrame) -> list[int]:
-    return sorted({int(value) for value in counts["value"]})[:1]
+        counts = counts.assign(site="all sites together")
+    smallest = counts.groupby("site")["value"].min()
+    return [_few(str(who), int(count), least) for who, count in smallest.items()]
 
 
 def _few(who: str, count: int, least: int) -> str:

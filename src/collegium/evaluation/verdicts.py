@@ -46,7 +46,7 @@ class Subject:
         unit: Unit of the metric, empty for a pure number.
         higher_is_better: False for distances and losses.
         relevant: The smallest relevant difference; None if there is no setting for the metric.
-        usable: The mean from which on a model is of use; None if there is no setting.
+        usable: The worst mean of a model of use; None if there is no setting.
         question: Whether the reference is training alone or the unadapted model.
     """
 

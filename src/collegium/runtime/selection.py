@@ -1,7 +1,7 @@
 """Selection of the round whose model is tested and used, by scores on validation cases.
 
 The server decides, for every site and for the federation as a whole, as it receives the scores of a
-round; a site keeps the models of the rounds that it is told.
+round; a site keeps the models of the rounds that the server names.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Handlers of several sites in turns, so that their local training can be done together.
 
 Every handler has a thread, and only one runs at a time: it has its turn until it ends or waits for
-local training. Once all have ended or wait, what they wait for is done together, and they go on in
-their order. Nothing depends on when a thread is scheduled.
+local training. Once all have ended or wait, what they wait for is done together, and they continue
+in their order. Nothing depends on when a thread is scheduled.
 """
 
 from __future__ import annotations
