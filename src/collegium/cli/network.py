@@ -1,12 +1,11 @@
 """The commands of a federation over NVIDIA FLARE: `federation`, `server`, `site` and `status`."""
 
 import json
-import logging
 import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -152,16 +151,18 @@ def site_start(
         Path | None,
         typer.Option(help="The start-up kit; without it only the site process runs, no relay."),
     ] = None,
+    log: Annotated[
+        Literal["text", "json"],
+        typer.Option(help="text, or json: lines without patients and paths, for a log collector."),
+    ] = "text",
 ) -> None:
     """Run the site process, and beside it the relay, until it is ended."""
+    from collegium.distributed.logs import start_log
     from collegium.distributed.site import SiteProcess, read_site_settings
 
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
-    )
-    logging.getLogger("collegium").setLevel(logging.INFO)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     settings = read_site_settings(site)
+    start_log(log, Path(settings.state))
     if kit is None:
         SiteProcess(settings).serve()
         return

@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -31,6 +32,7 @@ from collegium.distributed.description import check_versions, digest
 from collegium.distributed.frames import Line, listen
 from collegium.distributed.kits import Kit
 from collegium.distributed.ledgers import LEDGER
+from collegium.distributed.logs import fields
 from collegium.errors import (
     CheckpointError,
     ClientError,
@@ -191,7 +193,8 @@ class SiteProcess:
             StorageError: it cannot listen on its socket.
         """
         server = self._listen()
-        logger.info("site %s listens at %s", self.settings.name, self.settings.socket)
+        name = self.settings.name
+        logger.info("site %s listens at %s", name, self.settings.socket, extra=fields(site=name))
         while True:
             sock, _ = server.accept()
             threading.Thread(target=self._serve_one, args=(Line(sock),), daemon=True).start()
@@ -216,11 +219,12 @@ class SiteProcess:
             del data
             line.send(answer, reply)
         except ValueError as error:
-            logger.warning("a message was refused: %s", error)
+            logger.warning("a message was refused: %s", error, extra=fields(kind="ProtocolError"))
             with suppress(OSError):
                 line.send({"error": describe_failure(ProtocolError(str(error)))})
         except (OSError, EOFError) as error:
-            logger.warning("a relay went away (%s)", type(error).__name__)
+            kind = type(error).__name__
+            logger.warning("a relay went away (%s)", kind, extra=fields(kind=kind))
         finally:
             line.close()
 
@@ -234,12 +238,20 @@ class SiteProcess:
         if header.get("do") == "state":
             return {"idle": not self._at_work.locked(), "name": self.settings.name}, b""
         with self._at_work:
+            start = time.monotonic()
             try:
-                experiment = self._experiment(header)
-                return experiment.answer(header, data)
+                answer, reply = self._experiment(header).answer(header, data)
             except Exception as error:
-                logger.warning("refused: %s", error, exc_info=not isinstance(error, CollegiumError))
-                return {"error": _failure(error)}, b""
+                failure = _failure(error)
+                unforeseen = not isinstance(error, CollegiumError)
+                logger.warning(
+                    "a call was refused: %s", error, exc_info=unforeseen, extra=fields(**failure)
+                )
+                return {"error": failure}, b""
+            did = {"do": header["do"], "seconds": round(time.monotonic() - start, 3),
+                   "bytes_down": len(data), "bytes_up": len(reply)}  # fmt: skip
+            logger.info("answered %s", did, extra=fields(**did))
+            return answer, reply
 
     def _experiment(self, header: Mapping[str, Any]) -> SiteExperiment:
         """Return the experiment of a call, opened once; see `SiteExperiment`.
@@ -259,7 +271,7 @@ class SiteProcess:
                 self.acceptance.check(self.settings.name, name, description)
             check_versions(description, self.settings.methods)
             self._experiments = {name: SiteExperiment(self.settings, description)}
-            logger.info("opened the experiment %s", name)
+            logger.info("opened the experiment %s", name, extra=fields(experiment=name))
         return self._experiments[name]
 
 
