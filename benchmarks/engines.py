@@ -5,13 +5,14 @@ is trained. All of it is real: FLARE's server, its client at every site, mutual 
 a process at every site's socket. "Bare" is a job of FLARE whose object at the server calls that of
 the sites (`nvflare.collab`) with the whole message at once; it ends in FLARE's processes, where
 ours goes on to `collegium run` and to the site processes. The two take turns in one federation.
-Beside them stands the in-process engine with the same bytes.
+Beside them stands the in-process engine with the same bytes, and Flower's simulation with --flower
+(`python -m venv flower; flower/bin/pip install 'flwr[simulation]' numpy`).
 
 Without --quick also: the peaks of memory with messages of 500 MB, of the relays and of site
 processes that unpack the message and pack it again; and by how much the memory of `collegium run`
 grows from six sites to nine; up to five messages are held at once, for fewer sites fewer.
 
-    python benchmarks/engines.py [--quick] [--scheme grpc] [--port 18300]
+    python benchmarks/engines.py [--quick] [--scheme grpc] [--port 18300] [--flower PYTHON]
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -282,20 +282,36 @@ def measure(options: argparse.Namespace, folder: Path) -> bool:
     return good
 
 
+def measure_flower(python: str, repetitions: int) -> None:
+    """Print what Flower's simulation takes for the same messages.
+
+    Args:
+        python: the interpreter of the environment that holds it.
+        repetitions: how often each size is timed.
+    """
+    script = Path(__file__).parent / "peers" / "flower_echo.py"
+    command = [python, "-W", "ignore", str(script), "1,30,120", str(repetitions)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    for size, seconds in json.loads(lines[0]).items():
+        print(f"Flower's simulation: {size} MB {seconds:.3f} s")
+
+
 def main() -> int:
     """Compare, print and judge."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="1 and 30 MB, and no memory")
     parser.add_argument("--scheme", choices=("grpc", "tcp"), default="grpc")
     parser.add_argument("--port", type=int, default=18300)
+    parser.add_argument("--flower", metavar="PYTHON", help="of an environment that holds Flower")
     parser.add_argument("--drive", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.drive:
         kits, sites, size, kind = options.drive
         drive(Path(kits), sites.split(","), int(size), kind)
         return 0
-    if find_spec("flwr") is None:
-        print("Flower is absent: its simulation is not measured")
+    if options.flower:
+        measure_flower(options.flower, 2 if options.quick else 9)
     with tempfile.TemporaryDirectory(prefix="engines-") as folder:
         good = measure(options, Path(folder))
     print(f"engines: all of the above (target {RATIO}, {SECONDS} s): {'ok' if good else 'short'}")

@@ -20,12 +20,16 @@ from collegium.core.settings import from_mapping
 from collegium.data import phantoms
 from collegium.distributed.frames import Line, listen
 from collegium.distributed.kits import Provision, make_kits
+from collegium.distributed.site import read_site_settings
 from collegium.distributed.status import federation_status
 from collegium.experiment.config.experiment import load_config
 from collegium.experiment.runner import run_experiment
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("alder", "birch", "cedar")
+SHARED = 65534
+"""The group of every user that is not root."""
+
 LIMIT = 120.0
 """Seconds after which a condition that does not come true is a failure."""
 
@@ -126,6 +130,7 @@ class RealFederation:
     ) -> None:
         self.folder, self.names, self.tapped = folder, names, tapped
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.users: dict[str, int] = {}  # the number of the user that a process is of
         self.taps: dict[str, Tap] = {}
         wanted, problems = from_mapping(
             Provision, {"server": "localhost", "sites": list(names), "port": free_port()}
@@ -174,9 +179,10 @@ class RealFederation:
             name: the site.
             most_bytes: the longest file that it may write, as if its disk were full.
         """
-        (self.state(name) / "site.sock").unlink(missing_ok=True)
+        socket = read_site_settings(self.folder / f"{name}.yaml").socket
+        socket.unlink(missing_ok=True)
         self._spawn(name, "site", "start", f"{name}.yaml", most_bytes=most_bytes)
-        wait_until((self.state(name) / "site.sock").exists)
+        wait_until(socket.exists)
 
     def is_at_work(self, site: str) -> bool:
         """Return whether a site process works on a call."""
@@ -193,8 +199,8 @@ class RealFederation:
         return {key: value for key, value in found.items() if key != "root"}
 
     def start_relay(self, name: str) -> None:
-        place = f"con/sites/{name}"
-        self._spawn(f"{name} relay", "site", "relay", f"{name}-tap.yaml", "--kit", place)
+        file = f"{name}-tap.yaml" if self.tapped else f"{name}.yaml"
+        self._spawn(f"{name} relay", "site", "relay", file, "--kit", f"con/sites/{name}")
 
     def kill(self, name: str) -> None:
         """Kill a process and its group by SIGKILL."""
@@ -232,6 +238,8 @@ class RealFederation:
         process = subprocess.Popen(
             self._command(*arguments, first=limit), cwd=self.folder, env=self._environment(name),
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+            user=self.users.get(name), group=SHARED if name in self.users else None,
+            extra_groups=[] if name in self.users else None,
         )  # fmt: skip
         self.processes[name] = process
         threading.Thread(target=self._keep_log, args=(name, process), daemon=True).start()

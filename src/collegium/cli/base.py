@@ -2,7 +2,9 @@
 
 import errno
 import functools
+import getpass
 import logging
+import os
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -122,8 +124,20 @@ def start(
         debug: whether all log messages and tracebacks are shown.
         version: whether only the version is printed.
     """
+    _name_user()
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     logger.setLevel(logging.DEBUG if debug else logging.WARNING)
+
+
+def _name_user() -> None:
+    """Give the user a name where the system has none, as for the numbers that containers run as.
+
+    MONAI asks for it when it is imported, and fails without.
+    """
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):
+        os.environ["USER"] = f"user-{os.getuid()}"
 
 
 def read_numbers(text: str, kind: type[Number], name: str, example: str) -> tuple[Number, ...]:
