@@ -15,9 +15,8 @@ CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 
 EXPECTED = {  # jobs; distinct trainings
     "demo.yaml": (5 * 2, 5 * 2),  # seeds by algorithms
-    "vessel.yaml": (3 * 7, 3 * 7),  # seeds by algorithms
+    "vessel.yaml": (3 * 11, 3 * 11),  # seeds by algorithms
     "vessel-home.yaml": (5 * 3, 5 * 3),
-    "vessel-papers.yaml": (3 * 9, 3 * 9),
     "vessel-outside.yaml": (3 * 3 * 5, 3 * 3 * 5),  # folds by seeds by algorithms
     "vessel-outside-ttt.yaml": (3 * 3, 3 * 3),
     "hippocampus.yaml": (3 * 5, 3 * 5),
