@@ -12,6 +12,7 @@ from collegium.algorithms.iopfl import IOPFL
 from collegium.core.message import pack, unpack
 from collegium.core.model_parts import find_parts
 from collegium.core.payloads import may_leave
+from collegium.core.randomness import generator
 from collegium.core.tensors import Tensors
 from collegium.errors import (
     CheckpointError,
@@ -319,3 +320,62 @@ def test_failure_with_a_path_stays_at_the_site():
         assert told["text"].startswith(type(error).__name__)
     assert describe_failure(DivergedError("nan")) == {"kind": "DivergedError", "text": "nan"}
     assert describe_failure(ConfigError("no"))["text"] == "no"
+
+
+@dataclass(frozen=True)
+class Draws(FedAvg):
+    """FedAvg whose server draws a number in its set-up and two in every round."""
+
+    def setup(self, server):
+        super().setup(server)
+        server.state["drawn"] = [draw(server, "start")]
+
+    def round(self, server):
+        super().round(server)
+        server.state["drawn"] += [draw(server, "coin"), draw(server, "start")]
+
+
+def draw(server, purpose: str) -> float:
+    return float(torch.rand((), generator=server.rng(purpose)))
+
+
+def drawn(root, **options) -> list[float]:
+    run = server(root, Scripted(), Draws(), **options)
+    run.begin()
+    while run.round < 2:
+        run.advance()
+    return run.state["drawn"]
+
+
+def test_the_server_draws_by_seed_round_and_purpose(tmp_path):
+    found = drawn(tmp_path / "a", seed=3)
+    assert len(set(found)) == 5
+    paths = [(0, "start"), (1, "coin"), (1, "start"), (2, "coin"), (2, "start")]
+    assert found == [
+        float(torch.rand((), generator=generator(3, "server", *path))) for path in paths
+    ]
+    assert drawn(tmp_path / "b", seed=3) == found
+    assert not {*drawn(tmp_path / "c", seed=4)} & {*found}
+
+
+def test_a_round_that_is_run_again_draws_the_same(tmp_path):
+    first = server(tmp_path, Scripted(), Draws(), seed=3)
+    first.begin()
+    with pytest.raises(KeyboardInterrupt):
+        first.advance(before_commit=interrupt)
+    again = server(tmp_path, Scripted(), Draws(), seed=3)
+    again.begin()
+    again.advance()
+    assert again.state["drawn"] == first.state["drawn"]
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_purpose_is_used_once_in_a_round(tmp_path):
+    run = server(tmp_path, Scripted())
+    run.begin()
+    run.rng("coin")
+    with pytest.raises(ProtocolError, match="'coin' was used twice in one round"):
+        run.rng("coin")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from collegium.core.algorithm import Replies, Server, State
 from collegium.core.message import Message
 from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 
 class GroupServer:
@@ -25,9 +28,14 @@ class GroupServer:
         self, server: Server, state: State, clients: list[str], factors: Mapping[str, float]
     ) -> None:
         self.state, self.clients = state, clients
-        self.round, self.parts = server.round, server.parts
+        self.round, self.rounds, self.parts = server.round, server.rounds, server.parts
         self._server, self._factors = server, factors
         self._replies: list[Replies] = []
+
+    def rng(self, purpose: str) -> torch.Generator:
+        """Return the generator for ``purpose``, of which every group has its own."""
+        whole = self.clients == self._server.clients
+        return self._server.rng(purpose if whole else f"{purpose}/{self.clients[0]}")
 
     @property
     def initial_model(self) -> Tensors:

@@ -138,12 +138,30 @@ class Replies:
 
 
 class Server(Protocol):
-    """The server as the server half of an algorithm sees it."""
+    """The server as the server half of an algorithm sees it.
+
+    Attributes:
+        state: what is stored after every round, and nothing else is.
+        round: the number of this round, from 1; 0 during the set-up.
+        rounds: how many rounds the run has, those at home included.
+        clients: the clients' names, sorted.
+        parts: the roles of the model's tensors.
+    """
 
     state: State
     round: int
+    rounds: int
     clients: list[str]
     parts: ModelParts
+
+    def rng(self, purpose: str) -> torch.Generator:
+        """Return the generator for ``purpose``; a purpose may be used once in a round or set-up.
+
+        The same run draws the same numbers when a round is run again, and another seed others.
+
+        Args:
+            purpose: a name.
+        """
 
     @property
     def initial_model(self) -> Tensors:
@@ -171,11 +189,20 @@ class Server(Protocol):
 
 
 class Client(Protocol):
-    """The client as the client half of an algorithm sees it."""
+    """The client as the client half of an algorithm sees it.
+
+    Attributes:
+        id: the client's name.
+        state: what is stored after every exchange of training, and never leaves.
+        round: the number of this round, from 1; 0 during the set-up.
+        rounds: how many rounds the run has, those at home included.
+        parts: the roles of the model's tensors.
+    """
 
     id: str
     state: State
     round: int
+    rounds: int
     parts: ModelParts
 
     @property

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from collegium.core.lazy import torch
+from collegium.errors import ProtocolError
 
 
 def seed_of(seed: int, *path: str | int) -> int:
@@ -35,6 +36,25 @@ def generator(seed: int, *path: str | int) -> torch.Generator:
         *path: words and numbers that name the purpose, e.g. ``"client", "A", 3, "train"``.
     """
     return torch.Generator().manual_seed(seed_of(seed, *path))
+
+
+def claim(used: set[str], purpose: str, scope: str) -> None:
+    """Add a purpose to those that have been used, each of which has one generator.
+
+    Args:
+        used: the purposes used before; it is changed.
+        purpose: the new one.
+        scope: where a purpose may be used once, for the message.
+
+    Raises:
+        ProtocolError: it was used before.
+    """
+    if purpose in used:
+        raise ProtocolError(
+            f"the random generator {purpose!r} was used twice in one {scope}; give each use its "
+            f"own name"
+        )
+    used.add(purpose)
 
 
 def permutation(count: int, seed: int, *path: str | int) -> list[int]:

@@ -31,7 +31,7 @@ from collegium.core.files import write_atomically
 from collegium.core.message import Message, pack, unpack
 from collegium.core.model_parts import ModelParts
 from collegium.core.payloads import may_leave
-from collegium.core.randomness import generator
+from collegium.core.randomness import claim, generator
 from collegium.core.tensors import Tensors
 from collegium.data.site import Site
 from collegium.errors import (
@@ -112,7 +112,7 @@ class ClientRuntime:
         self.state: State = {}
         self.codec_state: State = {}
         self.round = 0
-        self._rounds, self._codecs = rounds, codecs
+        self.rounds, self._codecs = rounds, codecs
         self._layout = ModelLayout(training.current(), training.parts.trainable) if codecs else None
         self._pool = pool
         self._path: tuple[str | int, ...] = ()
@@ -137,7 +137,7 @@ class ClientRuntime:
     @property
     def lr(self) -> float:
         """Learning rate of this round."""
-        return self.training.config.lr_of(self.round, self._rounds)
+        return self.training.config.lr_of(self.round, self.rounds)
 
     @property
     def local_steps(self) -> int | None:
@@ -301,12 +301,7 @@ class ClientRuntime:
         return generator(self.seed, *self._path_of(purpose))
 
     def _path_of(self, purpose: str) -> tuple[str | int, ...]:
-        if purpose in self._purposes:
-            raise ProtocolError(
-                f"the random generator {purpose!r} was used twice in one handler; give "
-                f"each use its own name"
-            )
-        self._purposes.add(purpose)
+        claim(self._purposes, purpose, "handler")
         return (*self._path, purpose)
 
     def fit(

@@ -152,6 +152,7 @@ class Federation:
         *,
         seed: int,
         root: Path,
+        rounds: int = 1,
         participation: Participation = EVERYBODY,
         codecs: Codecs = NO_CODECS,
     ) -> ServerRuntime:
@@ -162,6 +163,7 @@ class Federation:
             transport: carries requests to the clients.
             seed: of the run.
             root: the folder of the run; the server's state is in ``server``.
+            rounds: how many rounds the run has.
             participation: who takes part in a round, and what happens if a client fails.
             codecs: the codecs of training exchanges; the clients must have the same.
         """
@@ -177,6 +179,7 @@ class Federation:
             participation=participation,
             codecs=codecs,
             seed=seed,
+            rounds=rounds,
         )
 
     def run(
@@ -212,6 +215,7 @@ class Federation:
             transport,
             seed=seed,
             root=root,
+            rounds=rounds,
             participation=participation,
             codecs=codecs,
         )

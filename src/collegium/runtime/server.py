@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import torch
+
 from collegium.compression.session.groups import CODEC_KEY, NO_CODECS, RESEND_REQUEST, Codecs
 from collegium.compression.session.layout import ModelLayout
 from collegium.compression.session.server_session import Exchange, ServerSession
@@ -20,6 +22,7 @@ from collegium.core.algorithm import HOME, Algorithm, Replies, State
 from collegium.core.message import Message, pack, unpack
 from collegium.core.model_parts import ModelParts
 from collegium.core.payloads import Expected, recorded_numbers
+from collegium.core.randomness import claim, generator
 from collegium.core.tensors import Tensors
 from collegium.errors import KINDS, ClientError, MissingReply, ProtocolError
 from collegium.runtime.participation import EVERYBODY, Participation
@@ -169,7 +172,8 @@ class ServerRuntime:
         root: folder of the server's state.
         participation: who takes part in a round, and what happens if a client fails.
         codecs: the codecs of training exchanges.
-        seed: of the run, from which participants and codecs are drawn.
+        seed: of the run, from which participants, codecs and what `rng` returns are drawn.
+        rounds: how many rounds the run has.
     """
 
     def __init__(
@@ -184,11 +188,12 @@ class ServerRuntime:
         participation: Participation = EVERYBODY,
         codecs: Codecs = NO_CODECS,
         seed: int = 0,
+        rounds: int = 1,
     ) -> None:
         self.algorithm, self.transport, self.parts = algorithm, transport, parts
         self.clients = sorted(clients)
         self.participation = participation
-        self.seed = seed
+        self.seed, self.rounds = seed, rounds
         self.store = Store(root)
         self.state: State = {}
         self.round = 0
@@ -205,6 +210,7 @@ class ServerRuntime:
         self._session = ServerSession(codecs, layout, seed=seed) if layout else None
         self._exchange = 0
         self._committed = 0
+        self._purposes: set[str] = set()
         self._participants = self.clients
         self._pending: Replies | None = None
 
@@ -216,6 +222,15 @@ class ServerRuntime:
     def fresh_model(self, k: int) -> Tensors:
         """Return the ``k``-th initial model; 0 is the common one."""
         return self._initial if k == 0 else self._make_model(k)
+
+    def rng(self, purpose: str) -> torch.Generator:
+        """Return the generator for ``purpose``. See `collegium.core.algorithm.Server.rng`.
+
+        Raises:
+            ProtocolError: the purpose was used before in this round.
+        """
+        claim(self._purposes, purpose, "round")
+        return generator(self.seed, "server", self.round, purpose)
 
     def ask(
         self,
@@ -448,6 +463,7 @@ class ServerRuntime:
         self, step: Callable[[Any], None], number: int, before_commit: Callable[[], None]
     ) -> None:
         self.round, self.stage, self._exchange = number, "train", 0
+        self._purposes.clear()
         self.client_stats, self.left_out = {}, []
         step(self)
         self._finish_exchange()

@@ -36,6 +36,9 @@ from collegium.training.loop import TrainingConfig
 SEED = 7
 """The seed of the toy's runs."""
 
+ROUNDS = 2
+"""How many rounds the toy's runs have, unless a test asks for others."""
+
 SIZES = {"A": 9, "B": 14, "C": 21}
 """Training examples of the toy's sites."""
 
@@ -137,6 +140,7 @@ class ToyFederation:
             engine,
             seed=SEED,
             root=root,
+            rounds=ROUNDS,
             participation=participation,
             codecs=codecs,
         )
@@ -144,9 +148,11 @@ class ToyFederation:
     def clients(self) -> dict[str, ClientRuntime]:
         """Return new clients, as a restarted site builds them."""
         federation = toy_federation(self.names, self.training, self.network)
-        return federation.clients(self.algorithm, seed=SEED, root=self.root, codecs=self.codecs)
+        return federation.clients(
+            self.algorithm, seed=SEED, root=self.root, rounds=ROUNDS, codecs=self.codecs
+        )
 
-    def run(self, rounds: int = 2, *, home_rounds: int = 0) -> ToyFederation:
+    def run(self, rounds: int = ROUNDS, *, home_rounds: int = 0) -> ToyFederation:
         """Run with evaluation and test from where the state stands, and return this federation.
 
         Args:

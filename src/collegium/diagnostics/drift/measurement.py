@@ -265,7 +265,12 @@ class _Measurement:
             take=self._take,
         )
         return self._federation.server(
-            algorithm, recorder, seed=seed, root=root, participation=self._config.participation
+            algorithm,
+            recorder,
+            seed=seed,
+            root=root,
+            rounds=self._config.rounds,
+            participation=self._config.participation,
         )
 
     def _take(self, number: int, site: str, received: Tensors, trained: Tensors) -> None:
