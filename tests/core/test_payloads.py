@@ -18,7 +18,7 @@ from collegium.core.payloads import (
     recorded_numbers,
 )
 from collegium.core.tensors import Tensors
-from collegium.errors import ProtocolError
+from collegium.errors import ConfigError, ProtocolError
 
 
 @pytest.fixture(scope="module")
@@ -237,3 +237,30 @@ def test_recorded_are_the_numbers_that_say_so():
     }
     reply = {"rates": {"a.b": 0.5, "c": 1}, "progress": {"loss": 2.0}, "num_examples": 3}
     assert recorded_numbers(sends, reply) == {"rates/a.b": 0.5, "rates/c": 1.0}
+
+
+class Adapted(nn.Module):
+    """Layers with an adapter each, whose names stand in the middle of others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.ModuleDict({"lora": nn.Linear(2, 2), "lora_too": nn.Linear(2, 2)})
+        self.last = nn.ModuleDict({"lora": nn.Linear(2, 2)})
+
+
+def test_part_may_be_limited_to_a_name_wherever_it_stands():
+    parts = find_parts(Adapted())
+    adapters = {
+        f"{layer}.lora.{kind}" for layer in ("first", "last") for kind in ("weight", "bias")
+    }
+    assert ModelPart(only="lora").names(parts) == adapters
+    assert ModelPart(without="lora").names(parts) == {
+        "first.lora_too.weight", "first.lora_too.bias",
+    }  # fmt: skip
+    assert ModelPart(only="first.lora_too").names(parts) == ModelPart(without="lora").names(parts)
+    assert ModelPart(only="last", without="bias").names(parts) == {"last.lora.weight"}
+
+
+def test_a_name_that_no_tensor_has_is_refused():
+    with pytest.raises(ConfigError, match="no role and no submodule or tensor 'lor'; roles are"):
+        ModelPart(without="lor").names(find_parts(Adapted()))

@@ -16,7 +16,7 @@ from collegium.algorithms.iopfl import IOPFL
 from collegium.core.algorithm import handler
 from collegium.core.dataset import Batch, TensorDataset
 from collegium.core.message import Message, pack, unpack
-from collegium.core.payloads import Numbers
+from collegium.core.payloads import ModelPart, Numbers
 from collegium.core.randomness import generator
 from collegium.core.tensors import Tensors
 from collegium.data.site import EgressPolicy, Site
@@ -492,3 +492,53 @@ def test_absent_part_of_a_request_is_named(tmp_path):
     error = failure(client(tmp_path), n=3)
     assert error["kind"] == ProtocolError.__name__
     assert error["text"] == "request 'train': no part 'model' (has: n)"
+
+
+@dataclass(frozen=True)
+class Looks(FedAvg):
+    """A client that collects predictions and features, and trains nothing."""
+
+    @handler
+    def train(self, client, request):
+        model = request["model"]
+        client.state["seen"] = client.collect(
+            model, lambda batch, output: Tensors({"label": batch["label"], **output._asdict()})
+        )
+        client.state["trained"] = client.fit(model, trainable=())
+        return Message.of(model=model, num_examples=client.num_examples)
+
+
+def test_predictions_and_features_of_a_pass_are_those_of_the_network(tmp_path):
+    runtime = client(tmp_path, Looks())
+    reply = unpack(runtime.handle(request()))["reply"]
+    assert "progress" not in reply  # nothing was trained
+    assert pack(runtime.state["trained"]) == pack(toy_model(0))
+    network, data = toy_network().eval(), inputs("train")
+    network.load_state_dict(dict(toy_model(0)))
+    with torch.no_grad():
+        features = nn.Sequential(*[*network.children()][:-1])(data["image"])
+        predictions = network(data["image"])
+    seen = runtime.state["seen"]
+    order = [
+        int((data["label"] == label).all(dim=1).nonzero())
+        for batch in seen
+        for label in batch["label"]
+    ]
+    assert sorted(order) == [*range(len(order))]
+    assert len(order) == runtime.num_examples
+    found = {key: torch.cat([batch[key] for batch in seen]) for key in ("features", "prediction")}
+    torch.testing.assert_close(found["features"], features[order])
+    torch.testing.assert_close(found["prediction"], predictions[order])
+
+
+@dataclass(frozen=True)
+class SendsAdapters(FedAvg):
+    """FedAvg that sends a part which the network does not have."""
+
+    sends = {"model": ModelPart(only="lora")}  # noqa: RUF012
+
+
+def test_a_part_that_the_network_does_not_have_is_refused_before_training(tmp_path):
+    federation = ToyFederation(SendsAdapters(), tmp_path)
+    with pytest.raises(ConfigError, match=r"the part 'model' cannot be sent: .* tensor 'lora'"):
+        federation.run()

@@ -344,7 +344,8 @@ def drawn(root, **options) -> list[float]:
     run.begin()
     while run.round < 2:
         run.advance()
-    return run.state["drawn"]
+    found: list[float] = run.state["drawn"]
+    return found
 
 
 def test_the_server_draws_by_seed_round_and_purpose(tmp_path):

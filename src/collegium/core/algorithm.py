@@ -14,18 +14,18 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
-from collegium.core.dataset import Dataset, SampleTransform, unchanged
+from collegium.core.dataset import Batch, Dataset, SampleTransform, unchanged
 from collegium.core.lazy import nn, torch
 from collegium.core.message import Message
 from collegium.core.model_parts import MemoryFormat, ModelParts, fix_roles, set_memory_format
 from collegium.core.payloads import ModelPart, Numbers, PartSchema, Scores
 from collegium.core.tensors import Mean, Tensors
-from collegium.errors import ProtocolError
+from collegium.errors import ConfigError, ProtocolError
 
 if TYPE_CHECKING:  # the local loop stands above the core
     from torch import Tensor
 
-    from collegium.training.objectives import Objective
+    from collegium.training.objectives import Objective, Output
 
 State = dict[str, Any]
 """Tensors, plain values, and lists or dictionaries of these: all that `pack` can write.
@@ -45,6 +45,7 @@ See `collegium.runtime.selection.Selection`.
 """
 
 Handler = TypeVar("Handler", bound=Callable[..., Message])
+Seen = TypeVar("Seen")
 
 
 HOME = "home"
@@ -248,7 +249,28 @@ class Client(Protocol):
         data: Dataset | None = None,
         stream: str = "fit",
     ) -> Tensors:
-        """Train ``model`` on the site's data. See `collegium.training.loop.LocalTraining.fit`."""
+        """Train ``model`` on the site's data; return it as it is if nothing is to be trained.
+
+        See `collegium.training.loop.LocalTraining.fit`.
+        """
+
+    def collect(
+        self,
+        model: Tensors,
+        look: Callable[[Batch, Output], Seen],
+        *,
+        data: Dataset | None = None,
+        stream: str = "collect",
+    ) -> list[Seen]:
+        """Return what a function makes of every batch of one pass over the site's data.
+
+        Args:
+            model: a whole model, in evaluation mode.
+            look: receives a batch and the network's prediction and features on it, without
+                gradients; see `collegium.training.objectives.Output`.
+            data: the examples; by default those of training.
+            stream: the name of the random generators of order and crops.
+        """
 
     def loss(self, model: Tensors) -> float:
         """Return the mean loss of ``model`` on the site's training data, in evaluation mode."""
@@ -311,6 +333,26 @@ class NetworkBuilder:
         use_quick_prelu(module)
         set_memory_format(module, self.memory_format)
         return module
+
+
+def check_needs(algorithm: Algorithm, clients: Sequence[str], parts: ModelParts) -> None:
+    """Check that the clients suffice, and that the network has every part that is needed or sent.
+
+    Args:
+        algorithm: the algorithm.
+        clients: the clients' names.
+        parts: the roles of the network's tensors.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    for name, part in algorithm.all_sends().items():
+        if isinstance(part, ModelPart):
+            try:
+                part.names(parts)
+            except ConfigError as error:
+                raise ConfigError(f"the part {name!r} cannot be sent: {error}") from error
+    algorithm.check_setup(clients, parts)
 
 
 class _Declaration:

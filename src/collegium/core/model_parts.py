@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple
 
 from collegium.core.lazy import nn, torch
@@ -60,6 +60,31 @@ class ModelParts:
     def body(self) -> frozenset[str]:
         """Everything but the head."""
         return self.names - self.head
+
+    def named(self, part: str) -> frozenset[str]:
+        """Return the tensors of a role, or those at or below every submodule or tensor of a name.
+
+        Args:
+            part: a role, which is an attribute of this class, or a name between dots: "lora_A" is
+                ``block.0.lora_A.weight`` and ``block.1.lora_A.weight``.
+
+        Raises:
+            ConfigError: there is no such role or name.
+        """
+        if part in PARTS:
+            found: frozenset[str] = getattr(self, part)
+            return found
+        found = frozenset(name for name in self.names if f".{part}." in f".{name}.")
+        if not found:
+            raise ConfigError(
+                f"the network has no role and no submodule or tensor {part!r}; roles are "
+                f"{', '.join(PARTS)}"
+            )
+        return found
+
+
+PARTS = (*(field.name for field in fields(ModelParts)), "body")
+"""The roles of tensors."""
 
 
 def find_parts(module: nn.Module) -> ModelParts:

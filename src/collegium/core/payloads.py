@@ -59,9 +59,10 @@ class ModelPart:
     """Tensors with the names, shapes and dtypes of the model, or of a part of it.
 
     Attributes:
-        only: a role (a field of `ModelParts`) to which the tensors are limited; None: the whole
-            model.
-        without: a role whose tensors are left out.
+        only: a role (a field of `ModelParts`), or the name of a submodule or tensor wherever it
+            stands in the network, such as "lora_A", to which the tensors are limited; None: the
+            whole model.
+        without: a role or name whose tensors are left out.
         opt_in: see `PartSchema.opt_in`.
     """
 
@@ -76,9 +77,13 @@ class ModelPart:
         return f"{which} without {self.without}" if self.without else which
 
     def names(self, parts: ModelParts) -> frozenset[str]:
-        """Return the names of its tensors in a model with these roles."""
-        names: frozenset[str] = getattr(parts, self.only or "names")
-        return names - getattr(parts, self.without) if self.without else names
+        """Return the names of its tensors in a model with these roles.
+
+        Raises:
+            ConfigError: there is no such role or name.
+        """
+        names = parts.named(self.only) if self.only else parts.names
+        return names - parts.named(self.without) if self.without else names
 
     def check(self, value: Any, expected: Expected) -> None:
         """Check names, shapes, dtypes and finiteness. See `PartSchema.check`."""

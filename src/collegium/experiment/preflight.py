@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from collegium.core.algorithm import NetworkBuilder
+from collegium.core.algorithm import NetworkBuilder, check_needs
 from collegium.core.model_parts import find_parts
 from collegium.core.randomness import ambient, generator
 from collegium.data.federation import sites_of
@@ -142,7 +142,7 @@ def check_setups(config: ExperimentConfig, variation: str = "") -> None:
             )
         for left_out, fold in folds_of(config):
             try:
-                method.check_setup(sorted(sites_of(fold.federation)), parts)
+                check_needs(method, sorted(sites_of(fold.federation)), parts)
             except ConfigError as error:
                 names = [variation, f"without {left_out}" if left_out else "", algorithm.label]
                 raise ConfigError(f"{', '.join(filter(None, names))}: {error}") from error

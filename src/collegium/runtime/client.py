@@ -25,8 +25,8 @@ from collegium.compression.session.groups import (
     on_device,
 )
 from collegium.compression.session.layout import ModelLayout
-from collegium.core.algorithm import Algorithm, State
-from collegium.core.dataset import Dataset, SampleTransform, unchanged
+from collegium.core.algorithm import Algorithm, Seen, State
+from collegium.core.dataset import Batch, Dataset, SampleTransform, unchanged
 from collegium.core.files import write_atomically
 from collegium.core.message import Message, pack, unpack
 from collegium.core.model_parts import ModelParts
@@ -48,7 +48,7 @@ from collegium.runtime.state import Store
 from collegium.tasks import TRUE_CLASS, is_hidden
 from collegium.training.fisher import diagonal_fisher
 from collegium.training.loop import LocalTraining, Progress, count_steps
-from collegium.training.objectives import Objective
+from collegium.training.objectives import Objective, Output
 
 logger = logging.getLogger(__name__)
 
@@ -317,7 +317,7 @@ class ClientRuntime:
         data: Dataset | None = None,
         stream: str = "fit",
     ) -> Tensors:
-        """Train ``model`` on the site's data; without examples, return it as it is.
+        """Train ``model`` on the site's data; return it as it is if nothing is to be trained.
 
         See `collegium.training.loop.LocalTraining.fit`.
         """
@@ -325,6 +325,8 @@ class ClientRuntime:
         examples = self.site.train if data is None else data
         if len(examples) == 0:
             logger.warning("site %r has no training examples; its model stays as it was", self.id)
+            return model
+        if trainable is not None and not self.parts.trainable.intersection(trainable):
             return model
         keep = self.training.config.optimizer_state == "keep"
         key = f"optimizer/{stream}"
@@ -347,6 +349,22 @@ class ClientRuntime:
             self.state[key] = moments
         self._progress[stream] = progress
         return trained
+
+    def collect(
+        self,
+        model: Tensors,
+        look: Callable[[Batch, Output], Seen],
+        *,
+        data: Dataset | None = None,
+        stream: str = "collect",
+    ) -> list[Seen]:
+        """Return what a function makes of every batch of one pass over the site's data.
+
+        See `collegium.core.algorithm.Client.collect`.
+        """
+        path = self._path_of(stream)
+        examples = self.site.train if data is None else data
+        return self.training.collect(model, look, examples, seed=self.seed, path=path)
 
     def loss(self, model: Tensors) -> float:
         """Return the mean loss of ``model`` on the training data, in evaluation mode.

@@ -18,7 +18,7 @@ import torch
 from collegium.compression.session.groups import CODEC_KEY, NO_CODECS, RESEND_REQUEST, Codecs
 from collegium.compression.session.layout import ModelLayout
 from collegium.compression.session.server_session import Exchange, ServerSession
-from collegium.core.algorithm import HOME, Algorithm, Replies, State
+from collegium.core.algorithm import HOME, Algorithm, Replies, State, check_needs
 from collegium.core.message import Message, pack, unpack
 from collegium.core.model_parts import ModelParts
 from collegium.core.payloads import Expected, recorded_numbers
@@ -432,7 +432,7 @@ class ServerRuntime:
             self.store.prune(name)
             return
         self.participation.check(self.clients)
-        self.algorithm.check_setup(self.clients, self.parts)
+        check_needs(self.algorithm, self.clients, self.parts)
         self._run_and_commit(self.algorithm.setup, 0, before_commit)
 
     def advance(

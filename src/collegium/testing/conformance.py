@@ -26,7 +26,7 @@ import torch
 
 from collegium.compression.session.groups import NO_CODECS, Codecs
 from collegium.core import files as files_module
-from collegium.core.algorithm import GLOBAL, HOME, PERSONAL, Algorithm, State
+from collegium.core.algorithm import GLOBAL, HOME, PERSONAL, Algorithm, State, check_needs
 from collegium.core.message import pack, unpack
 from collegium.core.model_parts import find_parts
 from collegium.core.randomness import ambient
@@ -345,7 +345,7 @@ class Conformance:
         """Without normalisation layers it scores as the method that it names, and only then."""
         parts = find_parts(toy_federation(network=bare_network).builder(self.algorithm)())
         try:
-            self.algorithm.check_setup(("A", "B", "C"), parts)
+            check_needs(self.algorithm, ("A", "B", "C"), parts)
         except ConfigError:
             return
         named, fedavg = self.algorithm.same_as(parts), ALGORITHMS.load("fedavg")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from collegium.core.dataset import Batch, Dataset, Example
 from collegium.core.lazy import nn, torch
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from collegium.training.batches import Path
-    from collegium.training.objectives import LiveNetwork, Objective
+    from collegium.training.objectives import LiveNetwork, Objective, Output
 
+Seen = TypeVar("Seen")
 logger = logging.getLogger(__name__)
 
 
@@ -379,19 +380,56 @@ class LocalTraining:
             seed: of the run.
             path: name from which the crops follow.
         """
-        from collegium.training.batches import plan_batches
-
         self.load(model)
         self.module.eval()
         total, count = 0.0, 0
         with torch.no_grad(), ambient(seed, *path, "ambient"):
-            for samples in plan_batches(
-                len(data), self.config.batch_size, epochs=1, steps=None, seed=seed, path=path
-            ):
-                batch = self.draw(data, samples, seed, path)
-                total += float(self.task.loss(self.module(batch["image"]), batch)) * len(samples)
-                count += len(samples)
+            for batch in self._one_pass(data, seed, path):
+                number = len(batch["image"])
+                total += float(self.task.loss(self.module(batch["image"]), batch)) * number
+                count += number
         return total / count
+
+    def collect(
+        self,
+        model: Tensors,
+        look: Callable[[Batch, Output], Seen],
+        data: Dataset,
+        *,
+        seed: int,
+        path: Path,
+    ) -> list[Seen]:
+        """Return what a function makes of every batch of one pass of the data in evaluation mode.
+
+        Args:
+            model: a whole model.
+            look: receives a batch and the network's output for it, without gradients.
+            data: the examples.
+            seed: of the run.
+            path: name from which the crops follow.
+
+        Raises:
+            ConfigError: the network has no head.
+        """
+        from collegium.training.objectives import LiveNetwork
+
+        self.load(model)
+        self.module.eval()
+        network = LiveNetwork(self.module, self.task, {}, lr=0.0)
+        with torch.no_grad(), ambient(seed, *path, "ambient"):
+            return [
+                look(batch, network.forward(batch["image"]))
+                for batch in self._one_pass(data, seed, path)
+            ]
+
+    def _one_pass(self, data: Dataset, seed: int, path: Path) -> Iterator[Batch]:
+        """Yield the batches of one pass of the data."""
+        from collegium.training.batches import plan_batches
+
+        for samples in plan_batches(
+            len(data), self.config.batch_size, epochs=1, steps=None, seed=seed, path=path
+        ):
+            yield self.draw(data, samples, seed, path)
 
     def predictions(
         self, model: Tensors, data: Dataset, only: Collection[int] | None = None
