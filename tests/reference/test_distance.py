@@ -323,7 +323,7 @@ def test_a_site_that_does_not_answer_the_survey_is_named(federation: Any) -> Non
 
 
 def test_weights_are_refused_where_nothing_is_averaged(federation: Any) -> None:
-    with pytest.raises(ConfigError, match="DistanceIFCA takes no mean of the replies"):
+    with pytest.raises(ConfigError, match="DistanceAwareIFCA takes no mean of the replies"):
         federation.run(on(IFCA)(), rounds=1)
     for method in (Pooled, Distance):
         with pytest.raises(ConfigError, match=f"{method.__name__} cannot be made distance-aware"):

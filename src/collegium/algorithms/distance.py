@@ -8,10 +8,10 @@ from functools import cache
 from typing import Any, ClassVar
 
 from collegium.algorithms._distance_aware import DistanceAware
+from collegium.algorithms._wrapping import wrap
 from collegium.algorithms.fedavg import FedAvg
 from collegium.core.algorithm import Algorithm
 from collegium.core.settings import settings
-from collegium.errors import ConfigError
 
 
 @settings
@@ -48,15 +48,4 @@ def on(method: type[Algorithm]) -> type[Algorithm]:
     Raises:
         ConfigError: the method needs all data in one place, or is distance-aware already.
     """
-    if method.simulation_only or issubclass(method, DistanceAware):
-        raise ConfigError(
-            f"{method.__name__} cannot be made distance-aware; write +distance once, after an "
-            f"algorithm that averages over sites"
-        )
-    neutral = None if method.neutral is None else {**method.neutral, "omega": 1.0}
-    about = {
-        "__doc__": f"{method.__name__} with distance-aware weights or clusters.",
-        "__module__": method.__module__,
-        "neutral": neutral,
-    }
-    return settings(type(f"Distance{method.__name__}", (DistanceAware, method), about))
+    return wrap(method, DistanceAware, "distance-aware weights or clusters", {"omega": 1.0})

@@ -19,7 +19,13 @@ from collegium.diagnostics.assessment.survey import Assessment
 from collegium.distributed.acceptance import Refused
 from collegium.errors import ConfigError
 from collegium.experiment.config.experiment import ExperimentConfig, decisive
-from collegium.experiment.config.registry import ADAPTERS, ALGORITHMS, CODECS, Registry
+from collegium.experiment.config.registry import (
+    ADAPTERS,
+    ALGORITHMS,
+    CODECS,
+    Registry,
+    bare_name,
+)
 from collegium.experiment.config.schema import digest_of
 from collegium.experiment.grid import variations_of
 
@@ -87,7 +93,7 @@ def check_versions(description: Mapping[str, Any], methods: Collection[str]) -> 
             f"results differ; install the same version"
         )
     for place in _places([description["settings"], description.get("survey")]):
-        if place.removesuffix("+distance") not in methods:
+        if bare_name(place) not in methods:
             raise Refused(
                 f"the experiment names {place!r}, which may be code of another package; install it "
                 f"and name it under methods in the site's file"
@@ -95,7 +101,7 @@ def check_versions(description: Mapping[str, Any], methods: Collection[str]) -> 
     registries = {registry.word: registry for registry in (ALGORITHMS, ADAPTERS, CODECS)}
     for key, theirs in description["sources"].items():
         word, _, name = str(key).partition(" ")
-        base = name.removesuffix("+distance")
+        base = bare_name(name)
         if word not in registries or (base not in registries[word].names() and base not in methods):
             raise Refused(
                 f"the {key} is not installed here; if it is a package of your own, install it and "

@@ -30,8 +30,14 @@ T = TypeVar("T")
 SOURCE = "__collegium_source__"
 """The attribute in which a class that is not built in keeps its name, e.g. `file.py:Class`."""
 
-DISTANCE_AWARE = "+distance"
-"""The suffix that gives any algorithm that averages the weights or clusters of `distance`."""
+WRAPPERS = frozenset({"distance", "fedavgm", "fedadam", "fedyogi"})
+"""The algorithms that another one that averages may be combined with: ``NAME+distance``."""
+
+
+def bare_name(name: str) -> str:
+    """Return the name of an algorithm without the wrappers that follow it."""
+    plain, plus, wrapper = name.rpartition("+")
+    return bare_name(plain) if plus and wrapper in WRAPPERS else name
 
 
 class Configurable(Protocol):
@@ -208,18 +214,18 @@ class Registry(Generic[T]):
 
 
 class AlgorithmRegistry(Registry[Algorithm]):
-    """The algorithms; any that averages may carry the suffix `DISTANCE_AWARE`."""
+    """The algorithms; any that averages may be followed by `WRAPPERS`."""
 
     def load(self, name: str) -> type[Algorithm]:
-        """Return the class of a name, distance-aware where `+distance` follows it.
+        """Return the class of a name, wrapped where ``+`` and one of `WRAPPERS` follow it.
 
         Raises:
-            ConfigError: There is no such class, or its code does not load.
+            ConfigError: There is no such class, its code does not load, or it cannot be wrapped.
         """
-        if not name.endswith(DISTANCE_AWARE):
+        if bare_name(name) == name:
             return super().load(name)
-        plain = self.load(name.removesuffix(DISTANCE_AWARE))
-        kind = self._import(f"{self.package}.distance", name).on(plain)
+        plain, _, wrapper = name.rpartition("+")
+        kind = self._import(f"{self.package}.{wrapper}", name).on(self.load(plain))
         setattr(kind, SOURCE, name)
         return self._checked(kind, name)
 

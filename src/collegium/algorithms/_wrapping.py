@@ -1,0 +1,38 @@
+"""Methods that are made of another one by a mix-in, such as ``fedprox+distance``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from collegium.core.algorithm import Algorithm
+from collegium.core.settings import settings
+from collegium.errors import ConfigError
+
+
+def wrap(
+    method: type[Algorithm], mixin: type, about: str, neutral: Mapping[str, Any] | None
+) -> type[Algorithm]:
+    """Return a method with a mix-in before it among its bases.
+
+    Args:
+        method: the method.
+        mixin: the mix-in; its name stands before the method's.
+        about: what the mix-in adds, for the docstring.
+        neutral: its hyper-parameters at which it changes nothing; None: it always does.
+
+    Raises:
+        ConfigError: the method needs all data in one place, or has the mix-in already.
+    """
+    if method.simulation_only or issubclass(method, mixin):
+        raise ConfigError(
+            f"{method.__name__} cannot be given {about}: write the suffix once, after an algorithm "
+            f"that averages over sites"
+        )
+    both = None if method.neutral is None or neutral is None else {**method.neutral, **neutral}
+    members = {
+        "__doc__": f"{method.__name__} with {about}.",
+        "__module__": method.__module__,
+        "neutral": both,
+    }
+    return settings(type(f"{mixin.__name__}{method.__name__}", (mixin, method), members))
