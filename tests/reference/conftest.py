@@ -215,7 +215,7 @@ class Federation:
         root = self._root / f"run-{self._runs}"
         by_name = {site.name: site for site in sites or self.sites()}
         runtime = RuntimeFederation(by_name, network, self.task, training)
-        clients = runtime.clients(algorithm, seed=self.seed, root=root)
+        clients = runtime.clients(algorithm, seed=self.seed, root=root, rounds=rounds)
         transport = Recording(lambda: clients, lose or {}, on_their_way=on_their_way)
         run = runtime.run(
             algorithm,

@@ -110,6 +110,17 @@ class LiveNetwork:
             replaced |= {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         return self._run(images, replaced)
 
+    def call(self, name: str, inputs: Tensor) -> Tensor:
+        """Return what a submodule makes of inputs, in the recipe's precision, as float32.
+
+        Args:
+            name: the submodule's name, such as that of a head that a method has added.
+            inputs: what it takes.
+        """
+        with self._computing(inputs):
+            output: Tensor = self.module.get_submodule(name)(inputs)
+        return output.float() if self._rounds else output
+
     @torch.no_grad()
     def reference(self, images: Tensor, model: Tensors) -> Output:
         """Run another model, in evaluation mode and without gradients; the network is unchanged.
