@@ -63,6 +63,16 @@ def test_held_replies_may_be_used_again():
     assert [client for client, _ in replies] == ["a", "b"]
 
 
+def test_weights_are_those_of_the_mean_with_the_factors():
+    pairs = [("a", 1.0, 1), ("b", 5.0, 3)]
+    replies = Replies(messages(*pairs), {"b": 0.5})
+    assert not replies.averaged
+    assert replies.weights() == {"a": 1.0, "b": 1.5}
+    assert replies.averaged
+    assert replies.weights(None) == {"a": 1.0, "b": 0.5}
+    assert float(replies.mean("model")["w"]) == pytest.approx((1 + 1.5 * 5) / 2.5)
+
+
 def test_mean_names_the_client_whose_names_differ():
     def source():
         yield from messages(("a", 1.0, 1))

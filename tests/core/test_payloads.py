@@ -112,6 +112,12 @@ def test_numbers_are_finite(expected):
         Numbers().check([1.0], expected)
 
 
+def test_numbers_may_have_a_least_value(expected):
+    Numbers(least=1.0).check({"steps": 1, "coefficients": 2.5}, expected)
+    with pytest.raises(ProtocolError, match=r"steps is 0\.5, expected at least 1"):
+        Numbers(least=1.0).check({"steps": 0.5}, expected)
+
+
 def test_scores_are_numbers_or_undefined(expected):
     row = {"case": "c001", "patient": "p001", "dice": 0.5, "hd95": None}
     Scores().check({"global": [row], "personal": []}, expected)

@@ -80,7 +80,7 @@ class Replies:
         self.clients: list[str] = []
         """The clients whose reply was read so far."""
         self.averaged = False
-        """Whether `mean` was called."""
+        """Whether `mean` or `weights` was called."""
 
     def __iter__(self) -> Iterator[tuple[str, Message]]:
         if self._collected is not None:
@@ -115,6 +115,19 @@ class Replies:
         """Return all replies."""
         return [message for _, message in self.collect()]
 
+    def weights(self, weight: str | None = "num_examples") -> dict[str, float]:
+        """Return by client the weight that it has in a `mean`; all replies are kept.
+
+        Args:
+            weight: see `mean`.
+        """
+        self.averaged = True
+        return {client: self._weight(client, reply, weight) for client, reply in self.collect()}
+
+    def _weight(self, client: str, reply: Message, weight: str | None) -> float:
+        own = reply[weight] if weight else 1.0
+        return float(own * self._factors.get(client, 1.0))
+
     def mean(self, key: str, weight: str | None = "num_examples") -> Tensors:
         """Return the mean of one part over the clients, summed in sorted order in float64.
 
@@ -129,10 +142,9 @@ class Replies:
         self.averaged = True
         running = Mean()
         for client, message in self:
-            own = message[weight] if weight else 1.0
             running.add(
                 message[key],
-                own * self._factors.get(client, 1.0),
+                self._weight(client, message, weight),
                 source=f"client {client!r}, part {key!r}",
             )
         return running.result()
