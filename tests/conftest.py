@@ -51,6 +51,13 @@ def golden(reference: Path) -> Callable[[str], dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
+def newer_golden(reference: Path) -> dict[str, Any]:
+    """Cases of `newer_golden.json` by name: inputs and expected values, to a relative 1e-6."""
+    found: dict[str, Any] = json.loads((reference / "newer_golden.json").read_text("utf-8"))
+    return found
+
+
+@pytest.fixture(scope="session")
 def cuda() -> str:
     """The CUDA device of tests that are marked `gpu`, with the settings of a process that trains.
 
