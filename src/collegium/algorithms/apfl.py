@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING
 
-from collegium.algorithms.fedavg import FedAvg
-from collegium.core.algorithm import Client, Server, handler
+from collegium.algorithms._private_addition import PrivateAddition
+from collegium.core.algorithm import Client, handler
 from collegium.core.lazy import torch
 from collegium.core.message import Message
-from collegium.core.payloads import Count, ModelPart, PartSchema
 from collegium.core.settings import Fraction, NonNegative, settings
 from collegium.core.tensors import Tensors
 from collegium.models.mixture import WEIGHT, attach_second_network, second_of
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @settings
-class APFL(FedAvg):
+class APFL(PrivateAddition):
     """FedAvg beside a network of every client's own, whose outputs are mixed with the global one's.
 
     With f_w the global model and f_v the client's own, the personal prediction is
@@ -44,24 +42,12 @@ class APFL(FedAvg):
         alpha_lr: the step of alpha; at 0 it stays as it is.
     """
 
-    sends: ClassVar[Mapping[str, PartSchema]] = {
-        "model": ModelPart(without="added"),
-        "num_examples": Count(),
-    }
-    neutral: ClassVar[Mapping[str, Any] | None] = None
-
     alpha: Fraction = 0.5
     alpha_lr: NonNegative = 0.01
 
     def extend(self, module: nn.Module) -> None:
         """Add the client's own network, as a copy."""
         attach_second_network(module)
-
-    def round(self, server: Server) -> None:
-        """Average the global model; the clients' own networks stay with them."""
-        model = server.state["model"]
-        replies = server.ask(self.train, model=model.without(server.parts.added))
-        server.state["model"] = model | replies.mean("model", self.weight)
 
     @handler
     def train(self, client: Client, request: Message) -> Message:
@@ -76,9 +62,7 @@ class APFL(FedAvg):
         own = client.state.get("own", second_of(received) | Tensors({WEIGHT: alpha}))
         weight = own[WEIGHT].clone()
         trained = client.fit(received | own, objective=self.objective(weight))
-        added = trained.select(client.parts.added)
-        client.state["own"] = added | Tensors({WEIGHT: weight})
-        return Message.of(model=trained.without(added), num_examples=client.num_examples)
+        return self.split(client, trained | Tensors({WEIGHT: weight}))
 
     def objective(self, weight: Tensor) -> Objective:
         """Return the objective of local training, which moves alpha in place.
@@ -98,12 +82,3 @@ class APFL(FedAvg):
             return network.loss(first, batch), personal
 
         return losses
-
-    def personal_model(self, client: Client, request: Message) -> Tensors:
-        """Return the global model with the client's own network and alpha.
-
-        See `Algorithm.personal_model`.
-        """
-        model: Tensors = request["model"]
-        own: Tensors = client.state.get("own", Tensors())
-        return model | own
