@@ -130,7 +130,7 @@ def start(
 
 
 def _name_user() -> None:
-    """Give the user a name where the system has none, as for the numbers that containers run as.
+    """Set a name for the user where the system has none, as for numbers that containers run as.
 
     MONAI asks for it when it is imported, and fails without.
     """
