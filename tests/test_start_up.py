@@ -79,6 +79,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["list", "models"], LISTED),
         (["config", "show", "x.yaml"], CHECKED),
         (["inspect", "data/federation.yaml"], {*CHECKED, "PIL"}),
+        (["init", "data/federation.yaml", "started.yaml"], {*CHECKED, "PIL", "scipy"}),
         (["tables", "run"], TABLES),
         (["report", "run"], REPORT),
         (["resume", "run"], REPORT),

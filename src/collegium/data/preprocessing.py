@@ -106,7 +106,7 @@ def preprocess(case: Case, config: ImageConfig, task: TaskConfig) -> Preprocesse
     if len(raw.arrays.shape) == 3:
         raw = _with_last(raw, across)
     before = raw.arrays.shape
-    after = _target_shape(before, raw.spacing, config, str(case))
+    after = target_shape(before, raw.spacing, config, str(case))
     arrays = raw.arrays
     if config.clip is not None:
         arrays = replace(arrays, image=np.clip(arrays.image, *config.clip).astype(np.float32))
@@ -284,39 +284,24 @@ def resize(arrays: CaseArrays, shape: tuple[int, ...]) -> CaseArrays:
     return CaseArrays(image.numpy(), label, mask)
 
 
-# --- details
-
-
-def _check_fit(case: Case, image: DecodedImage, other: DecodedImage, path: Path, role: str) -> None:
-    """Refuse another shape, or a position in space that is more than a tenth of a voxel away."""
-    shape = image.array.shape[1:]
-    spatial = other.array.shape[-len(shape) :] if role == "image" else other.array.shape
-    if spatial != shape:
-        raise DataError(
-            f"{case}: {role} shape {spatial} differs from image {shape}: {path} against "
-            f"{case.images[0]}: export both from the same series"
-        )
-    if image.affine is None or other.affine is None:
-        return
-    last = np.subtract([*shape, 1][:3], 1)
-    corners = np.array([[*corner, 1] for corner in np.ndindex(2, 2, 2)]) * [*last, 1]
-    offset = float(np.linalg.norm(corners @ (other.affine - image.affine).T, axis=1).max())
-    if offset > 0.1 * np.linalg.norm(image.affine[:3, :3], axis=0).min():
-        origins = [
-            tuple(round(float(x), 3) for x in a[:3, 3]) for a in (image.affine, other.affine)
-        ]
-        raise DataError(
-            f"{case}: {role} lies up to {offset:.1f} mm away from the image (origins {origins[0]} "
-            f"and {origins[1]}): {path} against {case.images[0]}: resample it onto the image"
-        )
-
-
-def _target_shape(
+def target_shape(
     shape: tuple[int, ...],
     spacing: tuple[float, ...] | None,
     config: ImageConfig,
     where: str,
 ) -> tuple[int, ...]:
+    """Return the spatial sizes of a case after resampling or resizing.
+
+    Args:
+        shape: Before, the axis across the slices of a volume last.
+        spacing: Millimetres per axis before; None if unknown.
+        config: The spacing or the size that is wanted.
+        where: The case, for errors.
+
+    Raises:
+        DataError: The spacing is unknown and one is wanted.
+        ConfigError: The settings have more axes than the case.
+    """
     size = config.size
     if config.spacing is not None:
         if spacing is None:
@@ -342,6 +327,33 @@ def _target_shape(
             f"give {len(shape)} numbers or one for the longest side"
         )
     return (*size, *shape[len(size) :])
+
+
+# --- details
+
+
+def _check_fit(case: Case, image: DecodedImage, other: DecodedImage, path: Path, role: str) -> None:
+    """Refuse another shape, or a position in space that is more than a tenth of a voxel away."""
+    shape = image.array.shape[1:]
+    spatial = other.array.shape[-len(shape) :] if role == "image" else other.array.shape
+    if spatial != shape:
+        raise DataError(
+            f"{case}: {role} shape {spatial} differs from image {shape}: {path} against "
+            f"{case.images[0]}: export both from the same series"
+        )
+    if image.affine is None or other.affine is None:
+        return
+    last = np.subtract([*shape, 1][:3], 1)
+    corners = np.array([[*corner, 1] for corner in np.ndindex(2, 2, 2)]) * [*last, 1]
+    offset = float(np.linalg.norm(corners @ (other.affine - image.affine).T, axis=1).max())
+    if offset > 0.1 * np.linalg.norm(image.affine[:3, :3], axis=0).min():
+        origins = [
+            tuple(round(float(x), 3) for x in a[:3, 3]) for a in (image.affine, other.affine)
+        ]
+        raise DataError(
+            f"{case}: {role} lies up to {offset:.1f} mm away from the image (origins {origins[0]} "
+            f"and {origins[1]}): {path} against {case.images[0]}: resample it onto the image"
+        )
 
 
 def _interpolate(image: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:

@@ -199,6 +199,20 @@ def write_yaml(data: Mapping[str, Any]) -> str:
     return text
 
 
+def write_entry(key: str, value: Any) -> str:
+    """Write one key with its value in one line, as `read_yaml` gives it back.
+
+    Args:
+        key: The key.
+        value: What YAML can hold.
+    """
+    text: str = yaml.dump(
+        {key: value}, Dumper=_Dumper, sort_keys=False, allow_unicode=True,
+        default_flow_style=True, width=float("inf"),
+    )  # fmt: skip
+    return text.strip()[1:-1]
+
+
 def _locate(node: yaml.Node, path: KeyPath, source: Source, above: tuple[int, ...]) -> None:
     if id(node) in above:
         name = ".".join(path)
