@@ -9,12 +9,14 @@ from torch import Tensor
 from collegium.core.randomness import generator
 from collegium.training.alignment import (
     DomainClassifier,
+    class_means,
     contrastive,
     coral,
     mmd,
     pick_pixels,
     pixels_at,
     pool,
+    prototypes,
 )
 
 
@@ -195,3 +197,47 @@ def test_the_initial_classifier_comes_from_its_generator_alone() -> None:
     assert not any(torch.equal(first[name], other[name]) for name in first)
     assert float(first["hidden.weight"].abs().max()) <= 0.5
     assert float(first["out.weight"].abs().max()) <= 1 / 8
+
+
+def test_means_of_classes_are_taken_image_by_image_inside_the_mask() -> None:
+    features, rng = draw(2, 3, 4, 4), np.random.default_rng(0)
+    label, mask = rng.integers(0, 3, (2, 4, 4)), rng.random((2, 4, 4)) < 0.7
+    label[1][label[1] == 2] = 0
+    found = class_means(features, {"label": torch.tensor(label), "mask": torch.tensor(mask)})
+    assert found is not None
+    expected = [
+        (y, features[b].numpy()[:, (label[b] == y) & mask[b]].mean(1))
+        for b in range(2)
+        for y in range(3)
+        if ((label[b] == y) & mask[b]).any()
+    ]
+    assert found[1].tolist() == [y for y, _ in expected] == [0, 1, 2, 0, 1]
+    np.testing.assert_allclose(found[0], np.stack([vector for _, vector in expected]), rtol=1e-12)
+
+
+def test_labels_of_another_resolution_are_brought_to_that_of_the_features() -> None:
+    features = torch.tensor([[[[1.0, 2.0], [3.0, 4.0]]]])
+    label = torch.tensor([[0, 0, 1, 1], [0, 0, 1, 1], [0, 0, 0, 0], [0, 0, 0, 0]])
+    found = class_means(features, {"label": label[None]})
+    assert found is not None
+    assert found[0].flatten().tolist() == pytest.approx([8 / 3, 2.0])
+
+
+def test_means_of_whole_images_are_their_pooled_features() -> None:
+    features, label = draw(4, 3, 2, 2), torch.tensor([1, 0, 1, 4])
+    found = class_means(features, {"label": label})
+    assert found is not None
+    assert found[0].equal(pool(features))
+    assert found[1].equal(label)
+
+
+def test_numbers_are_no_classes() -> None:
+    assert class_means(draw(2, 3), {"label": torch.zeros(2)}) is None
+
+
+def test_a_prototype_is_the_mean_over_all_batches() -> None:
+    first = torch.tensor([[1.0, 0.0], [3.0, 2.0]]), torch.tensor([0, 4])
+    second = torch.tensor([[3.0, 1.0], [5.0, 5.0]]), torch.tensor([0, 0])
+    found = prototypes([first, second])
+    assert {y: c.tolist() for y, c in found.items()} == {0: [3.0, 2.0], 4: [3.0, 2.0]}
+    assert prototypes([]) == {}

@@ -7,9 +7,10 @@ where GRACE and its released code leave one open, the docstring states the choic
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from collegium.core.dataset import Batch
 from collegium.core.lazy import functional, torch
 from collegium.core.tensors import Tensors
 
@@ -66,6 +67,47 @@ def pixels_at(features: Tensor, positions: Tensor) -> Tensor:
     """
     rows = features.movedim(1, -1).reshape(-1, features.shape[1])
     return rows[positions.to(rows.device)]
+
+
+def class_means(features: Tensor, batch: Batch) -> tuple[Tensor, Tensor] | None:
+    """Return the mean features of each class in each image of a batch, and the classes.
+
+    Args:
+        features: (B, C, *spatial) or (B, C).
+        batch: with the "label": (B,), or (B, *spatial) of any resolution, with an optional "mask".
+
+    Returns:
+        (n, C), and (n,), the class of each, for every class of every image; None if labels are no
+        classes.
+    """
+    label, mask = batch["label"], batch.get("mask")
+    if label.is_floating_point():
+        return None
+    if label.ndim == 1:
+        return pool(features), label
+    shown = functional.one_hot(label).movedim(-1, 1).to(features)  # (B, classes, *spatial)
+    if mask is not None:
+        shown = shown * mask.unsqueeze(1)
+    shown = functional.interpolate(shown, features.shape[2:]).flatten(2)
+    counts = shown.sum(2)
+    present = counts > 0
+    sums = torch.einsum("bkp,bcp->bkc", shown, features.flatten(2))
+    return sums[present] / counts[present].unsqueeze(1), present.nonzero()[:, 1]
+
+
+def prototypes(means: Sequence[tuple[Tensor, Tensor]]) -> dict[int, Tensor]:
+    """Return the mean vector of each class.
+
+    Args:
+        means: what `class_means` returned, batch by batch.
+
+    Returns:
+        By class (C,).
+    """
+    if not means:
+        return {}
+    vectors, classes = (torch.cat(column) for column in zip(*means, strict=True))
+    return {y: vectors[classes == y].mean(0) for y in sorted({*classes.tolist()})}
 
 
 def coral(received: Tensor, local: Tensor) -> Tensor:
