@@ -129,7 +129,7 @@ def gradient(logits: Array, products: Array, costs: Array) -> Array:
     q /= q.sum()
     with_mean = products @ q  # <D_i, m>
     squares = products.diagonal() - 2 * with_mean + q @ with_mean  # ||D_k - m||^2
-    apart = squares > 1e-12 * products.diagonal().max()
+    apart = squares > 0
     d = np.where(apart, np.sqrt(np.where(apart, squares, 1.0)), 0.0)
     slopes = np.where(apart, q / np.where(apart, d, 1.0), 0.0)
     h = d + costs - slopes @ (products - with_mean)  # dF/dq up to a constant
