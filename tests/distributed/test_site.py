@@ -365,3 +365,27 @@ def test_a_sites_file_that_is_wrong_says_where(tmp_path, more, said):
     (tmp_path / "a.yaml").write_text(text)
     with pytest.raises(ConfigError, match=said):
         read_site_settings(tmp_path / "a.yaml")
+
+
+def test_a_site_trains_as_the_algorithm_of_its_job_says(own, tmp_path, model):
+    """An algorithm's own training, and an experiment whose one training is the same."""
+    training = {"optimizer": "sgd", "lr": 0.05, "local_steps": 3}
+    entry = {"name": "fedavg", "training": training}
+    alone = experiment(training={"batch_size": 2, **training})
+    replies = {}
+    for name, config in {"own": experiment(algorithms=[entry]), "whole": alone}.items():
+        settings = replace(own, state=str(tmp_path / name))
+        _, data = SiteProcess(settings).answer(call(describe(config)), model)
+        replies[name] = data
+    assert unpack(replies["own"])["reply"]["progress"]["steps"] == 3
+    assert replies["own"] == replies["whole"]
+
+
+def test_a_site_without_a_compiler_refuses_an_algorithm_that_compiles(process):
+    from torch._inductor import config
+
+    entry = {"name": "fedavg", "training": {"compile": "on"}}
+    with config.patch({"cpp.cxx": ("/there/is/none",)}):
+        kind, text = refusal(process, call(describe(experiment(algorithms=[entry])), "open"))
+    assert kind == "Refused"
+    assert text.startswith("training.compile is on, and site 'alder' cannot compile: there is no")

@@ -92,3 +92,17 @@ def test_the_record_of_a_run_holds_what_was_decided(phantoms, tmp_path, monkeypa
     run_experiment(experiment(phantoms, 1, **short | {"seeds": [*range(3)]}))  # is extended by it
     with pytest.raises(CheckpointError, match=r'training\.compile="off", now "on"'):
         run_experiment(experiment(phantoms, 1, **short, training={"compile": "on"}))
+
+
+def test_an_algorithms_own_training_counts_and_is_decided_with_the_experiments(
+    phantoms, without_compiler
+):
+    def with_own(**training: Any) -> ExperimentConfig:
+        return experiment(phantoms, algorithms=["fedavg", {"name": "fedbn", "training": training}])
+
+    assert planned_steps(with_own(local_steps=10)) == 3 * 10 * 2 * (30 + 10)
+    found = decide_compilation(with_own(compile="auto", lr=0.1), None)
+    assert found.training.compile == "off"
+    assert found.algorithms[1].training == {"lr": 0.1}
+    with pytest.raises(ConfigError, match="this machine cannot compile"):
+        decide_compilation(with_own(compile="on"), None)

@@ -72,12 +72,14 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize("own", [{}, {"optimizer": "sgd", "lr": 0.5}])
 def test_drift_trains_the_scaled_network_that_run_trains(
-    settings: dict[str, Any], tmp_path: Path
+    settings: dict[str, Any], tmp_path: Path, own: dict[str, Any]
 ) -> None:
     code = tmp_path / "logged.py"
     code.write_text(LOGGED)
-    config = parse_config({**settings, "algorithms": [f"{code}:Logged"]})
+    logged = {"name": f"{code}:Logged", "training": own}
+    config = parse_config({**settings, "algorithms": [logged]})
     received = vars(sys.modules[ALGORITHMS.load(f"{code}:Logged").__module__])["RECEIVED"]
     measure_drift(config, [1, 2])
     of_drift = [*received]

@@ -174,3 +174,34 @@ def test_a_run_extended_before_what_it_trained_trains_nothing_anew(
     assert told == [("job", "new"), ("adapt", "new"), ("done", "new")]
     first, second = jobs_of(config)
     assert (first.trained, second.trained) == (False, True)
+
+
+def test_every_job_has_the_training_of_its_algorithm() -> None:
+    own: dict[str, Any] = {"optimizer": "sgd", "lr": 0.05}
+    config = grid(
+        algorithms=["fedavg", {"name": "scaffold", "training": own}],
+        variations={"few": {"training.local_steps": 2}, "fast": {"training.lr": 0.5}},
+    )
+    found = {job.key[::2]: job.config.training for job in jobs_of(config)}
+    told = {key: (t.optimizer, t.lr, t.local_steps) for key, t in found.items()}
+    assert told == {
+        ("few", "fedavg"): ("adam", 1e-3, 2),
+        ("few", "scaffold"): ("sgd", 0.05, 2),
+        ("fast", "fedavg"): ("adam", 0.5, None),
+        ("fast", "scaffold"): ("sgd", 0.05, None),
+    }
+
+
+def test_another_training_of_an_algorithm_is_another_one_and_an_equal_one_is_shared() -> None:
+    config = grid(
+        training={"lr": 0.1},
+        algorithms=[
+            "fedavg",
+            {"name": "fedavg", "label": "slow", "training": {"lr": 0.01}},
+            {"name": "fedavg", "label": "the same", "training": {"lr": 0.1}},
+        ],
+    )
+    jobs = jobs_of(config)
+    held = {job.key[2]: holders(jobs)[job.key].key[2] for job in jobs}
+    assert held == {"fedavg": "fedavg", "slow": "slow", "the same": "fedavg"}
+    assert jobs[1].training == jobs_of(grid(training={"lr": 0.01}))[0].training

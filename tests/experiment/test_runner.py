@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 import yaml
 from PIL import Image
+from typer.testing import CliRunner
 
+from collegium.cli import app
 from collegium.core.files import lock
 from collegium.core.model_parts import find_parts
 from collegium.data.phantoms import make_federation
@@ -362,3 +364,51 @@ def test_every_algorithm_runs_with_its_own_codec(settings):
     other = parse_config({**settings, "algorithms": ["fedavg", {**own, "codec": "half"}]})
     with pytest.raises(CheckpointError, match=r"other settings \(algorithms\.1\.codec\.down"):
         run_experiment(other)
+
+
+def states_of(output: Path, label: str) -> dict[str, bytes]:
+    """Every stored state and test score of a method with seed 0."""
+    return bits(output / label / "seed-0")
+
+
+def test_a_method_with_its_own_training_has_the_bits_of_an_experiment_that_trains_so(
+    settings, tmp_path
+):
+    """Scaffold with SGD and rounds at home beside FedAvg and pooled training with Adam."""
+    own: dict[str, Any] = {"optimizer": "sgd", "lr": 0.05, "schedule": "cosine", "batch_size": 3}
+    trainings: dict[str, Any] = {"scaffold": own, "fedavg": {}, "pooled": {"local_steps": 1}}
+    settings |= {"rounds": 3, "home_rounds": 1}
+    entry = {"name": "scaffold", "training": own}
+    pooled = {"name": "pooled", "training": trainings["pooled"]}
+    file = tmp_path / "both.yaml"
+    file.write_text(yaml.safe_dump({**settings, "algorithms": [entry, "fedavg", pooled]}))
+    assert CliRunner().invoke(app, ["run", str(file)]).exit_code == 0
+    output = Path(settings["output"])
+    for label, training in trainings.items():
+        alone = run_experiment(
+            parse_config(
+                {
+                    **settings,
+                    "algorithms": [label],
+                    "training": {**settings["training"], **training},
+                    "output": str(tmp_path / label),
+                }
+            )
+        )
+        assert len(states_of(alone, label)) > 3
+        assert states_of(output, label) == states_of(alone, label)
+    shown = CliRunner().invoke(app, ["config", "show", str(file)])
+    assert yaml.safe_load(shown.stdout)["algorithms"][0]["training"] == own
+    assert "schedule: cosine" in (output / "report.html").read_text(encoding="utf-8")
+    slower = {"name": "scaffold", "training": {**own, "lr": 0.01}}
+    changed = parse_config({**settings, "algorithms": [slower, "fedavg", pooled]})
+    with pytest.raises(CheckpointError, match=r"algorithms\.0\.training\.lr=0\.05, now 0\.01"):
+        run_experiment(changed)
+
+
+def test_method_that_its_own_training_does_not_suit_is_refused(settings):
+    settings["training"] |= {"optimizer": "sgd"}
+    entry = {"name": "scaffold", "training": {"optimizer": "adam"}}
+    config = parse_config({**settings, "algorithms": ["fedavg", entry]})
+    with pytest.raises(ConfigError, match="Scaffold is right with plain sgd only, not with adam"):
+        run_experiment(config)

@@ -19,7 +19,11 @@ from collegium.data.federation import sites_of
 from collegium.data.tables import Scaling
 from collegium.errors import CheckpointError, ConfigError
 from collegium.experiment.config.building import build_algorithm, network_of
-from collegium.experiment.config.experiment import AlgorithmConfig, ExperimentConfig
+from collegium.experiment.config.experiment import (
+    AlgorithmConfig,
+    ExperimentConfig,
+    with_own_training,
+)
 from collegium.experiment.grid import Job, holders, jobs_of
 from collegium.experiment.job_results import DEPLOYED
 from collegium.experiment.model_settings import extends, read_settings
@@ -171,9 +175,8 @@ def network_with(config: ExperimentConfig, algorithm: AlgorithmConfig) -> Networ
         config: the experiment.
         algorithm: the algorithm that trained the models.
     """
-    return NetworkBuilder(
-        network_of(config), build_algorithm(algorithm), config.training.memory_format
-    )
+    training = with_own_training(config, algorithm).training
+    return NetworkBuilder(network_of(config), build_algorithm(algorithm), training.memory_format)
 
 
 def _algorithm_of(model: Tensors, config: ExperimentConfig, label: str | None) -> AlgorithmConfig:

@@ -337,8 +337,9 @@ class SiteExperiment:
 
     def _open(self) -> dict[str, Any]:
         """Check the machine, the data, and what the policy lets out, in every variation."""
-        training, engine = self._opened.config.training, self._opened.config.engine
-        if training.compile == "on" and (problem := compiler_problem(engine.device)):
+        compiled = any(job.config.training.compile == "on" for job in self._opened.jobs)
+        device = self._opened.config.engine.device
+        if compiled and (problem := compiler_problem(device)):
             raise Refused(
                 f"training.compile is on, and site {self._name!r} cannot compile: {problem}; have "
                 f"it installed there, or set it to off in an experiment with another name"

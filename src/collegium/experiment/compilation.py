@@ -11,7 +11,7 @@ from collegium.core.randomness import ambient
 from collegium.data.federation import sites_of
 from collegium.errors import ConfigError
 from collegium.experiment.config.building import network_of
-from collegium.experiment.config.experiment import ExperimentConfig
+from collegium.experiment.config.experiment import AlgorithmConfig, ExperimentConfig
 from collegium.experiment.grid import jobs_of
 from collegium.training.compilation import compiler_problem
 
@@ -25,6 +25,8 @@ def decide_compilation(
     config: ExperimentConfig, begun: ExperimentConfig | None, *, finished: bool = False
 ) -> ExperimentConfig:
     """Return the experiment with ``training.compile`` on or off.
+
+    An algorithm that says "auto" of itself trains as the experiment decides.
 
     A run that has begun keeps what it began with. Otherwise "auto" is on for networks with
     convolutions, where ``local_steps`` is given and jobs, rounds, sites and steps make
@@ -42,14 +44,27 @@ def decide_compilation(
     choice = config.training.compile
     if choice == "auto":
         choice = _choice(config) if begun is None else begun.training.compile
-    needed = choice == "on" and not finished
-    if needed and (problem := compiler_problem(config.engine.device)):
+    decided = replace(
+        config,
+        training=replace(config.training, compile=choice),
+        algorithms=tuple(map(_without_auto, config.algorithms)),
+    )
+    compiled = any(job.config.training.compile == "on" for job in jobs_of(decided))
+    if compiled and not finished and (problem := compiler_problem(config.engine.device)):
         raise ConfigError(
             f"training.compile is on, and this machine cannot compile: {problem}; install it, or "
             f"set it to off in an experiment with another name, since it decides the last bits of "
             f"results"
         )
-    return replace(config, training=replace(config.training, compile=choice))
+    return decided
+
+
+def _without_auto(algorithm: AlgorithmConfig) -> AlgorithmConfig:
+    """Return an algorithm whose own "auto" is what the experiment decides."""
+    if algorithm.training.get("compile") != "auto":
+        return algorithm
+    kept = {key: value for key, value in algorithm.training.items() if key != "compile"}
+    return replace(algorithm, training=kept)
 
 
 def _choice(config: ExperimentConfig) -> Literal["on", "off"]:

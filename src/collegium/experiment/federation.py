@@ -23,10 +23,12 @@ from collegium.experiment.config.building import (
 )
 from collegium.experiment.config.experiment import (
     AdapterConfig,
+    AlgorithmConfig,
     ExperimentConfig,
     load_federation,
     parse_config,
     to_dict,
+    with_own_training,
 )
 from collegium.experiment.grid import Job, JobKey, folds_of, holders, jobs_of, variations_of
 from collegium.experiment.job_results import (
@@ -141,6 +143,21 @@ def for_training(
     return agree_on_scaling(federation, table, folder, transport)
 
 
+def as_trained_by(
+    federation: Federation, config: ExperimentConfig, algorithm: AlgorithmConfig
+) -> Federation:
+    """Return a federation with the training of an algorithm of its experiment.
+
+    Args:
+        federation: The federation.
+        config: The experiment.
+        algorithm: The algorithm.
+    """
+    if not algorithm.training:
+        return federation
+    return replace(federation, training=with_own_training(config, algorithm).training)
+
+
 class OpenedExperiment:
     """An experiment and everything that is opened for it in one process, at first use.
 
@@ -199,7 +216,7 @@ class OpenedExperiment:
             self._federations[place] = for_training(
                 job.config, opened, job.folder.parents[1], partial(self._scaling_transport, job)
             )
-        return self._federations[place]
+        return as_trained_by(self._federations[place], job.config, job.algorithm)
 
     def scaling_clients(self, job: Job) -> dict[str, ClientRuntime]:
         """Return the clients of the exchange of the scaling in which a job trains."""
@@ -252,7 +269,8 @@ class OpenedExperiment:
         check_engine(config)
         sample = check_network(config, federation)
         for algorithm in config.algorithms:
-            federation.check(build_algorithm(algorithm))
+            own = as_trained_by(federation, config, algorithm)
+            own.check(build_algorithm(algorithm))
         table = config.federation.table
         if table is not None and table.scale == "federation":
             federation.check(FeatureSums(table.numeric))

@@ -20,6 +20,7 @@ from collegium.experiment.config.experiment import (
     decisive,
     parse_config,
     to_dict,
+    with_own_training,
 )
 from collegium.experiment.config.overrides import set_value
 from collegium.experiment.config.schema import digest_of
@@ -37,7 +38,7 @@ class Job:
     """One training of one algorithm, and what is tested of it.
 
     Attributes:
-        config: the job's own settings.
+        config: the job's own settings, with the training of its algorithm.
         algorithm: the algorithm.
         seed: the seed.
         variation: name of the variation; empty where there are none.
@@ -92,6 +93,7 @@ class Job:
         del federation["outside"]
         about = {"seed": self.seed, "codec": data.pop("codec")}
         algorithm = {**about, **self.algorithm.to_dict(), "label": "", "adapters": None}
+        algorithm.pop("training", None)  # is part of what the job's own settings say
         return digest_of({**data, "algorithm": algorithm})
 
 
@@ -103,7 +105,15 @@ def jobs_of(config: ExperimentConfig) -> list[Job]:
     """
     output = Path(config.output)
     return [
-        Job(settings, algorithm, seed, variation, fold, left_out, output)
+        Job(
+            with_own_training(settings, algorithm),
+            algorithm,
+            seed,
+            variation,
+            fold,
+            left_out,
+            output,
+        )
         for variation, varied in variations_of(config).items()
         for seed in varied.seeds
         for fold, (left_out, settings) in enumerate(folds_of(varied))

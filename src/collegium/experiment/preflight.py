@@ -20,7 +20,7 @@ from collegium.experiment.config.building import (
     network_of,
     task_of,
 )
-from collegium.experiment.config.experiment import ExperimentConfig
+from collegium.experiment.config.experiment import ExperimentConfig, with_own_training
 from collegium.experiment.grid import folds_of
 from collegium.runtime.federation import Federation
 from collegium.training.together import check_together
@@ -78,11 +78,13 @@ def check_network(config: ExperimentConfig, federation: Federation) -> Sample | 
         DataError: a site's images do not fit into one batch.
     """
     network, task = _sample_network(federation.network).eval(), federation.task
-    if config.engine.together:
-        check_together(network, federation.training)
+    trainings = [with_own_training(config, each).training for each in config.algorithms]
+    for training in dict.fromkeys(trainings) if config.engine.together else ():
+        check_together(network, training)
+    largest = max(training.batch_size for training in trainings)
     sample = None
     for site in federation.sites.values():
-        rows = range(min(len(site.train), federation.training.batch_size))
+        rows = range(min(len(site.train), largest))
         if not rows:
             continue
         rngs = [generator(0, "preflight", site.name, row) for row in rows]
@@ -128,17 +130,19 @@ def check_setups(config: ExperimentConfig, variation: str = "") -> None:
         ConfigError: An algorithm has not; the sentence names variation and fold where there are
             several.
     """
+    alike = " if trained alike" if any(a.training for a in config.algorithms) else ""
     for algorithm in config.algorithms:
         method = build_algorithm(algorithm)
         parts = find_parts(_sample_network(NetworkBuilder(network_of(config), method)))
         if other := method.same_as(parts):
             logger.warning(
                 "%s%s is %s on this network with these settings: it has nothing of its own there, "
-                "and its scores are those of %s",
+                "and its scores are those of %s%s",
                 f"variation {variation!r}: " if variation else "",
                 algorithm.label,
                 other,
                 other,
+                alike,
             )
         for left_out, fold in folds_of(config):
             try:

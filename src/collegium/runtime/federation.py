@@ -256,7 +256,7 @@ def check_optimizer(algorithm: Algorithm, training: TrainingConfig) -> None:
         raise ConfigError(
             f"{type(algorithm).__name__} is right with plain {', '.join(sorted(wanted))} only, not "
             f"with {training.optimizer_kind}; set training.optimizer to {min(wanted)} and "
-            f"training.momentum to 0"
+            f"training.momentum to 0, in an experiment for this algorithm alone by its own training"
         )
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from torch import nn
 
 from collegium.compression.half import Half
@@ -24,6 +25,7 @@ from collegium.experiment.config.experiment import (
     parse_config,
     to_dict,
     to_yaml,
+    with_own_training,
 )
 
 FILE = """\
@@ -604,3 +606,76 @@ def test_relevant_differences_are_a_setting_that_determines_no_numbers(folder: P
     assert parse_config(to_dict(other)).report == other.report
     with pytest.raises(ConfigError, match=r"report\.relevant: each should be above 0"):
         load_config(folder / "x.yaml", ["report.relevant={dice: 0}"])
+
+
+TWO = """\
+algorithms:
+  - fedavg
+  - name: scaffold
+    training:
+      optimizer: sgd
+      lr: 5e-2
+"""
+
+
+def one_algorithm_more(folder: Path) -> None:
+    edit(folder, "algorithm:\n  name: mine.py:Mine\n  tau: 0.5\n", TWO)
+
+
+def test_an_algorithms_training_replaces_single_keys_of_the_experiments(folder: Path):
+    one_algorithm_more(folder)
+    config = load("training.weight_decay=0.5", "algorithms.1.training.local_steps=7")
+    assert [a.training for a in config.algorithms] == [
+        {}, {"optimizer": "sgd", "lr": 0.05, "local_steps": 7},
+    ]  # fmt: skip
+    common, own = [with_own_training(config, a).training for a in config.algorithms]
+    assert common == config.training
+    assert own == replace(common, optimizer="sgd", lr=0.05, local_steps=7)
+    assert own.weight_decay == 0.5
+    assert parse_config(to_dict(config)) == config
+    shown = yaml.safe_load(to_yaml(config))["algorithms"]
+    assert "training" not in shown[0]
+    assert shown[1]["training"] == {"optimizer": "sgd", "lr": 0.05, "local_steps": 7}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (
+            "lr: 5e-2",
+            "rate: 5e-2",
+            "algorithms.1.training.rate: unknown field for training; there is optimizer, lr,",
+        ),
+        (
+            "lr: 5e-2",
+            "lr: -1",
+            "algorithms.1.training.lr: should be above 0, not -1 (configs/x.yaml, line 14)",
+        ),
+        (
+            "optimizer: sgd",
+            "optimizer: rmsprop",
+            "algorithms.1.training.optimizer: should be 'sgd', 'adam' or 'adamw', not 'rmsprop' "
+            "(configs/x.yaml, line 13)",
+        ),
+        ("training: {lr: 1e-3", "training: {lr: 0", "training.lr: should be above 0, not 0 ("),
+    ],
+)
+def test_a_wrong_key_of_an_algorithms_training_is_named_with_its_line(
+    folder: Path, old: str, new: str, says: str
+):
+    one_algorithm_more(folder)
+    edit(folder, old, new)
+    assert problem().startswith(says)
+
+
+def test_a_training_of_an_algorithm_that_is_no_mapping_is_refused(folder: Path):
+    one_algorithm_more(folder)
+    assert problem("algorithms.1.training=sgd").startswith(
+        "algorithms.1.training: should hold keys"
+    )
+
+
+def test_a_change_of_an_algorithms_training_is_a_difference(folder: Path):
+    one_algorithm_more(folder)
+    changed = difference(load(), load("algorithms.1.training.lr=0.1"))
+    assert changed == ["algorithms.1.training.lr=0.05, now 0.1"]

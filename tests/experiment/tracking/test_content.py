@@ -240,3 +240,12 @@ def test_models_that_may_leave_are_the_global_and_the_handed_out_ones(tmp_path):
     assert content.models_of(tmp_path) == [
         deployed / "b.safetensors", deployed / "global.safetensors", deployed / "settings.json",
     ]  # fmt: skip
+
+
+def test_a_jobs_parameters_hold_the_training_of_its_algorithm_once(settings):
+    own = {"name": "fedprox", "mu": 0.25, "training": {"lr": 0.5}}
+    config = parse_config({**settings, "algorithms": ["fedavg", own]})
+    assert parameters_of_job(config, "as is", "", "fedavg", 4)["training.lr"] == "0.001"
+    found = parameters_of_job(config, "as is", "", "fedprox", 4)
+    assert found["training.lr"] == "0.5"
+    assert not any(key.startswith("algorithm.training") for key in found)

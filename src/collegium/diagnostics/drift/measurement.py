@@ -22,7 +22,12 @@ from collegium.diagnostics.drift.recording import PARTS, FeatureExtractor, Recor
 from collegium.errors import ConfigError, DataError
 from collegium.experiment.config.building import build_algorithm, build_codecs
 from collegium.experiment.config.experiment import AlgorithmConfig, ExperimentConfig
-from collegium.experiment.federation import for_training, open_configured, stored_splits
+from collegium.experiment.federation import (
+    as_trained_by,
+    for_training,
+    open_configured,
+    stored_splits,
+)
 from collegium.experiment.jobs import Event, Observer
 from collegium.experiment.preflight import check_engine, check_network, check_setups
 from collegium.runtime import process
@@ -158,13 +163,15 @@ def measure_drift(
     check_network(config, federation)
     check_setups(config)
     for chosen in config.algorithms:
-        _check(config, chosen, federation)
+        _check(config, chosen, as_trained_by(federation, config, chosen))
     with tempfile.TemporaryDirectory(prefix="collegium-drift-") as folder:
         trained = for_training(config, federation, Path(folder))
         measured = [
             found
             for chosen in config.algorithms
-            for found in _Measurement(config, chosen, trained, (split, limit), observe).of(wanted)
+            for found in _Measurement(
+                config, chosen, as_trained_by(trained, config, chosen), (split, limit), observe
+            ).of(wanted)
         ]
     labels = [chosen.label for chosen in config.algorithms]
     notes = _notes(federation.names, measured, SPLITS[split])

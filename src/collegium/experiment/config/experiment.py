@@ -8,12 +8,20 @@ and no composition: copy a file.
 import copy
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import field, fields
+from dataclasses import field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from collegium.compression.session.config import CodecsConfig
-from collegium.core.settings import Fraction, NonNegativeInt, Positive, PositiveInt, rule, settings
+from collegium.core.settings import (
+    Fraction,
+    NonNegativeInt,
+    Positive,
+    PositiveInt,
+    from_mapping,
+    rule,
+    settings,
+)
 from collegium.core.text import unknown_word
 from collegium.data.federation import FederationConfig, sites_of
 from collegium.errors import ConfigError
@@ -79,10 +87,13 @@ class AlgorithmConfig(NamedPart):
     Attributes:
         codec: Replaces the codecs of the experiment; None: these are used.
         adapters: Replace the adapters of the experiment; None: these are used.
+        training: Keys of the experiment's training, with the values that hold for this algorithm;
+            see `with_own_training`.
     """
 
     codec: CodecsConfig | None = None
     adapters: tuple[AdapterConfig, ...] | None = None
+    training: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the mapping that an experiment file holds, the parameters beside the name."""
@@ -91,6 +102,8 @@ class AlgorithmConfig(NamedPart):
             own["codec"] = self.codec.to_dict()
         if self.adapters is not None:
             own["adapters"] = [adapter.to_dict() for adapter in self.adapters]
+        if self.training:
+            own["training"] = dict(self.training)
         return {**super().to_dict(), **own}
 
 
@@ -168,7 +181,7 @@ class ExperimentConfig:
         rounds: How many rounds each of them trains.
         home_rounds: How many of the rounds, the last ones, every site trains its own model in,
             which stays there.
-        training: How a client trains.
+        training: How a client trains, unless an algorithm says otherwise of itself.
         seeds: All algorithms are trained once for each.
         loss: Of a segmentation "dice_ce" (the default), "dice" or "ce"; of a classification "ce"
             (the default) or "focal".
@@ -285,6 +298,21 @@ def load_federation(path: str | Path, overrides: Sequence[str] = ()) -> Federati
     return federation
 
 
+def with_own_training(config: ExperimentConfig, algorithm: AlgorithmConfig) -> ExperimentConfig:
+    """Return an experiment whose training is that of one of its algorithms.
+
+    Args:
+        config: The experiment.
+        algorithm: The algorithm, whose own keys replace those of the experiment's training.
+
+    Raises:
+        ConfigError: Together they are no valid training.
+    """
+    if not algorithm.training:
+        return config
+    return replace(config, training=replace(config.training, **algorithm.training))
+
+
 def to_dict(config: ExperimentConfig) -> dict[str, Any]:
     """Return the mapping of lists, texts, numbers and mappings that `parse_config` reads back."""
     data: dict[str, Any] = schema.plain(config)
@@ -337,6 +365,7 @@ def _experiment(data: dict[str, Any], source: Source) -> ExperimentConfig:
     _resolve_folder(data, source)
     _apply_recipe(data, source)
     separate_params(data, source)
+    _check_own_training(data, source)
     config = schema.parse(ExperimentConfig, data, (), source)
     if config is not None and not source.problems:
         _check_names(config, source)
@@ -360,6 +389,25 @@ def _apply_recipe(data: dict[str, Any], source: Source) -> None:
         source.add_problem(("recipe",), unknown_word("recipe", str(recipe), list(RECIPES)))
     elif recipe is not None:
         apply_recipe(data, recipe)
+
+
+def _check_own_training(data: dict[str, Any], source: Source) -> None:
+    """Check what algorithms say of their training together with what the experiment says.
+
+    The values are stored, in place, as those of the settings that they are checked by.
+    """
+    common = data.get("training", {})
+    algorithms = data.get("algorithms")
+    for index, algorithm in enumerate(algorithms if isinstance(algorithms, list) else ()):
+        own, path = algorithm.get("training"), ("algorithms", str(index), "training")
+        if not isinstance(own, dict) or not isinstance(common, dict):
+            continue  # is a problem of its own
+        whole, problems = from_mapping(TrainingConfig, {**common, **own}, title="training")
+        for problem in problems:
+            if not problem.path or problem.path[0] in own:
+                source.add_problem((*path, *map(str, problem.path)), problem.text)
+        if whole is not None:
+            algorithm["training"] = {key: getattr(whole, key) for key in own}
 
 
 def _check_names(config: ExperimentConfig, source: Source) -> None:

@@ -125,7 +125,7 @@ def _model(value: Any, source: Source) -> dict[str, Any]:
 
 
 def _algorithm(value: Any, path: KeyPath, source: Source) -> dict[str, Any]:
-    beside = ("label", "codec", "adapters")
+    beside = ("label", "codec", "adapters", "training")
     algorithm = _separated(ALGORITHMS.load, value, path, source, beside)
     _codecs_and_adapters(algorithm, path, source)
     return algorithm

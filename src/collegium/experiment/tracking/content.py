@@ -150,7 +150,8 @@ def fixed_settings_of_job(job: Job) -> dict[str, Any]:
     data = fixed_settings(job.config)
     del data["name"]
     algorithm = _without_places(job.algorithm.to_dict())
-    algorithm.pop("adapters", None)
+    for key in ("adapters", "training"):  # the job's training is the algorithm's
+        algorithm.pop(key, None)
     about = {"seed": job.seed, "variation": job.variation, "left_out": job.left_out}
     return {**data, "algorithm": algorithm, **about}
 
