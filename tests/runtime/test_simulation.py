@@ -109,6 +109,24 @@ def test_interrupted_call_goes_on_in_its_folder(tmp_path):
     assert resumed.scores == whole.scores
 
 
+def test_interrupted_run_continues_at_the_learning_rate_of_its_round(tmp_path):
+    recipe = replace(TRAINING, schedule="polynomial", power=2.0, warm_up=2)
+    options = {"rounds": 4, "training": recipe}
+
+    def stop(record):
+        if record.round == 2:
+            raise KeyboardInterrupt
+
+    whole = run(**options)
+    with pytest.raises(KeyboardInterrupt):
+        run(**options, output=tmp_path, observe=stop)
+    resumed = run(**options, output=tmp_path)
+    assert equal(resumed.model, whole.model)
+    assert not equal(run(rounds=4).model, whole.model)
+    with pytest.raises(ConfigError, match="warm_up is 2, of 2 rounds in all"):
+        run(rounds=2, training=recipe)
+
+
 @pytest.mark.parametrize(
     ("change", "key"),
     [

@@ -1,7 +1,7 @@
 import copy
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -9,6 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.optim.lr_scheduler import (
+    ConstantLR,
+    CosineAnnealingLR,
+    ExponentialLR,
+    LinearLR,
+    LRScheduler,
+    PolynomialLR,
+    SequentialLR,
+    StepLR,
+)
 
 from collegium.core.dataset import Batch, TensorDataset
 from collegium.core.model_parts import set_memory_format
@@ -18,7 +28,7 @@ from collegium.errors import ConfigError, DivergedError
 from collegium.tasks import SegmentationTask, SupervisedTask
 from collegium.testing.toy import toy_model, toy_network, toy_site
 from collegium.training.batches import plan_batches
-from collegium.training.loop import LocalTraining, TrainingConfig, count_steps
+from collegium.training.loop import LocalTraining, TrainingConfig, check_warm_up, count_steps
 
 SGD = TrainingConfig(optimizer="sgd", lr=0.1, batch_size=4)
 
@@ -441,6 +451,56 @@ def test_momentum_has_a_kind_of_its_own():
     assert TrainingConfig(optimizer="sgd").optimizer_kind == "sgd"
     assert TrainingConfig(optimizer="sgd", momentum=0.9).optimizer_kind == "sgd with momentum"
     assert TrainingConfig(optimizer="adamw", momentum=0.9).optimizer_kind == "adamw"
+
+
+def rates_of_torch(
+    rounds: int, warm_up: int, make: Callable[[torch.optim.Optimizer], LRScheduler]
+) -> list[float]:
+    """The rates of one of torch's schedulers after its linear one, stepped once in a round."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.4)
+    scheduler: Any = make(optimizer)
+    if warm_up:
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.4)
+        first = LinearLR(optimizer, 1 / (warm_up + 1), 1.0, warm_up)
+        scheduler = SequentialLR(optimizer, [first, make(optimizer)], [warm_up])
+    found = []
+    for _ in range(rounds):
+        found.append(float(optimizer.param_groups[0]["lr"]))
+        optimizer.step()
+        scheduler.step()
+    return found
+
+
+@pytest.mark.parametrize("warm_up", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("recipe", "make"),
+    [
+        ({"schedule": "constant"}, lambda o, left: ConstantLR(o, 1.0)),
+        ({"schedule": "cosine"}, lambda o, left: CosineAnnealingLR(o, left)),
+        ({"schedule": "polynomial"}, lambda o, left: PolynomialLR(o, left, 1.0)),
+        ({"schedule": "polynomial", "power": 0.9}, lambda o, left: PolynomialLR(o, left, 0.9)),
+        ({"lr_decay": 0.9}, lambda o, left: ExponentialLR(o, 0.9)),
+        ({"lr_decay": 0.1, "decay_every": 4}, lambda o, left: StepLR(o, 4, 0.1)),
+    ],
+)
+def test_rates_are_those_of_torchs_schedulers_stepped_once_in_a_round(warm_up, recipe, make):
+    config = TrainingConfig(lr=0.4, warm_up=warm_up, **recipe)
+    found = [config.lr_of(number, 12) for number in range(1, 13)]
+    expected = rates_of_torch(12, warm_up, lambda optimizer: make(optimizer, 12 - warm_up))
+    assert found == pytest.approx(expected, rel=1e-9)
+    assert config.lr_of(0, 12) == found[0]
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "polynomial"])
+def test_work_after_the_last_round_has_its_rate(schedule):
+    config = TrainingConfig(schedule=schedule, warm_up=2)
+    assert config.lr_of(6, 5) == config.lr_of(5, 5) > 0
+
+
+def test_a_warm_up_over_all_rounds_is_refused():
+    check_warm_up(TrainingConfig(warm_up=2), 3)
+    with pytest.raises(ConfigError, match="warm_up is 3, of 3 rounds in all; give a number from 0"):
+        check_warm_up(TrainingConfig(warm_up=3), 3)
 
 
 def segmentation_fit(device: str, *, dropout: float = 0.0, **recipe: Any) -> Tensors:

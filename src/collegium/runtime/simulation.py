@@ -31,7 +31,7 @@ from collegium.runtime.process import prepare
 from collegium.runtime.run import RoundRecord
 from collegium.runtime.selection import DEFAULT, Selection
 from collegium.tasks import Task
-from collegium.training.loop import TrainingConfig
+from collegium.training.loop import TrainingConfig, check_warm_up
 from collegium.training.together import check_together
 
 Splits = Sequence[Dataset | data.Dataset[Any]]
@@ -122,6 +122,7 @@ def simulate(
     )
     federation.check(algorithm)
     check_home_rounds(home_rounds, rounds)
+    check_warm_up(federation.training, rounds)
     if together:
         check_together(federation.network(), federation.training)
     settings = {

@@ -15,7 +15,14 @@ from collegium.core.lazy import nn, torch
 from collegium.core.model_parts import MemoryFormat, find_parts
 from collegium.core.optimizers import unmarked
 from collegium.core.randomness import ambient
-from collegium.core.settings import Fraction, NonNegative, Positive, PositiveInt, settings
+from collegium.core.settings import (
+    Fraction,
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    PositiveInt,
+    settings,
+)
 from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError, DivergedError
 from collegium.tasks import Task
@@ -37,10 +44,15 @@ class TrainingConfig:
 
     Attributes:
         optimizer: "sgd", "adam" or "adamw".
-        lr: learning rate of the first round.
-        lr_decay: factor applied to the learning rate after every round.
+        lr: learning rate of the first round, or of the first after the warm-up.
+        lr_decay: factor applied to the learning rate after every ``decay_every`` rounds.
+        decay_every: how many rounds have the same power of ``lr_decay``.
         schedule: what else lowers the learning rate from round to round: "constant" nothing,
-            "cosine" half a cosine over all rounds, from ``lr`` in the first towards 0.
+            "cosine" half a cosine over all rounds from ``lr`` towards 0, "polynomial" a power of
+            the share of rounds that are left; see `lr_of`.
+        power: of "polynomial"; 1 is a straight line.
+        warm_up: how many rounds, the first ones, raise the learning rate to ``lr`` in equal steps;
+            schedule and decay begin after them.
         momentum: of SGD.
         weight_decay: L2 penalty (decoupled for adamw).
         amsgrad: of adam and adamw.
@@ -64,7 +76,10 @@ class TrainingConfig:
     optimizer: Literal["sgd", "adam", "adamw"] = "adam"
     lr: Positive = 1e-3
     lr_decay: Positive = 1.0
-    schedule: Literal["constant", "cosine"] = "constant"
+    decay_every: PositiveInt = 1
+    schedule: Literal["constant", "cosine", "polynomial"] = "constant"
+    power: Positive = 1.0
+    warm_up: NonNegativeInt = 0
     momentum: Fraction = 0.0
     weight_decay: NonNegative = 0.0
     amsgrad: bool = False
@@ -85,16 +100,27 @@ class TrainingConfig:
     def lr_of(self, number: int, rounds: int) -> float:
         """Return the learning rate of a round.
 
+        In round n of N with W rounds of warm-up it is ``lr`` n / (W + 1) up to round W. After that,
+        with k = n - W - 1 and K = N - W, it is ``lr`` ``lr_decay`` ^ floor(k / ``decay_every``)
+        times 1 for "constant", (1 + cos(pi k / K)) / 2 for "cosine", and (1 - k / K) ^ ``power``
+        for "polynomial".
+
         Args:
-            number: the round; work before the first has its rate, with a cosine work after the last
-                has that of the last.
+            number: the round; work before the first has its rate, with a cosine or a polynomial
+                work after the last has that of the last.
             rounds: how many rounds there are.
         """
         before = max(number - 1, 0)
-        lr = self.lr * self.lr_decay**before
+        if before < self.warm_up:
+            return self.lr * (before + 1) / (self.warm_up + 1)
+        k, total = before - self.warm_up, max(rounds - self.warm_up, 1)
+        lr: float = self.lr * self.lr_decay ** (k // self.decay_every)
         if self.schedule == "constant":
             return lr
-        return lr * (1 + math.cos(math.pi * min(before, rounds - 1) / rounds)) / 2
+        k = min(k, total - 1)
+        if self.schedule == "cosine":
+            return lr * (1 + math.cos(math.pi * k / total)) / 2
+        return lr * float((1 - k / total) ** self.power)
 
     def build_optimizer(
         self, parameters: Sequence[nn.Parameter], lr: float
@@ -112,6 +138,23 @@ class TrainingConfig:
         kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
         return unmarked(kind)(
             parameters, lr=lr, weight_decay=self.weight_decay, amsgrad=self.amsgrad
+        )
+
+
+def check_warm_up(config: TrainingConfig, rounds: int) -> None:
+    """Check that rounds are left after the warm-up of the learning rate.
+
+    Args:
+        config: the recipe.
+        rounds: how many rounds there are in all.
+
+    Raises:
+        ConfigError: none is.
+    """
+    if config.warm_up >= rounds:
+        raise ConfigError(
+            f"warm_up is {config.warm_up}, of {rounds} rounds in all; give a number from 0 to "
+            f"{rounds - 1}"
         )
 
 

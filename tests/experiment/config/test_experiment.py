@@ -273,6 +273,14 @@ def test_a_list_of_algorithms_is_told_apart_by_number(folder: Path):
             "home_rounds=3",
             "home_rounds: home_rounds is 3, of 3 rounds in all; give a number from 0",
         ),
+        (
+            "training={warm_up: 3}",
+            "training.warm_up: warm_up is 3, of 3 rounds in all; give a number from 0 to 2",
+        ),
+        (
+            "algorithm={name: fedavg, training: {warm_up: 4}}",
+            "algorithm.training.warm_up: warm_up is 4, of 3 rounds in all; give",
+        ),
         ("model=unett", "model.name: unknown model 'unett'; did you mean 'unet'?"),
         ("model=", "model: needs a name, but is nothing"),
         ("sedes=[1]", "sedes: unknown field; did you mean 'seeds'?"),

@@ -34,7 +34,7 @@ from collegium.experiment.config.yaml_file import KeyPath, Place, Source
 from collegium.runtime.engines import EngineConfig
 from collegium.runtime.participation import EVERYBODY, Participation, check_home_rounds
 from collegium.runtime.selection import DEFAULT, Selection
-from collegium.training.loop import TrainingConfig
+from collegium.training.loop import TrainingConfig, check_warm_up
 
 RESERVED = re.compile(r"average|disparity|global|site sd|worst site|mean|cluster-\d.*")
 """Names that tables and folders give to other things than sites."""
@@ -435,12 +435,27 @@ def _check_names(config: ExperimentConfig, source: Source) -> None:
     for path, name in names.items():
         if not re.fullmatch(r"\w[\w .+-]*", name):
             source.add_problem(path, f"{name!r} cannot name a folder; use letters, digits, - and _")
-    try:
-        check_home_rounds(config.home_rounds, config.rounds)
-    except ConfigError as error:
-        source.add_problem(("home_rounds",), str(error))
+    _check_rounds(config, source)
     inside = len(sites_of(config.federation))
     if not inside:
         source.add_problem(("federation", "sites"), "no site is left to train on; add one")
     if inside == 1 and config.protocol == "leave-one-site-out":
         source.add_problem(("protocol",), "leaving one site out needs two sites or more")
+
+
+def _check_rounds(config: ExperimentConfig, source: Source) -> None:
+    """Check what has to be fewer than all rounds."""
+    try:
+        check_home_rounds(config.home_rounds, config.rounds)
+    except ConfigError as error:
+        source.add_problem(("home_rounds",), str(error))
+    trainings: dict[KeyPath, TrainingConfig] = {("training", "warm_up"): config.training}
+    for index, algorithm in enumerate(config.algorithms):
+        if "warm_up" in algorithm.training:
+            here = ("algorithms", str(index), "training", "warm_up")
+            trainings[here] = with_own_training(config, algorithm).training
+    for path, training in trainings.items():
+        try:
+            check_warm_up(training, config.rounds)
+        except ConfigError as error:
+            source.add_problem(path, str(error))
