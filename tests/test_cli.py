@@ -245,6 +245,49 @@ def test_check_refuses_a_hyperparameter_that_is_none():
     assert "algorithm.muu: unknown field for fedprox; did you mean 'mu'?" in result.stderr
 
 
+MISTAKEN = '''
+"""An algorithm with a mistake (https://example.org)."""
+
+from collegium import FedAvg, handler, settings
+
+
+@settings
+class AtTheServer(FedAvg):
+    """FedAvg whose server looks for a state that it has never written."""
+
+    neutral = None
+
+    def round(self, server):
+        server.state["momentum"] += 1
+
+
+@settings
+class AtTheClient(FedAvg):
+    """FedAvg whose client looks for a state that it has never written."""
+
+    neutral = None
+
+    @handler
+    def train(self, client, request):
+        return client.state["momentum"]
+'''
+"""Lines 14 and 25 of it raise."""
+
+
+@pytest.mark.parametrize(("name", "line", "code"), [("AtTheServer", 14, 2), ("AtTheClient", 25, 4)])
+def test_mistake_in_a_users_file_is_reported_with_its_line(folder, name, line, code):
+    (folder / "mistaken.py").write_text(MISTAKEN)
+    place = f"({folder / 'mistaken.py'}, line {line}, in "
+    run = call("run", "x.yaml", f"algorithms=[mistaken.py:{name}]", "rounds=1")
+    check = call("check", f"mistaken.py:{name}")
+    for result, expected in ((run, code), (check, 1)):
+        assert result.exit_code == expected, result.output
+        assert "KeyError: 'momentum' " + place in result.stderr
+        assert result.stderr.rstrip().endswith("correct the code there")
+        assert "bug in collegium" not in result.stderr
+        assert "Traceback" not in result.stderr
+
+
 LOOSE = '''
 from dataclasses import dataclass
 

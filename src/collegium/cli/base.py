@@ -13,6 +13,7 @@ from typing import Annotated, NoReturn, ParamSpec, TypeVar
 import typer
 
 from collegium import __version__
+from collegium.core.userfile import describe_mistake
 from collegium.errors import CollegiumError, ConfigError, StorageError
 
 P = ParamSpec("P")
@@ -29,8 +30,8 @@ DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 NO_PERMISSION = {errno.EACCES, errno.EPERM, errno.EROFS}
 EPILOG = (
     "Exit codes: 0 success; 1 a bug in collegium, or an algorithm that breaks a rule; 2 the "
-    "command line or the configuration; 3 data; 4 a client; 5 the disk or a checkpoint; 130 "
-    "interrupted."
+    "command line or the configuration, or a mistake in code of your own; 3 data; 4 a client; 5 "
+    "the disk or a checkpoint; 130 interrupted."
 )
 
 app = typer.Typer(
@@ -86,13 +87,15 @@ def fail(text: str, code: int) -> NoReturn:
 
 
 def fail_unexpectedly(error: Exception) -> NoReturn:
-    """Exit with a sentence about the disk or, for a bug, with the traceback for a report."""
+    """Exit with a sentence about the disk or a user's code or, for a bug, with the traceback."""
     number = error.errno if isinstance(error, OSError) else None
     path = getattr(error, "filename", None) or "the output folder"
     if number in DISK_FULL:
         fail(f"the disk that holds {path} is full; free some space", StorageError.exit_code)
     if number in NO_PERMISSION:
         fail(f"{path} may not be read or written; change its permissions", StorageError.exit_code)
+    if mistake := describe_mistake(error):
+        fail(mistake, ConfigError.exit_code)
     typer.echo("".join(traceback.format_exception(error)), err=True)
     typer.echo("This is a bug in collegium; please report it with these lines.", err=True)
     raise typer.Exit(1)

@@ -33,6 +33,7 @@ from collegium.core.model_parts import ModelParts
 from collegium.core.payloads import may_leave
 from collegium.core.randomness import claim, generator
 from collegium.core.tensors import Tensors
+from collegium.core.userfile import client_mistake
 from collegium.data.site import Site
 from collegium.errors import (
     CollegiumError,
@@ -179,16 +180,17 @@ class ClientRuntime:
             logger.warning("site %r, round %d: %s", self.id, request.round, error)
             return RESEND_REQUEST
         except Exception as error:
-            unforeseen = not isinstance(error, CollegiumError)
+            reported = client_mistake(error)
+            unforeseen = not isinstance(reported, CollegiumError)
             logger.warning(
                 "site %r, round %d, %s: %s",
                 self.id,
                 request.round,
                 request.method,
-                error,
-                exc_info=unforeseen,
+                reported,
+                exc_info=unforeseen or logger.isEnabledFor(logging.DEBUG),
             )
-            return pack({"error": describe_failure(error)})
+            return pack({"error": describe_failure(reported)})
 
     def _run(self, request: Request) -> tuple[dict[str, Any], EncodedReply]:
         """Run the handler; return its reply, and the coded form in which it leaves."""

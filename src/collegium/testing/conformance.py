@@ -31,6 +31,7 @@ from collegium.core.message import pack, unpack
 from collegium.core.model_parts import find_parts
 from collegium.core.randomness import ambient
 from collegium.core.tensors import Tensors
+from collegium.core.userfile import describe_mistake
 from collegium.errors import CollegiumError, ConfigError
 from collegium.experiment.config.registry import ALGORITHMS
 from collegium.runtime import client as client_module
@@ -423,6 +424,11 @@ def check_algorithm(
                 passed(name)
         except (CollegiumError, ConformanceError) as error:
             raise ConformanceError(f"{name}: {error}") from error
+        except Exception as error:
+            mistake = describe_mistake(error)
+            if mistake is None:
+                raise
+            raise ConformanceError(f"{name}: {mistake}") from error
         finally:
             if workers is None:
                 engine.close()

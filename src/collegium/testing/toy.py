@@ -24,12 +24,12 @@ from collegium.data.site import Site
 from collegium.errors import MissingReply
 from collegium.experiment.config.registry import ALGORITHMS, CODECS
 from collegium.runtime.client import ClientRuntime
-from collegium.runtime.engines.inprocess import InProcess
+from collegium.runtime.engines.inprocess import InProcess, respond_here
 from collegium.runtime.federation import Federation, Network, initial_model
 from collegium.runtime.participation import EVERYBODY, Participation
 from collegium.runtime.run import Run
 from collegium.runtime.selection import Selection
-from collegium.runtime.server import Request, Response, Transport, respond
+from collegium.runtime.server import Request, Response, Transport
 from collegium.tasks import SupervisedTask
 from collegium.training.loop import TrainingConfig
 
@@ -212,7 +212,7 @@ class ShuffledTransport:
                 yield Response(request.client, pack({"error": error}), 0.0)
                 continue
             for _ in range(2 if self._repeat else 1):
-                reply = respond(self._federation.clients()[request.client], request)
+                reply = respond_here(self._federation.clients()[request.client], request)
             envelope = unpack(reply.data)
             if "reply" in envelope:
                 self.log.append((request, Message(envelope["reply"])))
@@ -233,7 +233,7 @@ class SwappedNames:
     def exchange(self, requests: Iterable[Request]) -> Iterator[Response]:
         """Answer in order."""
         for request in requests:
-            yield respond(self._clients[self._next[request.client]], request)
+            yield respond_here(self._clients[self._next[request.client]], request)
 
     def close(self) -> None:
         """Nothing is held."""

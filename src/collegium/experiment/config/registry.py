@@ -22,7 +22,7 @@ from collegium.adaptation.base import Adapter
 from collegium.compression.base import Codec
 from collegium.core.algorithm import Algorithm
 from collegium.core.text import did_you_mean
-from collegium.core.userfile import import_file, loading_error
+from collegium.core.userfile import import_file, loading_error, mark_as_users
 from collegium.errors import ConfigError
 
 T = TypeVar("T")
@@ -154,6 +154,8 @@ class Registry(Generic[T]):
             )
         path = Path(place).expanduser().resolve()
         module = import_file(path) if place.endswith(".py") else self._import(place, name)
+        if not f"{module.__name__}.".startswith("collegium."):
+            mark_as_users(module)
         kind = self._checked(self._attribute(module, attribute, name), name)
         if place.endswith(".py") and SOURCE not in vars(kind):
             setattr(kind, SOURCE, f"{path}:{attribute}")

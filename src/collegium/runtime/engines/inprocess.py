@@ -11,6 +11,7 @@ from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from collegium.core.userfile import on_one_machine
 from collegium.runtime import process
 from collegium.runtime.server import Request, RequestHandler, Response, respond
 
@@ -20,6 +21,17 @@ ClientFactory = Callable[[], Mapping[str, RequestHandler]]
 With several workers it is pickled to them, so it must be importable: a function or a
 `functools.partial`.
 """
+
+
+def respond_here(client: RequestHandler, request: Request) -> Response:
+    """Return the response of a client on the server's machine, to which it may name user's files.
+
+    Args:
+        client: the client that the request is for.
+        request: the request.
+    """
+    with on_one_machine():
+        return respond(client, request)
 
 
 class InProcess:
@@ -64,7 +76,7 @@ class InProcess:
             yield from respond_together(self._clients, [*requests])
             return
         for request in requests:
-            yield respond(self._clients[request.client], request)
+            yield respond_here(self._clients[request.client], request)
 
     def _exchange_with_workers(self, requests: Iterator[Request]) -> Iterator[Response]:
         if not self._workers:
@@ -165,7 +177,7 @@ def _work(connection: Connection, build: ClientFactory, threads: int) -> None:
             request = Request(**header, payload=connection.recv_bytes())
         except (EOFError, ConnectionError):
             return
-        response = respond(clients[request.client], request)
+        response = respond_here(clients[request.client], request)
         header = {"client": response.client, "seconds": response.seconds}
         connection.send_bytes(json.dumps(header).encode())
         connection.send_bytes(response.data)

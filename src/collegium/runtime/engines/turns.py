@@ -14,7 +14,8 @@ from functools import partial
 from threading import Semaphore, Thread
 
 from collegium.core.tensors import Tensors
-from collegium.runtime.server import Request, RequestHandler, Response, respond
+from collegium.runtime.engines.inprocess import respond_here
+from collegium.runtime.server import Request, RequestHandler, Response
 from collegium.training.loop import WAITING, Fit, Progress
 from collegium.training.together import Outcome, fit_all
 
@@ -28,7 +29,9 @@ def respond_together(
         clients: the clients by name.
         requests: the requests, to different clients.
     """
-    turns = [_Turns(partial(respond, clients[request.client], request)) for request in requests]
+    turns = [
+        _Turns(partial(respond_here, clients[request.client], request)) for request in requests
+    ]
     try:
         for turn in turns:
             turn.go_on()
