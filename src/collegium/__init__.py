@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collegium.algorithms.distance import Distance
     from collegium.algorithms.ditto import Ditto
     from collegium.algorithms.fedavg import FedAvg
+    from collegium.algorithms.fedbabu import FedBABU
     from collegium.algorithms.fedbn import FedBN
     from collegium.algorithms.fedper import FedPer
     from collegium.algorithms.fedprox import FedProx
@@ -61,6 +62,7 @@ _HOMES = {
     "algorithms.distance": ("Distance",),
     "algorithms.ditto": ("Ditto",),
     "algorithms.fedavg": ("FedAvg",),
+    "algorithms.fedbabu": ("FedBABU",),
     "algorithms.fedbn": ("FedBN",),
     "algorithms.fedper": ("FedPer",),
     "algorithms.fedprox": ("FedProx",),
@@ -115,6 +117,7 @@ __all__ = [
     "Ensemble",
     "Example",
     "FedAvg",
+    "FedBABU",
     "FedBN",
     "FedPer",
     "FedProx",

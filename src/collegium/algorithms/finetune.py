@@ -1,8 +1,11 @@
 """FedAvg followed by local fine-tuning (e.g. Wang et al., 2019, https://arxiv.org/abs/1910.10252)."""
 
+from collections.abc import Collection
+
 from collegium.algorithms.fedavg import FedAvg
 from collegium.core.algorithm import Client, Server, handler
 from collegium.core.message import Message
+from collegium.core.model_parts import ModelParts
 from collegium.core.settings import PositiveInt, settings
 from collegium.core.tensors import Tensors
 
@@ -35,8 +38,14 @@ class FineTune(FedAvg):
         """
         steps = None if client.local_steps is None else self.epochs * client.local_steps
         epochs = self.epochs if steps is None else None
-        client.state["personal"] = client.fit(request["model"], epochs=epochs, steps=steps)
+        client.state["personal"] = client.fit(
+            request["model"], epochs=epochs, steps=steps, trainable=self.tuned(client.parts)
+        )
         return Message.of()
+
+    def tuned(self, parts: ModelParts) -> Collection[str] | None:
+        """Return the names of the parameters that are fine-tuned; None: all."""
+        return None
 
     def personal_model(self, client: Client, request: Message) -> Tensors | None:
         """Return the fine-tuned model, which exists after the last round only.
