@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collegium.adaptation.tent import Tent
     from collegium.algorithms.distance import Distance
     from collegium.algorithms.ditto import Ditto
+    from collegium.algorithms.fedamp import FedAMP
     from collegium.algorithms.fedavg import FedAvg
     from collegium.algorithms.fedbabu import FedBABU
     from collegium.algorithms.fedbn import FedBN
@@ -61,6 +62,7 @@ _HOMES = {
     "adaptation.tent": ("Tent",),
     "algorithms.distance": ("Distance",),
     "algorithms.ditto": ("Ditto",),
+    "algorithms.fedamp": ("FedAMP",),
     "algorithms.fedavg": ("FedAvg",),
     "algorithms.fedbabu": ("FedBABU",),
     "algorithms.fedbn": ("FedBN",),
@@ -116,6 +118,7 @@ __all__ = [
     "EgressPolicy",
     "Ensemble",
     "Example",
+    "FedAMP",
     "FedAvg",
     "FedBABU",
     "FedBN",
