@@ -1,22 +1,20 @@
 """FedAMP and HeurFedAMP (Huang et al., 2021, https://arxiv.org/abs/2007.03797)."""
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
-from collegium.algorithms._own_models import OwnModels
+from collegium.algorithms._tied import TiedModels
 from collegium.core.algorithm import Client, Server, handler
 from collegium.core.message import Message
 from collegium.core.model_parts import ModelParts
-from collegium.core.payloads import ModelPart, PartSchema
 from collegium.core.settings import NonNegative, Positive, UnitInterval, settings
 from collegium.core.tensors import Tensors, mean
-from collegium.errors import ConfigError
 
 
 @settings
-class FedAMP(OwnModels):
+class FedAMP(TiedModels):
     """Pull every client's model towards a mean in which similar clients weigh more (Algorithm 1).
 
     The server keeps the parameters w_i that clients sent last and forms for each client a cloud
@@ -47,41 +45,21 @@ class FedAMP(OwnModels):
         lam: strength of the pull; at 0 the method is single-site training.
     """
 
-    sends: ClassVar[Mapping[str, PartSchema]] = {"parameters": ModelPart(only="trainable")}
-
     attention: Literal["distance", "cosine"] = "distance"
     alpha: UnitInterval = 0.8
     sigma: Positive = 1.0
     relative: bool = True
     lam: NonNegative = 0.1
 
-    def check_setup(self, clients: Sequence[str], parts: ModelParts) -> None:
-        """Refuse a single site. See `Algorithm.check_setup`."""
-        if len(clients) < 2:
-            raise ConfigError(
-                "FedAMP mixes the models of several sites, and there is one site only; add sites, "
-                "or choose local"
-            )
-
     def same_as(self, parts: ModelParts) -> str | None:
         """Return "local" without a pull. See `Algorithm.same_as`."""
         return "local" if self.lam == 0 else None
 
-    def setup(self, server: Server) -> None:
-        """Start every w_i from the common model."""
-        super().setup(server)
-        start = server.initial_model.select(server.parts.trainable)
-        server.state["parameters"] = dict.fromkeys(server.clients, start)
-
     def round(self, server: Server) -> None:
         """Send every client its u_i, and keep the w_i that come back."""
         w = server.state["parameters"]
-        xi = self.weights(list(w.values()))
-        clouds = {
-            i: {"cloud": _combined(list(w.values()), row)} for i, row in zip(w, xi, strict=True)
-        }
-        replies = server.ask(self.train, each=clouds)
-        server.state["parameters"] = w | {i: reply["parameters"] for i, reply in replies.items()}
+        rows = zip(w, self.weights(list(w.values())), strict=True)
+        self.exchange(server, {i: {"cloud": _combined(list(w.values()), row)} for i, row in rows})
 
     def weights(self, w: Sequence[Tensors]) -> list[list[float]]:
         """Return xi, whose rows sum to 1.
@@ -112,13 +90,7 @@ class FedAMP(OwnModels):
             client: the site.
             request: ``cloud``, u_i.
         """
-        u = request["cloud"]
-        model = client.fit(
-            client.state["model"],
-            correct=lambda gradient, w: gradient + self.lam * (w - u.select(w)),
-        )
-        client.state["model"] = model
-        return Message.of(parameters=model.select(client.parts.trainable))
+        return self.fit(client, request["cloud"], self.lam)
 
 
 def _combined(w: Sequence[Tensors], weights: Sequence[float]) -> Tensors:
