@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collegium.algorithms.fedavg import FedAvg
     from collegium.algorithms.fedbabu import FedBABU
     from collegium.algorithms.fedbn import FedBN
+    from collegium.algorithms.fedmtl import FedMTL
     from collegium.algorithms.fedper import FedPer
     from collegium.algorithms.fedprox import FedProx
     from collegium.algorithms.fedrep import FedRep
@@ -66,6 +67,7 @@ _HOMES = {
     "algorithms.fedavg": ("FedAvg",),
     "algorithms.fedbabu": ("FedBABU",),
     "algorithms.fedbn": ("FedBN",),
+    "algorithms.fedmtl": ("FedMTL",),
     "algorithms.fedper": ("FedPer",),
     "algorithms.fedprox": ("FedProx",),
     "algorithms.fedrep": ("FedRep",),
@@ -122,6 +124,7 @@ __all__ = [
     "FedAvg",
     "FedBABU",
     "FedBN",
+    "FedMTL",
     "FedPer",
     "FedProx",
     "FedRep",
