@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collegium.algorithms.iopfl import IOPFL
     from collegium.algorithms.local import Local
     from collegium.algorithms.moon import Moon
+    from collegium.algorithms.pfedme import PFedMe
     from collegium.algorithms.pfednet import PFedNet
     from collegium.algorithms.pooled import Pooled
     from collegium.algorithms.resfim import ResFIM
@@ -77,6 +78,7 @@ _HOMES = {
     "algorithms.iopfl": ("IOPFL",),
     "algorithms.local": ("Local",),
     "algorithms.moon": ("Moon",),
+    "algorithms.pfedme": ("PFedMe",),
     "algorithms.pfednet": ("PFedNet",),
     "algorithms.pooled": ("Pooled",),
     "algorithms.resfim": ("ResFIM",),
@@ -135,6 +137,7 @@ __all__ = [
     "Message",
     "Moon",
     "NoAdaptation",
+    "PFedMe",
     "PFedNet",
     "Pooled",
     "Replies",

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from collegium.algorithms._grace_losses import halves, look_ahead
 from collegium.algorithms.fedavg import FedAvg
 from collegium.algorithms.grace import Grace
 from collegium.algorithms.moon import Moon
@@ -17,6 +16,7 @@ from collegium.errors import ConfigError
 from collegium.runtime.participation import SKIPPING
 from collegium.tasks import SupervisedTask
 from collegium.training.loop import TrainingConfig
+from collegium.training.meta import look_ahead, split_batch
 from collegium.training.objectives import LiveNetwork
 
 ROUNDS = 3
@@ -81,22 +81,11 @@ def test_reference_values_of_the_virtual_step(golden: Any) -> None:
     case = golden("meta_step_quadratic")
     module = row(case["inputs"]["theta"])
     network = LiveNetwork(module, SupervisedTask(quadratic), dict(module.named_parameters()), lr=9)
-    first, _ = halves(quadratic_examples(case["inputs"]))
+    first, _ = split_batch(quadratic_examples(case["inputs"]), 2)
     ahead = look_ahead(network, first, lr=case["params"]["eta"], order=1)
     found = ahead["weight"][0].detach()
     np.testing.assert_allclose(found, case["expected"]["theta_prime"], atol=case["atol"])
     np.testing.assert_allclose(module.state_dict()["weight"][0], case["inputs"]["theta"])
-
-
-@pytest.mark.parametrize(
-    ("count", "sizes"), [(1, (1, 1)), (3, (3, 3)), (4, (2, 2)), (5, (2, 3)), (8, (4, 4))]
-)
-def test_batches_of_fewer_than_four_serve_as_both_halves(count: int, sizes: Any) -> None:
-    batch = {"image": torch.arange(count), "label": torch.arange(count) + 10}
-    first, second = halves(batch)
-    assert (len(first["image"]), len(second["image"])) == sizes
-    assert first["label"].tolist() == [10 + k for k in first["image"].tolist()]
-    assert second["image"].tolist() == list(range(count))[-sizes[1] :]
 
 
 def task_loss(by_hand: Any, model: Any, data: Any) -> Any:

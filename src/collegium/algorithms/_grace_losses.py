@@ -1,12 +1,10 @@
-"""GRACE at the client: the look ahead and the alignment of features (Eq. 1-2)."""
+"""GRACE at the client: the alignment of features (Eq. 2)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from collegium.core.algorithm import Client, State
-from collegium.core.dataset import Batch
-from collegium.core.lazy import torch
 from collegium.core.tensors import Tensors
 from collegium.training.alignment import (
     DomainClassifier,
@@ -21,45 +19,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from collegium.algorithms.grace import Grace
-    from collegium.training.objectives import LiveNetwork
-
-
-def halves(batch: Batch) -> tuple[Batch, Batch]:
-    """Return the first and the second half of a batch, by position; the second may have one more.
-
-    Fewer than four examples are not divided, since a half of one has neither batch statistics nor a
-    covariance: the whole batch serves as both halves.
-    """
-    count = len(batch["image"])
-    if count < 4:
-        return batch, batch
-    middle = count // 2
-    return (
-        {key: value[:middle] for key, value in batch.items()},
-        {key: value[middle:] for key, value in batch.items()},
-    )
-
-
-def look_ahead(network: LiveNetwork, batch: Batch, *, lr: float, order: int) -> Tensors:
-    """Return theta' = theta - lr grad L(theta) as a function of theta.
-
-    Running statistics learn here, at theta, and nowhere else: theta' is not a model that is kept.
-
-    Args:
-        network: the network at theta.
-        batch: the meta-training half.
-        lr: the step.
-        order: 1: the step is a constant; 2: it depends on theta.
-    """
-    theta = network.parameters
-    loss = network.loss(network.forward(batch["image"]), batch)
-    gradients = torch.autograd.grad(
-        loss, list(theta.values()), create_graph=order == 2, allow_unused=True
-    )
-    return Tensors(
-        (name, parameter if step is None else parameter - lr * step)
-        for (name, parameter), step in zip(theta.items(), gradients, strict=True)
-    )
 
 
 class Alignment:

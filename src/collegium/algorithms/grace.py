@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge
 
-from collegium.algorithms._grace_losses import Alignment, halves, look_ahead
+from collegium.algorithms._grace_losses import Alignment
 from collegium.algorithms._grace_weights import (
     consistency,
     nonnegative,
@@ -22,6 +22,7 @@ from collegium.core.message import Message
 from collegium.core.settings import NonNegative, Positive, settings
 from collegium.core.tensors import Tensors
 from collegium.training.alignment import contrastive, pool
+from collegium.training.meta import look_ahead, split_batch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -160,7 +161,7 @@ class Grace(FedAvg):
             if self.client == "plain":
                 output = network.forward(batch["image"])
             else:
-                train, batch = halves(batch)  # tr, te
+                train, batch = split_batch(batch, 2)  # tr, te
                 lr = network.lr if self.inner_lr is None else self.inner_lr
                 ahead = look_ahead(network, train, lr=lr, order=self.order)  # theta', Eq. 1
                 output = network.forward(batch["image"], ahead, learn_statistics=False)
