@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collegium.algorithms.iopfl import IOPFL
     from collegium.algorithms.local import Local
     from collegium.algorithms.moon import Moon
+    from collegium.algorithms.perfedavg import PerFedAvg
     from collegium.algorithms.pfedme import PFedMe
     from collegium.algorithms.pfednet import PFedNet
     from collegium.algorithms.pooled import Pooled
@@ -78,6 +79,7 @@ _HOMES = {
     "algorithms.iopfl": ("IOPFL",),
     "algorithms.local": ("Local",),
     "algorithms.moon": ("Moon",),
+    "algorithms.perfedavg": ("PerFedAvg",),
     "algorithms.pfedme": ("PFedMe",),
     "algorithms.pfednet": ("PFedNet",),
     "algorithms.pooled": ("Pooled",),
@@ -139,6 +141,7 @@ __all__ = [
     "NoAdaptation",
     "PFedMe",
     "PFedNet",
+    "PerFedAvg",
     "Pooled",
     "Replies",
     "ResFIM",

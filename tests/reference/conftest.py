@@ -185,6 +185,7 @@ class Federation:
         steps: int | None = None,
         batch_size: int = RECIPE.batch_size,
         stream: str = "fit",
+        stage: str = "train",
     ) -> list[list[int]]:
         """The rows of every batch that the library draws in round `number`."""
         plan = plan_batches(
@@ -193,7 +194,7 @@ class Federation:
             epochs=epochs,
             steps=steps,
             seed=self.seed,
-            path=("client", client, number, "train", 0, stream),
+            path=("client", client, number, stage, 0, stream),
         )
         return [[index for _, index in batch] for batch in plan]
 

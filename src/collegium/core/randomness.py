@@ -86,7 +86,14 @@ def ambient(seed: int, *path: str | int) -> Iterator[None]:
         seed: of the run.
         *path: words and numbers that name the purpose.
     """
+    with restoring():
+        torch.manual_seed(seed_of(seed, *path))
+        yield
+
+
+@contextmanager
+def restoring() -> Iterator[None]:
+    """Restore torch's global generators after the block: what follows draws what it has drawn."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=list(devices)):
-        torch.manual_seed(seed_of(seed, *path))
         yield
