@@ -309,6 +309,15 @@ class Client(Protocol):
             headline: only the metric that selects models.
         """
 
+    def validate(self, model: Tensors) -> float | None:
+        """Return the mean score of ``model`` on the validation cases; None if it is undefined.
+
+        The metric is the one that selects models, of which more is better.
+
+        Args:
+            model: a whole model.
+        """
+
     def keep(self, personal: Tensors | None, chosen: int | None) -> None:
         """Keep a personal model at the site, and of those kept before only the chosen one.
 

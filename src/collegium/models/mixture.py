@@ -22,8 +22,8 @@ WEIGHT = f"{SECOND}.weight"
 """The name of the second network's weight among the tensors."""
 
 
-def attach_second_network(module: nn.Module) -> None:
-    """Add a copy of a network to it, in place; in evaluation mode it returns a mixture.
+def attach_second_network(module: nn.Module, *, alike: bool = True) -> None:
+    """Add a second network to a network, in place; in evaluation mode it returns a mixture.
 
     The mixture is weight * second(images) + (1 - weight) * first(images), with the weight at 0 to
     begin with. In training mode the network is the first one alone, and the second is called by the
@@ -31,6 +31,8 @@ def attach_second_network(module: nn.Module) -> None:
 
     Args:
         module: the network as built.
+        alike: whether the second network starts as a copy of the first one; otherwise its layers
+            draw initial weights of their own, from torch's ambient random state.
 
     Raises:
         ConfigError: the network has a submodule or attribute of that name.
@@ -41,7 +43,11 @@ def attach_second_network(module: nn.Module) -> None:
         )
     from collegium.models._second_network import SecondNetwork
 
-    second = SecondNetwork(copy.deepcopy(module))
+    network = copy.deepcopy(module)
+    for layer in () if alike else network.modules():
+        if callable(draw := getattr(layer, "reset_parameters", None)):
+            draw()
+    second = SecondNetwork(network)
     module.add_module(SECOND, second)
     module.register_forward_hook(second.mix)
 

@@ -43,7 +43,7 @@ from collegium.errors import (
     describe_failure,
 )
 from collegium.runtime.ledger import Ledger
-from collegium.runtime.selection import KEPT, KeptModels, mean_row
+from collegium.runtime.selection import KEPT, KeptModels, mean_defined, mean_row, scores_of
 from collegium.runtime.server import Request, handler_of, state_name
 from collegium.runtime.state import Store
 from collegium.tasks import TRUE_CLASS, is_hidden
@@ -441,6 +441,14 @@ class ClientRuntime:
         data = text.getvalue().encode()
         if not path.exists() or path.read_bytes() != data:
             write_atomically(path, data)
+
+    def validate(self, model: Tensors) -> float | None:
+        """Return the mean score of ``model`` on the validation cases; None if it is undefined.
+
+        See `collegium.core.algorithm.Client.validate`.
+        """
+        rows = self.score(model, "val", headline=True)
+        return mean_defined(scores_of(rows, self.training.task.metric))
 
     def keep(self, personal: Tensors | None, chosen: int | None) -> None:
         """Keep a personal model, and of those kept before only the chosen one.
