@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from annotated_types import Ge, Le, Lt
+from annotated_types import Ge, Le
 
-from collegium.algorithms._resfim_spectra import in_the_style_of, windows_of, windows_of_others
-from collegium.algorithms.fedavg import FedAvg
+from collegium.algorithms._spectra import SpectraExchange, in_the_style_of
 from collegium.core.algorithm import Client, Replies, Server, handler
 from collegium.core.dataset import unchanged
 from collegium.core.lazy import torch
 from collegium.core.message import Message
 from collegium.core.model_parts import ModelParts
-from collegium.core.payloads import Bits, Numbers, PartSchema, Spectra
-from collegium.core.settings import Positive, PositiveInt, Share, settings
+from collegium.core.payloads import Bits, Numbers, PartSchema
+from collegium.core.settings import Positive, PositiveInt, settings
 from collegium.core.tensors import Mean, Tensors
-from collegium.errors import ClientError, ConfigError, ProtocolError
+from collegium.errors import ClientError, ConfigError
 from collegium.training.fisher import (
     Normaliser,
     mean_information,
@@ -29,7 +28,7 @@ from collegium.training.fisher import (
 
 
 @settings
-class ResFIM(FedAvg):
+class ResFIM(SpectraExchange):
     """FedAvg in which a client keeps those parameters that depend on its images' style.
 
     Once, before training: every client sends the low-frequency amplitudes of its training images
@@ -57,9 +56,6 @@ class ResFIM(FedAvg):
         weighting: "uniform" (the paper's objective) or "examples", for the mean.
         delta: percentage of the trainable parameters that stay personal; at 0 the method is FedAvg
             and no spectra are exchanged. The paper prints no value.
-        window: L, ratio of the window's radius to the images' smallest side; 0 exchanges the mean
-            intensity alone. The paper prints no value.
-        spectra_share: share of a site's training images whose amplitudes are sent.
         fim_max_samples: most training images that a Fisher information is estimated from, drawn
             again in every round; each takes one backward pass per client.
         normaliser: denominator of R_c: "max" as above, "source" max(F, e), "absolute" none.
@@ -71,7 +67,6 @@ class ResFIM(FedAvg):
     """
 
     sends: ClassVar[Mapping[str, PartSchema]] = {
-        "spectra": Spectra(),
         "mask": Bits(description="which parameters stay personal"),
         "masking_rates": Numbers(
             description="share of each tensor that stays personal", record=True
@@ -83,8 +78,6 @@ class ResFIM(FedAvg):
 
     weighting: Literal["examples", "uniform"] = "uniform"
     delta: Annotated[float, Ge(0), Le(100)] = 20.0
-    window: Annotated[float, Ge(0), Lt(0.5)] = 0.01
-    spectra_share: Share = 1.0
     fim_max_samples: PositiveInt = 64
     normaliser: Normaliser = "max"
     eps: Positive = 1e-3
@@ -112,12 +105,8 @@ class ResFIM(FedAvg):
             ProtocolError: fewer than two sites have training images, or their sizes differ.
         """
         super().setup(server)
-        if self.delta == 0:
-            return
-        replies = server.ask(self.show_spectra).items()
-        spectra = {client: reply["spectra"] for client, reply in replies if "spectra" in reply}
-        others = windows_of_others(spectra, server.clients)
-        server.ask(self.keep_spectra, each={c: {"spectra": own} for c, own in others.items()})
+        if self.delta:
+            self.exchange_spectra(server)
 
     def round(self, server: Server) -> None:
         """Average the models, or of each parameter those of the clients that do not keep it."""
@@ -146,28 +135,6 @@ class ResFIM(FedAvg):
             invariant.result(),
             shares.result(),
         )
-
-    @handler
-    def show_spectra(self, client: Client, request: Message) -> Message:
-        """Send the low-frequency amplitudes of training images, of crops if training crops.
-
-        Args:
-            client: the site.
-            request: nothing.
-        """
-        spectra = windows_of(client, share=self.spectra_share, ratio=self.window)
-        return Message.of() if spectra is None else Message.of(spectra=spectra)
-
-    @handler
-    def keep_spectra(self, client: Client, request: Message) -> Message:
-        """Keep the amplitudes of the other sites.
-
-        Args:
-            client: the site.
-            request: ``spectra``, a list with those of each other site.
-        """
-        client.state["spectra"] = request["spectra"]
-        return Message.of()
 
     @handler
     def train(self, client: Client, request: Message) -> Message:
@@ -205,12 +172,7 @@ class ResFIM(FedAvg):
         parameters = model.select(client.parts.trainable)
         if client.num_examples == 0:
             return parameters.map(lambda t: torch.zeros_like(t, dtype=torch.bool))
-        if "spectra" not in client.state:
-            raise ProtocolError(
-                f"site {client.id!r} never received the spectra of the other sites; start the run "
-                f"again while it answers"
-            )
-        views = (unchanged, in_the_style_of(client.state["spectra"]))
+        views = (unchanged, in_the_style_of(self.spectra_of_others(client)))
         own, simulated = client.fisher(model, views=views, limit=self.fim_max_samples)  # F, F'
         if mean_information(own) == 0:
             raise ClientError(

@@ -200,6 +200,74 @@ def contrastive(
     return functional.cross_entropy(logits, torch.zeros_like(logits[:, 0], dtype=torch.int64))
 
 
+def boundary_contrast(
+    features: Sequence[Tensor], label: Tensor, *, temperature: float, width: int = 5
+) -> Tensor:
+    """Return FedDG's loss: features of boundaries resemble each other, and not what surrounds them.
+
+    A boundary is what one erosion takes from the foreground, its surroundings what ``width``
+    dilations add, both with the direct neighbours of a pixel; the edge of the image is no boundary.
+    Of every image the features are averaged over either. With s the cosines of these means divided
+    by tau, the loss is the mean, over all ordered pairs (m, p) of one kind, of
+
+        -log(exp(s_mp) / (exp(s_mp) + sum_q exp(s_mq))),  q of the other kind.
+
+    Source: Liu et al., 2021, https://arxiv.org/abs/2103.06030, Eq. 5-6.
+
+    Args:
+        features: of the same images, seen in several styles; (B, d, *spatial) each. Masks are
+            averaged down to their size.
+        label: (B, *spatial), whose foreground is what is above 0.
+        temperature: tau.
+        width: how many dilations.
+
+    Returns:
+        A scalar; 0 if the images have no boundary.
+    """
+    foreground = (label > 0).to(features[0]).unsqueeze(1)
+    boundary = foreground - (1 - _dilated(1 - foreground, 1))
+    surroundings = _dilated(foreground, width) - foreground
+    kinds = [_masked_means(features, mask) for mask in (boundary, surroundings)]
+    first, second = (functional.normalize(means, dim=1) for means in kinds)
+    losses = [
+        _pull(one @ one.T / temperature, one @ other.T / temperature)
+        for one, other in ((first, second), (second, first))
+        if len(one) > 1 and len(other)
+    ]
+    return torch.cat(losses).mean() if losses else features[0].new_zeros(())
+
+
+def _pull(alike: Tensor, apart: Tensor) -> Tensor:
+    """Return the loss of every ordered pair of one kind, from cosines within and across kinds."""
+    against = apart.logsumexp(dim=1, keepdim=True)
+    pairs = torch.logaddexp(alike, against) - alike
+    return pairs[~torch.eye(len(alike), dtype=torch.bool, device=alike.device)]
+
+
+def _dilated(mask: Tensor, times: int) -> Tensor:
+    """Return a mask (B, 1, *spatial) grown by direct neighbours."""
+    axes = mask.ndim - 2
+    pool = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)[axes - 1]
+    for _ in range(times):
+        grown = []
+        for axis in range(axes):
+            size = [3 if other == axis else 1 for other in range(axes)]
+            grown.append(pool(mask, size, stride=1, padding=[side // 2 for side in size]))
+        mask = torch.stack(grown).amax(0)
+    return mask
+
+
+def _masked_means(features: Sequence[Tensor], mask: Tensor) -> Tensor:
+    """Return the mean features of the images that a mask is not empty in, of all styles."""
+    means = []
+    for one in features:
+        axes = tuple(range(2, one.ndim))
+        weights = functional.interpolate(mask, one.shape[2:], mode="area")
+        total = weights.sum(axes)
+        means.append(((one * weights).sum(axes) / total.clamp_min(1e-12))[total[:, 0] > 0])
+    return torch.cat(means)
+
+
 class DomainClassifier:
     """An adversary that learns to distinguish local from received features.
 

@@ -1,20 +1,93 @@
-"""The exchange of spectra in pFL-ResFIM, and images in the style of another site."""
+"""The exchange of spectra in pFL-ResFIM and FedDG, and images in the style of another site."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from collegium.core.algorithm import Client
+from annotated_types import Ge, Lt
+
+from collegium.algorithms.fedavg import FedAvg
+from collegium.core.algorithm import Client, Server, handler
 from collegium.core.dataset import Batch, SampleTransform
 from collegium.core.lazy import torch
+from collegium.core.message import Message
+from collegium.core.payloads import PartSchema, Spectra
+from collegium.core.settings import Share, settings
 from collegium.core.tensors import Tensors
 from collegium.errors import ProtocolError
 from collegium.heterogeneity.spectra import amplitude_window, transfer
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+@settings
+class SpectraExchange(FedAvg):
+    """FedAvg before which every client receives low-frequency amplitudes of the others' images.
+
+    Attributes:
+        window: L, ratio of the window's radius to the images' smallest side; 0 exchanges the mean
+            intensity alone.
+        spectra_share: share of a site's training images whose amplitudes are sent.
+    """
+
+    sends: ClassVar[Mapping[str, PartSchema]] = {"spectra": Spectra()}
+    neutral: ClassVar[Mapping[str, Any] | None] = None
+
+    window: Annotated[float, Ge(0), Lt(0.5)] = 0.01
+    spectra_share: Share = 1.0
+
+    def exchange_spectra(self, server: Server) -> None:
+        """Send every client the amplitudes of the others, unnamed.
+
+        Raises:
+            ProtocolError: fewer than two sites have training images, or their sizes differ.
+        """
+        replies = server.ask(self.show_spectra).items()
+        spectra = {client: reply["spectra"] for client, reply in replies if "spectra" in reply}
+        others = windows_of_others(spectra, server.clients)
+        server.ask(self.keep_spectra, each={c: {"spectra": own} for c, own in others.items()})
+
+    @handler
+    def show_spectra(self, client: Client, request: Message) -> Message:
+        """Send the low-frequency amplitudes of training images, of crops if training crops.
+
+        Args:
+            client: the site.
+            request: nothing.
+        """
+        spectra = windows_of(client, share=self.spectra_share, ratio=self.window)
+        return Message.of() if spectra is None else Message.of(spectra=spectra)
+
+    @handler
+    def keep_spectra(self, client: Client, request: Message) -> Message:
+        """Keep the amplitudes of the other sites.
+
+        Args:
+            client: the site.
+            request: ``spectra``, a list with those of each other site.
+        """
+        client.state["spectra"] = request["spectra"]
+        return Message.of()
+
+    def spectra_of_others(self, client: Client) -> list[Tensors]:
+        """Return the amplitudes of each other site.
+
+        Args:
+            client: the site.
+
+        Raises:
+            ProtocolError: the site missed the exchange of spectra.
+        """
+        if "spectra" not in client.state:
+            raise ProtocolError(
+                f"site {client.id!r} never received the spectra of the other sites; start the run "
+                f"again while it answers"
+            )
+        found: list[Tensors] = client.state["spectra"]
+        return found
 
 
 def windows_of(client: Client, *, share: float, ratio: float) -> Tensors | None:
@@ -87,6 +160,31 @@ def in_the_style_of(others: Sequence[Tensors]) -> SampleTransform:
     return view
 
 
+def interpolated(
+    images: Tensor, others: Sequence[Tensor], ratio: float, rng: torch.Generator
+) -> Tensor:
+    """Return images whose low-frequency amplitudes are mixed with those of other sites' images.
+
+    Each image draws a site, one of its images, and the share l of its amplitudes from U(0, 1): the
+    amplitudes become (1 - l) own + l other, and the phases stay.
+
+    Args:
+        images: (B, C, *spatial).
+        others: by site its windows, (images, C, 2b + 1, ...).
+        ratio: of the windows; see `collegium.heterogeneity.spectra.window_radius`.
+        rng: the generator.
+    """
+    pixels = _as_image(images)
+    windows = []
+    for _ in range(len(pixels)):
+        site = others[int(torch.randint(len(others), (), generator=rng))]
+        windows.append(site[int(torch.randint(len(site), (), generator=rng))])
+    other, own = torch.stack(windows).to(pixels), amplitude_window(pixels, ratio)
+    shares = torch.rand(len(pixels), generator=rng, dtype=torch.float64).to(pixels)
+    shares = shares.reshape(-1, *[1] * (own.ndim - 1))
+    return transfer(pixels, (1 - shares) * own + shares * other).reshape(images.shape)
+
+
 def _as_image(images: Tensor) -> Tensor:
     """Take rows of a table (B, features) and signals (B, C, length) as images of one row."""
     images = images.unsqueeze(1) if images.ndim == 2 else images
@@ -98,8 +196,8 @@ def _require_one_size(spectra: Mapping[str, Tensors]) -> None:
     if len(spectra) < 2:
         who = f"only site {min(spectra)!r} has" if spectra else "no site has"
         raise ProtocolError(
-            f"{who} training images to take amplitudes from, which takes two sites; set delta to "
-            f"0 or add training cases"
+            f"{who} training images to take amplitudes from, which takes two sites; add training "
+            f"cases, or choose another algorithm"
         )
     (first, one), *rest = sorted(spectra.items())
     for client, other in rest:
