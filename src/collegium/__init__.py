@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collegium.algorithms.fedprox import FedProx
     from collegium.algorithms.fedrep import FedRep
     from collegium.algorithms.finetune import FineTune
+    from collegium.algorithms.fpfc import FPFC
     from collegium.algorithms.grace import Grace
     from collegium.algorithms.ifca import IFCA
     from collegium.algorithms.iopfl import IOPFL
@@ -74,6 +75,7 @@ _HOMES = {
     "algorithms.fedprox": ("FedProx",),
     "algorithms.fedrep": ("FedRep",),
     "algorithms.finetune": ("FineTune",),
+    "algorithms.fpfc": ("FPFC",),
     "algorithms.grace": ("Grace",),
     "algorithms.ifca": ("IFCA",),
     "algorithms.iopfl": ("IOPFL",),
@@ -109,6 +111,7 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "DSBN",
+    "FPFC",
     "IFCA",
     "IOPFL",
     "TTT",

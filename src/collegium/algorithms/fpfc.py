@@ -1,0 +1,152 @@
+"""FPFC (Yu, Liu, Wang and Sun, 2022, https://arxiv.org/abs/2211.04218)."""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Annotated, Any, Literal
+
+from annotated_types import Gt
+
+from collegium.algorithms._tied import TiedModels
+from collegium.core.algorithm import Client, Server, State, handler
+from collegium.core.message import Message
+from collegium.core.model_parts import ModelParts
+from collegium.core.settings import NonNegativeInt, Positive, settings
+from collegium.core.tensors import Tensors, mean
+from collegium.errors import ConfigError
+
+
+@settings
+class FPFC(TiedModels):
+    """Fuse the models of similar clients by a penalty on the difference of every pair (ADMM).
+
+    The objective is sum_i L_i(w_i) + 1/N sum_{i<j} g(||w_i - w_j||), where g is the SCAD penalty:
+    lam r for small r, smoothed below ``smoothing``, and constant from a lam on, so that it fuses
+    similar clients and leaves those far apart alone. A round of its ADMM:
+
+        zeta_i  = 1/N sum_j (w_j + theta_ij - v_ij / rho), with theta_ji = -theta_ij, v_ji = -v_ij,
+        w_i     = trained from the client's own on L_i(w) + rho/2 ||w - zeta_i||^2,
+        theta_ij <- argmin g(||theta||) + rho/2 ||theta - d||^2,  d = w_i - w_j + v_ij / rho,
+        v_ij    <- v_ij + rho (w_i - w_j - theta_ij).
+
+    Local training is the recipe's, for the paper's K steps with a rate that falls. Pairs of which
+    no client answered keep theta and v (the authors' code sets theta to 0). From equal models all
+    would stay fused, so that training begins with ``warm_up`` rounds apart, after which theta_ij =
+    w_i - w_j; the paper warms up along a path of growing lam and chooses lam on it, which is left
+    out. The clusters, pairs with theta_ij near 0, are not computed: every client predicts with its
+    own w_i. The server's memory and state are N (N - 1) times the fused parameters. As the authors'
+    code does for deep networks, ``part: head`` fuses the head alone and averages the parameters of
+    the body, all clients alike. Running statistics stay at their site. Of the paper only the
+    abstract could be read: the equations follow a description of the authors' code, and were
+    derived again from the objective.
+
+    Attributes:
+        lam: strength of the fusion.
+        rho: of the augmented Lagrangian, and of the pull towards zeta_i; (a - 1) rho must be more
+            than 1.
+        a: from a lam on a difference is not penalised.
+        smoothing: xi, at most lam; below it the penalty is a square.
+        part: "all" parameters are fused, or the "head".
+        warm_up: first rounds of single-site training.
+    """
+
+    lam: Positive = 0.4
+    rho: Positive = 1.0
+    a: Annotated[float, Gt(2)] = 3.7
+    smoothing: Positive = 1e-6
+    part: Literal["all", "head"] = "all"
+    warm_up: NonNegativeInt = 1
+
+    def __post_init__(self) -> None:
+        if (self.a - 1) * self.rho <= 1:
+            raise ConfigError("(a - 1) rho must be more than 1; raise rho or a")
+        if self.smoothing > self.lam:
+            raise ConfigError("smoothing must be at most lam; lower it")
+
+    def check_setup(self, clients: Sequence[str], parts: ModelParts) -> None:
+        """Refuse a single site, and a network without the part. See `Algorithm.check_setup`."""
+        super().check_setup(clients, parts)
+        if not self._fused(parts):
+            raise ConfigError(
+                "FPFC fuses the heads, and the network has none: name it in the network's roles, "
+                "or set part to all"
+            )
+
+    def setup(self, server: Server) -> None:
+        """Start from the common model, with theta and v at 0."""
+        super().setup(server)
+        state, model = server.state, server.initial_model.select(server.parts.trainable)
+        fused = self._fused(server.parts)
+        state["body"] = model.without(fused)
+        zero = 0.0 * model.select(fused)
+        state["theta"] = {i: {j: zero for j in server.clients if j > i} for i in server.clients}
+        state["v"] = state["theta"]
+
+    def round(self, server: Server) -> None:
+        """Train every w_i towards its zeta_i, then update theta and v of each pair."""
+        state, apart = server.state, server.round <= self.warm_up
+        aims = {i: Tensors() if apart else self._zeta(state, i) for i in state["parameters"]}
+        each = {i: {"aim": aim, "body": state["body"]} for i, aim in aims.items()}
+        replies = self.exchange(server, each)
+        w, body, answered = state["parameters"], state["body"], {*replies.clients}
+        theta, v = ({i: dict(row) for i, row in state[name].items()} for name in ("theta", "v"))
+        for i, j in combinations(sorted(w), 2):
+            if {i, j} & answered:
+                difference = (w[i] - w[j]).without(body)
+                d = difference + (1 / self.rho) * v[i][j]
+                theta[i][j] = d if apart else self.shrunk(d)
+                v[i][j] = v[i][j] + self.rho * (difference - theta[i][j])
+        state["theta"], state["v"] = theta, v
+        if body and answered:
+            state["body"] = mean([w[i].select(body) for i in sorted(answered)])
+
+    def _zeta(self, state: State, i: str) -> Tensors:
+        terms = []
+        for j, w_j in state["parameters"].items():
+            w_j = w_j.without(state["body"])
+            if j != i:
+                first, second, sign = (i, j, 1.0) if i < j else (j, i, -1.0)
+                theta, v = state["theta"][first][second], state["v"][first][second]
+                w_j = w_j + sign * (theta + (-1 / self.rho) * v)
+            terms.append(w_j)
+        return mean(terms)
+
+    def shrunk(self, d: Tensors) -> Tensors:
+        """Return argmin g(||theta||) + rho/2 ||theta - d||^2."""
+        lam, rho, a, xi = self.lam, self.rho, self.a, self.smoothing
+        r = math.sqrt(d.distinct().dot(d.distinct()))
+        if r <= xi + lam / rho:
+            return xi * rho / (lam + xi * rho) * d
+        if r <= lam + lam / rho:
+            return (1 - lam / (rho * r)) * d
+        if r <= a * lam:
+            convex = (a - 1) * rho
+            return max(0.0, 1 - a * lam / (convex * r)) / (1 - 1 / convex) * d
+        return d
+
+    @handler
+    def train(self, client: Client, request: Message) -> Message:
+        """Train the client's own model, pulled towards zeta_i after the warm-up.
+
+        Args:
+            client: the site.
+            request: ``aim``, zeta_i, empty in the warm-up; ``body``, what is averaged.
+        """
+        client.state["model"] = self.personal_model(client, request)
+        aim = request["aim"]
+        return self.fit(client, aim, self.rho if aim else 0.0)
+
+    def shared(self, server: Server) -> Mapping[str, Any]:
+        """Return what is averaged."""
+        return {"body": server.state["body"]}
+
+    def personal_model(self, client: Client, request: Message) -> Tensors:
+        """Return the client's own model over the averaged body, if there is one.
+
+        See `Algorithm.personal_model`.
+        """
+        model: Tensors = client.state["model"] | request["body"]
+        return model
+
+    def _fused(self, parts: ModelParts) -> frozenset[str]:
+        return parts.trainable & (parts.head if self.part == "head" else parts.names)
