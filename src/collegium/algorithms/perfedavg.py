@@ -47,7 +47,7 @@ class PerFedAvg(FedAvg):
 
     Attributes:
         weighting: "uniform" (the paper) or "examples", for the mean.
-        variant: "first_order" (FO) or "hessian_free" (HF), which takes twice as many passes.
+        variant: "first_order" or "hessian_free", which takes twice as many passes.
         inner_lr: step of the look ahead and of the adaptation, alpha in the paper.
         delta: step of the difference that stands for the Hessian.
         adaptation_steps: steps from the global to the personal model; 1 in the paper.
