@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from collegium.errors import ConfigError, DataError, ProtocolError
-from collegium.heterogeneity.spectra import amplitude_window, transfer, window_radius
+from collegium.heterogeneity.spectra import amplitude_window, as_images, transfer, window_radius
 
 SHAPES = [(8, 8), (9, 12), (7, 5), (6, 31), (8, 6, 10), (5, 7, 9)]
 
@@ -196,3 +196,10 @@ def test_windows_that_do_not_fit_are_refused():
             transfer(values, window)
     with pytest.raises(ProtocolError, match="negative values"):
         transfer(values, -windows)
+
+
+def test_rows_and_signals_count_as_images_of_one_row() -> None:
+    assert as_images(torch.zeros(2, 5)).shape == (2, 1, 1, 5)
+    assert as_images(torch.zeros(2, 3, 5)).shape == (2, 3, 1, 5)
+    volumes = torch.zeros(2, 3, 5, 6, 7)
+    assert as_images(volumes) is volumes

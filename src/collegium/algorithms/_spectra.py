@@ -17,10 +17,7 @@ from collegium.core.payloads import PartSchema, Spectra
 from collegium.core.settings import Share, settings
 from collegium.core.tensors import Tensors
 from collegium.errors import ProtocolError
-from collegium.heterogeneity.spectra import amplitude_window, transfer
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from collegium.heterogeneity.spectra import amplitude_window, as_images, transfer
 
 
 @settings
@@ -107,7 +104,7 @@ def windows_of(client: Client, *, share: float, ratio: float) -> Tensors | None:
     rng = client.rng("spectra")
     windows, shape = [], None
     for index in torch.randperm(client.num_examples, generator=rng)[:count].tolist():
-        image = _as_image(client.examples.batch([index], [rng])["image"])
+        image = as_images(client.examples.batch([index], [rng])["image"])
         if not torch.isfinite(image).all():
             raise ProtocolError(
                 f"a training image of site {client.id!r} holds NaN or infinite intensities, "
@@ -152,7 +149,7 @@ def in_the_style_of(others: Sequence[Tensors]) -> SampleTransform:
         picks = [int(torch.randint(len(windows), (), generator=rng)) for windows in sets]
         chosen = torch.stack([w[pick] for w, pick in zip(sets, picks, strict=True)])
         image = sample["image"]
-        styled = transfer(_as_image(image), chosen).reshape(-1, *image.shape[1:])
+        styled = transfer(as_images(image), chosen).reshape(-1, *image.shape[1:])
         return {key: t.expand(len(styled), *t.shape[1:]) for key, t in sample.items()} | {
             "image": styled
         }

@@ -49,6 +49,15 @@ def window_radius(shape: Sequence[int], ratio: float) -> int:
     return radius
 
 
+def as_images(inputs: Tensor) -> Tensor:
+    """Return rows of a table (B, features) and signals (B, C, length) as images of one row.
+
+    Images and volumes are returned as they are.
+    """
+    inputs = inputs.unsqueeze(1) if inputs.ndim == 2 else inputs
+    return inputs.unsqueeze(2) if inputs.ndim == 3 else inputs
+
+
 def amplitude_window(images: Tensor, ratio: float) -> Tensor:
     """Return the centred low-frequency window of |fftshift(fft)| of each image and channel.
 
