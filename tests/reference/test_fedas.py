@@ -74,6 +74,8 @@ def test_bodies_are_aligned_trained_and_weighted_by_their_information(
         found = outcome.server[t]["model"].without(by_hand.HEAD)
         by_hand.assert_same(found, body, f"round {t}")
         weights = dict(zip(federation.names, np.array(traces) / sum(traces), strict=True))
+        sent = [reply["fisher"]["trace"] for reply in outcome.replies("train")[3 * t - 3 : 3 * t]]
+        assert sent == pytest.approx(traces, rel=1e-6)
         assert outcome.server[t]["weights"] == pytest.approx(weights, rel=1e-6)
         for name in federation.names:
             head = by_hand.select(local[name], by_hand.HEAD)
