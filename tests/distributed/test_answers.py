@@ -107,6 +107,10 @@ def test_sites_that_are_ready_say_what_they_share(kits):
     assert not remote.shares(remote.config)
 
 
+def test_sites_whose_data_are_elsewhere_may_be_stopped_early(kits):
+    check(kits, [FINE, Answer("birch", {"share": []})], early_stopping={"patience": 1})
+
+
 @pytest.mark.parametrize("header", [{}, {"share": None}, {"share": "personal"}, {"error": None}])
 def test_a_site_that_answers_nonsense_is_named(kits, header):
     with pytest.raises(ProtocolError, match=r"site birch: its answer has no (share|error)"):

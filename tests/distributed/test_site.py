@@ -3,7 +3,7 @@
 import json
 import socket
 import threading
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ import yaml
 from collegium.core.message import pack, unpack
 from collegium.data.phantoms import make_federation
 from collegium.distributed.description import describe, digest
+from collegium.distributed.experiment import _of_site
 from collegium.distributed.frames import SIZES, Line
 from collegium.distributed.kits import Kit
 from collegium.distributed.site import SiteProcess, check_name, read_site_settings
@@ -19,6 +20,8 @@ from collegium.errors import ConfigError
 from collegium.experiment.config.building import network_of
 from collegium.experiment.config.experiment import parse_config
 from collegium.runtime.federation import initial_model
+from collegium.runtime.run import RoundRecord
+from collegium.runtime.selection import Chosen
 
 MARKER = "zanzibar"
 REQUEST = {"round": 1, "exchange": 0, "stage": "train", "method": "train", "floor": 0}
@@ -139,6 +142,25 @@ def test_rows_of_a_shared_training_are_read_where_the_server_says_it_trained(pro
     lines = (run / "early" / "fedavg" / "seed-0" / "rows.jsonl").read_text().splitlines()
     cases = {row["case"] for row in map(json.loads, lines) if row["metric"] == "dice"}
     assert len(cases) == 3  # each of its test cases, not their mean
+
+
+def test_a_site_writes_after_how_many_rounds_the_server_stopped_a_training(process, model):
+    told = describe(experiment(rounds=9, home_rounds=2, early_stopping={"patience": 1}))
+    chosen = Chosen(round=1, score=0.5, events=2)
+    choices = {"global": {"alder": chosen, "": chosen}}
+    records = [
+        RoundRecord(1),
+        RoundRecord(2, choices=choices, stopped=True),
+    ]
+    own = [_of_site(asdict(record), "alder") for record in records]
+    scores = {"global": [{"case": "test-c001", "patient": "test-p001", "dice": 0.5}]}
+    about = {"holder": JOB, "records": own, "scores": scores}
+    answer, _ = process.answer(call(told, "finish", **about), model)
+    assert answer == {}
+    run = Path(process.settings.state) / "runs" / "tiny"
+    rows = map(json.loads, (run / "fedavg/seed-0/rows.jsonl").read_text().splitlines())
+    found = [(row["site"], row["value"]) for row in rows if row["metric"] == "rounds"]
+    assert found == [("alder", 4.0)]
 
 
 @pytest.mark.parametrize(

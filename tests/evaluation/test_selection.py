@@ -4,6 +4,8 @@ import pytest
 
 from collegium.evaluation.results import SELECTION, results_frame
 from collegium.evaluation.selection import (
+    rounds_table,
+    rounds_trained,
     selected_rounds,
     selected_scores,
     selection_notes,
@@ -75,3 +77,37 @@ def test_the_last_round_depends_on_no_events():
     notes = selection_notes(results({"A": 1}), {**RULE, "round": "last"})
     assert notes[0] == "The round of each model is the last one."
     assert len(notes) == 2
+
+
+def stopped(*ends: tuple[str, int, int]):
+    """One tested model of each training: its algorithm, its seed, and its last round."""
+    rows = []
+    for algorithm, seed, end in ends:
+        about = {**ABOUT, "algorithm": algorithm, "seed": seed, "site": "A"}
+        count = {"split": SELECTION, "metric": "rounds", "value": end, "round": end}
+        score = {"split": "test", "case": "c", "patient": "p", "value": 0.5, "round": 2}
+        rows += [about | count, about | score | {"model": "global"}]
+    return results_frame(rows)
+
+
+def test_different_numbers_of_rounds_are_said_with_the_methods():
+    found = stopped(("fedavg", 1, 8), ("fedavg", 0, 10), ("ditto", 0, 12), ("ditto", 1, 12))
+    assert rounds_trained(found) == {"ditto": [12, 12], "fedavg": [10, 8]}
+    assert selection_notes(found, RULE)[1:] == (
+        "Early stopping: trainings ended after different numbers of rounds, so that budgets are "
+        "not equal: ditto 12, fedavg 8 to 10.",
+    )
+    table = rounds_table(found, ["fedavg", "ditto"])
+    assert table.ends == ["10, 8", "12, 12"]
+
+
+def test_equal_numbers_of_rounds_are_one_sentence():
+    found = stopped(("fedavg", 0, 8), ("ditto", 0, 8))
+    assert selection_notes(found, RULE)[1:] == (
+        "Early stopping: every training ended after round 8.",
+    )
+
+
+def test_without_early_stopping_nothing_is_said_of_the_end():
+    assert rounds_trained(results({"A": 9})) == {}
+    assert rounds_table(results({"A": 9}), []).ends == []

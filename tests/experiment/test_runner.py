@@ -412,3 +412,44 @@ def test_method_that_its_own_training_does_not_suit_is_refused(settings):
     config = parse_config({**settings, "algorithms": ["fedavg", entry]})
     with pytest.raises(ConfigError, match="Scaffold is right with plain sgd only, not with adam"):
         run_experiment(config)
+
+
+def test_methods_that_are_stopped_early_have_the_bits_of_shorter_runs_and_are_reported_so(
+    settings, tmp_path
+):
+    """No score improves by a Dice of 2: the second evaluation ends the rounds together."""
+    rule = {"patience": 1, "min_delta": 2.0}
+    local = {"name": "local", "training": {"local_steps": 1}}
+    settings |= {"rounds": 8, "home_rounds": 1, "algorithms": ["fedavg", local]}
+    stopping = {**settings, "early_stopping": rule}
+    file = tmp_path / "stopping.yaml"
+    file.write_text(yaml.safe_dump(stopping))
+    done = CliRunner().invoke(app, ["run", str(file)])
+    assert done.exit_code == 0, done.output
+    assert "stopped early" in done.output
+    planned = parse_config({**settings, "rounds": 3, "output": str(tmp_path / "planned")})
+    assert bits(run_experiment(planned)) == bits(Path(settings["output"]))
+    config = parse_config(stopping)
+    ended = {
+        (r.algorithm, r.site, r.round, r.value) for r in rows_in(config) if r.metric == "rounds"
+    }
+    sites = sorted(OpenedExperiment(config).variation("").sites)
+    assert ended == {(label, site, 3, 3.0) for label in ("fedavg", "local") for site in sites}
+    said = "Early stopping: every training ended after round 3."
+    output = Path(config.output)
+    for name in ("tables/dice.txt", "tables/dice-joining.md", "report.html"):
+        assert said in (output / name).read_text(encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"early_stopping\.patience=1, now 2"):
+        run_experiment(parse_config({**stopping, "early_stopping": {**rule, "patience": 2}}))
+
+
+def test_early_stopping_without_validation_cases_is_refused_before_any_cell_runs(
+    settings, phantoms
+):
+    federation = yaml.safe_load(phantoms.read_text())
+    federation |= {"root": str(phantoms.parent), "splits": {"validation": 0.0, "test": 0.4}}
+    settings |= {"federation": federation, "early_stopping": {"patience": 1}}
+    events: list[Event] = []
+    with pytest.raises(ConfigError, match="early_stopping needs validation cases, and no site"):
+        run_experiment(parse_config(settings), events.append)
+    assert events == []

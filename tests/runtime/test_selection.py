@@ -162,3 +162,19 @@ def test_a_failed_write_leaves_the_models_before(tmp_path: Path, monkeypatch, ca
     assert held(kept) == 1
     kept.keep(model(3), 3)
     assert held(kept) == 3
+
+
+def test_the_federations_scores_are_those_of_personal_models_where_there_are_any():
+    found = selector(Selection(min_events=0))
+    assert found.federation_scores() == pytest.approx([0.4, 0.6])
+    personal = Selector(Selection(), "dice")
+    personal.add(1, {"A": {"global": rows_of(0.1), "personal": rows_of(0.7, 0.9)}})
+    assert personal.federation_scores() == pytest.approx([0.8])
+    assert Selector(Selection(), "dice").federation_scores() == []
+
+
+def test_smoothed_scores_of_the_federation_begin_with_the_third():
+    found = Selector(Selection(round="smoothed"), "dice")
+    for number, score in enumerate((0.1, 0.2, 0.6, 0.7), start=1):
+        found.add(number, {"A": {"global": rows_of(score)}})
+    assert found.federation_scores() == pytest.approx([0.3, 0.5])

@@ -343,7 +343,8 @@ def _pictures(answer: Answer) -> tuple[list[Any], dict[str, bytes]]:
 
 def _of_site(record: Mapping[str, Any], site: str) -> dict[str, Any]:
     """Return what the record of a round says of one site."""
-    own: dict[str, Any] = {"round": record["round"], "left_out": []}
+    own: dict[str, Any] = {name: record[name] for name in ("round", "stopped")}
+    own["left_out"] = []
     own["scores"] = {
         kind: {site: found[site]} for kind, found in record["scores"].items() if site in found
     }

@@ -43,7 +43,8 @@ site: name of the site.
 case: pseudonym of the case; empty for rows of a round.
 patient: pseudonym of the patient; empty for rows of a round.
 split: "train", "val" or "test"; "outside" for a site that took no part; "selection" for the number
-    of patients on which the choice of the round depends.
+    of patients on which the choice of the round depends and, with early stopping, for the number of
+    rounds that were trained.
 model: "global", "personal", or the global model of the round that was selected otherwise, see
     `collegium.core.algorithm.OTHER_GLOBAL`; outside, the label of the adapter; empty if no model
     was scored.
@@ -56,7 +57,10 @@ seconds: seconds that the site worked.
 """
 
 SELECTION = "selection"
-"""The split of the rows that count events, see `collegium.tasks.count_events`."""
+"""The split of the rows that count events, see `collegium.tasks.count_events`, and `ROUNDS`."""
+
+ROUNDS = "rounds"
+"""The metric of the rows that say after how many rounds a training ended, by early stopping."""
 
 DEFAULTS = {
     "fold": 0, "variation": "", "case": "", "patient": "", "model": "", "unit": "", "bytes_up": 0,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from collegium.core.algorithm import OTHER_GLOBAL
-from collegium.evaluation.results import SELECTION
+from collegium.evaluation.results import ROUNDS, SELECTION
 from collegium.evaluation.scores import (
     METHOD,
     MethodKey,
@@ -67,6 +67,8 @@ def selected_scores(results: pd.DataFrame) -> pd.DataFrame:
 def selection_notes(results: pd.DataFrame, rule: Mapping[str, Any]) -> tuple[str, ...]:
     """Return in sentences how the rounds were selected, and where events were too few for it.
 
+    With early stopping, also after how many rounds the methods ended.
+
     Args:
         results: The table of results, of one setting of a sweep.
         rule: The rule, as configured; empty if unknown.
@@ -80,6 +82,7 @@ def selection_notes(results: pd.DataFrame, rule: Mapping[str, Any]) -> tuple[str
     notes = [f"The round of each model is {_ROUND[kind].format(cases=_BY[by])}."]
     if kind != "last":
         notes += _few_events(results, rule)
+    notes += _ends(results)
     other = OTHER_GLOBAL[by]
     if other in set(results["model"]):
         who = "the federation's" if by == "site" else "each site's own"
@@ -96,10 +99,12 @@ class RoundsTable:
     Attributes:
         sites: The sites.
         rows: The name of each method, and for each site its rounds, such as "12, 7", by training.
+        ends: With early stopping, after how many rounds each method ended, by training.
     """
 
     sites: Sequence[str]
     rows: Sequence[tuple[str, Sequence[str]]]
+    ends: Sequence[str] = ()
 
 
 def rounds_table(results: pd.DataFrame, order: Sequence[str]) -> RoundsTable:
@@ -117,7 +122,43 @@ def rounds_table(results: pd.DataFrame, order: Sequence[str]) -> RoundsTable:
     sites = sorted(found["site"].unique())
     keys = sorted(by_method, key=lambda key: position(key, order))
     rows = [[", ".join(by_method[key].get(site, [DASH])) for site in sites] for key in keys]
-    return RoundsTable(sites, [(method_name(*k), row) for k, row in zip(keys, rows, strict=True)])
+    ended = {
+        label: ", ".join(map(str, counts)) for label, counts in rounds_trained(results).items()
+    }
+    ends = [ended.get(label, DASH) for label, _ in keys] if ended else []
+    named = [(method_name(*key), row) for key, row in zip(keys, rows, strict=True)]
+    return RoundsTable(sites, named, ends)
+
+
+def rounds_trained(results: pd.DataFrame) -> dict[str, list[int]]:
+    """Return after how many rounds the trainings of each algorithm ended, by its label.
+
+    Args:
+        results: The table of results, of one setting of a sweep.
+
+    Returns:
+        A number for each training, in the order of seeds and folds; nothing without early stopping.
+    """
+    counts = results[(results["split"] == SELECTION) & (results["metric"] == ROUNDS)]
+    each = counts.groupby(["algorithm", "seed", "fold"], sort=True)["value"].max()
+    return {
+        str(label): [int(count) for count in found]
+        for label, found in each.groupby(level="algorithm", sort=False)
+    }
+
+
+def _ends(results: pd.DataFrame) -> list[str]:
+    """Return a sentence on after how many rounds trainings ended; none without early stopping."""
+    trained = rounds_trained(results)
+    counts = {count for found in trained.values() for count in found}
+    if len(counts) < 2:
+        return [f"Early stopping: every training ended after round {count}." for count in counts]
+    spans = {label: dict.fromkeys((min(found), max(found))) for label, found in trained.items()}
+    each = [f"{label} {' to '.join(map(str, span))}" for label, span in spans.items()]
+    return [
+        f"Early stopping: trainings ended after different numbers of rounds, so that budgets are "
+        f"not equal: {', '.join(each)}."
+    ]
 
 
 def _few_events(results: pd.DataFrame, rule: Mapping[str, Any]) -> list[str]:

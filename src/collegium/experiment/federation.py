@@ -39,6 +39,7 @@ from collegium.experiment.job_results import (
 from collegium.experiment.preflight import (
     Sample,
     check_adapters,
+    check_early_stopping,
     check_engine,
     check_network,
     check_setups,
@@ -268,6 +269,8 @@ class OpenedExperiment:
         config, federation = self.variations[variation], self.variation(variation)
         check_engine(config)
         sample = check_network(config, federation)
+        if sample is not None and not self._only:  # otherwise other machines have the data
+            check_early_stopping(config, federation)
         for algorithm in config.algorithms:
             own = as_trained_by(federation, config, algorithm)
             own.check(build_algorithm(algorithm))

@@ -28,13 +28,13 @@ from collegium.evaluation.report.overlays import (
     encode_png,
     prepare_case,
 )
-from collegium.evaluation.results import SELECTION, ResultRow
+from collegium.evaluation.results import ROUNDS, SELECTION, ResultRow
 from collegium.experiment.config.building import task_of
 from collegium.experiment.grid import Job
 from collegium.experiment.model_settings import write_settings
 from collegium.models.files import export_model
 from collegium.runtime.client import ClientRuntime
-from collegium.runtime.run import RoundRecord, Run, choices_of
+from collegium.runtime.run import RoundRecord, Run, choices_of, stopped_at
 from collegium.runtime.selection import KEPT, KeptModels, choices_at
 from collegium.tasks import CASES, EVENTS, NON_SCORE_KEYS, SegmentationTask
 
@@ -72,7 +72,8 @@ def job_rows(
     """Yield a row per round, site and measurement, then one per test case, model and metric.
 
     The round of a test case's row is the one that was selected for the model; beside them is on how
-    many patients of the validation cases the choice depends.
+    many patients of the validation cases the choice depends and, with early stopping, after how
+    many rounds the training ended.
 
     Args:
         job: the job.
@@ -92,15 +93,18 @@ def job_rows(
         for model, by_site in record.scores.items():
             for site, value in by_site.items():
                 yield {**val, "site": site, "model": model, "value": value}
-    choices = choices_of(records)
+    choices, stopped = choices_of(records), stopped_at(records)
+    last = job.config.rounds if stopped is None else stopped + job.config.home_rounds
     for site, by_model in scores.items():
         chosen = choices_at(choices, site, job.config.selection)
-        where = {**about, "site": site}
+        where = {**about, "site": site, "split": SELECTION}
         for name in _COSTS:
             where[name] = sum(getattr(record, name).get(site, 0) for record in records)
+        if job.config.early_stopping is not None:
+            yield {**where, "round": last, "metric": ROUNDS, "value": last}
         for model, cases in by_model.items():
             own = {**where, "round": chosen[model]["round"], "model": model}
-            yield {**own, "split": SELECTION, "metric": EVENTS, "value": chosen[model]["events"]}
+            yield {**own, "metric": EVENTS, "value": chosen[model]["events"]}
             yield from _score_rows(cases, task.units, {**own, "split": "test"})
 
 

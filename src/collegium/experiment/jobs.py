@@ -93,7 +93,9 @@ def run_job(opened: OpenedExperiment, key: JobKey, observe: Observer) -> None:
         "metric": task_of(config).metric,
     }
     observe(Event("job", **about))
-    run, scores = _train(opened, holder, lambda record: observe(_round_event(record, about)))
+    run, scores = _train(
+        opened, holder, lambda record, last: observe(_round_event(record, about | {"rounds": last}))
+    )
     opened.finish(job, run, scores)
     rows = [*job_rows(job, run.records(), scores), *_adapt(opened, job, about, observe)]
     write_rows(job.folder / ROWS_FILE, results_frame(rows))
@@ -101,9 +103,12 @@ def run_job(opened: OpenedExperiment, key: JobKey, observe: Observer) -> None:
 
 
 def _train(
-    opened: OpenedExperiment, job: Job, observe: Callable[[RoundRecord], None]
+    opened: OpenedExperiment, job: Job, observe: Callable[[RoundRecord, int], None]
 ) -> tuple[Run, dict[str, Any]]:
-    """Train and test; return the run and its test scores. Does nothing twice."""
+    """Train and test; return the run and its test scores. Does nothing twice.
+
+    The observer is called with every round, and with the last round as it is known then.
+    """
     config, federation = job.config, opened.federation(job)
     transport = opened.transport(job)
     run = federation.run(
@@ -117,9 +122,10 @@ def _train(
         participation=config.participation.among(federation.names),
         codecs=build_codecs(config, job.algorithm),
         selection=config.selection,
+        early_stopping=config.early_stopping,
     )
     try:
-        scores = run.execute(observe)
+        scores = run.execute(lambda record: observe(record, run.last))
         write_models(run, job, federation.names)
     finally:
         transport.close()
@@ -139,6 +145,7 @@ def _round_event(record: RoundRecord, about: Mapping[str, Any]) -> Event:
         bytes_up=sum(record.bytes_up.values()),
         bytes_down=sum(record.bytes_down.values()),
         seconds=sum(record.seconds.values()),
+        text="stopped early" if record.stopped else "",
     )
 
 

@@ -22,6 +22,7 @@ from collegium.experiment.config.building import (
 )
 from collegium.experiment.config.experiment import ExperimentConfig, with_own_training
 from collegium.experiment.grid import folds_of
+from collegium.runtime.early_stopping import check_validation
 from collegium.runtime.federation import Federation
 from collegium.training.together import check_together
 
@@ -115,6 +116,20 @@ def _samples(site: str, shape: tuple[int, ...]) -> tuple[str, str]:
     sizes = f"{shape[0]} channels and {shape[1:]} pixels"
     images = f"images of site {site}, whose samples have {sizes}"
     return images, "model.in_channels, sampling.crop or image.channels"
+
+
+def check_early_stopping(config: ExperimentConfig, federation: Federation) -> None:
+    """Check that training can be stopped early in every fold, if it is to be.
+
+    Args:
+        config: The experiment.
+        federation: Its federation, with the data of all sites.
+
+    Raises:
+        ConfigError: no site that trains has validation cases.
+    """
+    for _, fold in folds_of(config) if config.early_stopping is not None else ():
+        check_validation(federation.sites[name] for name in sites_of(fold.federation))
 
 
 def check_setups(config: ExperimentConfig, variation: str = "") -> None:

@@ -19,6 +19,7 @@ from collegium.core.tensors import Tensors
 from collegium.data.site import Site
 from collegium.errors import ConfigError, EgressError
 from collegium.runtime.client import ClientRuntime
+from collegium.runtime.early_stopping import EarlyStopping
 from collegium.runtime.participation import EVERYBODY, Participation
 from collegium.runtime.run import Run
 from collegium.runtime.selection import DEFAULT, Selection
@@ -195,6 +196,7 @@ class Federation:
         participation: Participation = EVERYBODY,
         codecs: Codecs = NO_CODECS,
         selection: Selection = DEFAULT,
+        early_stopping: EarlyStopping | None = None,
     ) -> Run:
         """Return the run of an algorithm, which continues from whatever its folder holds.
 
@@ -209,6 +211,7 @@ class Federation:
             participation: see `server`.
             codecs: see `server`.
             selection: the rule that selects the round of each model.
+            early_stopping: the rule that ends the run before its last round; None: none does.
         """
         server = self.server(
             algorithm,
@@ -226,6 +229,7 @@ class Federation:
             evaluate_every,
             selection,
             home_rounds=home_rounds,
+            early_stopping=early_stopping,
         )
 
 

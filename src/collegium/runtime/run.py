@@ -12,6 +12,7 @@ from typing import Any
 from collegium.core.algorithm import GLOBAL, PERSONAL
 from collegium.core.files import write_atomically
 from collegium.core.tensors import Tensors
+from collegium.runtime.early_stopping import EarlyStopping, no_validation
 from collegium.runtime.participation import check_home_rounds
 from collegium.runtime.selection import (
     DEFAULT,
@@ -44,6 +45,8 @@ class RoundRecord:
             evaluated, None if undefined.
         choices: the rounds chosen so far; empty if the round was not evaluated.
         numbers: other numbers that the clients reported, by client and name.
+        stopped: whether the run was stopped early by the evaluation after this round; rounds at
+            home may follow.
     """
 
     round: int
@@ -55,6 +58,7 @@ class RoundRecord:
     scores: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
     numbers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     choices: Choices = field(default_factory=dict)
+    stopped: bool = False
 
 
 def choices_of(records: Iterable[RoundRecord]) -> Choices:
@@ -64,6 +68,15 @@ def choices_of(records: Iterable[RoundRecord]) -> Choices:
         records: the records of its rounds, in order.
     """
     return next((found.choices for found in reversed([*records]) if found.choices), {})
+
+
+def stopped_at(records: Iterable[RoundRecord]) -> int | None:
+    """Return the round after which a run was stopped early; None if it was not.
+
+    Args:
+        records: the records of its rounds.
+    """
+    return next((found.round for found in records if found.stopped), None)
 
 
 class Run:
@@ -77,6 +90,7 @@ class Run:
         selection: the rule that selects the round of each model.
         home_rounds: how many rounds, the last ones, are trained at home; see
             `Algorithm.round_at_home`.
+        early_stopping: ends the rounds together, after which those at home follow; None: none does.
 
     Raises:
         ConfigError: all rounds would be at home.
@@ -91,15 +105,26 @@ class Run:
         selection: Selection = DEFAULT,
         *,
         home_rounds: int = 0,
+        early_stopping: EarlyStopping | None = None,
     ) -> None:
         check_home_rounds(home_rounds, rounds)
         self.server, self.rounds, self.home_rounds = server, rounds, home_rounds
         self.evaluate_every, self.selection = evaluate_every, selection
+        self._early_stopping = early_stopping
+        self._stopped: int | None = None
         self._records = server.store.root / "records"
         self._kept = KeptModels(server.store.root / KEPT)
         self._selector = Selector(selection, metric)
         for path in sorted(self._records.glob("evaluation-*.json")):
-            self._selector.restore(**json.loads(path.read_text()))
+            found = json.loads(path.read_text())
+            if found.pop("stopped", False):
+                self._stopped = int(path.stem.rpartition("-")[2])
+            self._selector.restore(**found)
+
+    @property
+    def last(self) -> int:
+        """The last round: the planned one or, where the run was stopped early, one before it."""
+        return self.rounds if self._stopped is None else self._stopped + self.home_rounds
 
     def execute(
         self, observe: Callable[[RoundRecord], None] = lambda record: None
@@ -116,11 +141,11 @@ class Run:
         server.begin(self._write_record)
         self._kept.clean()
         self._evaluate_if_due()
-        while server.round < self.rounds:
-            at_home = server.round >= self.rounds - self.home_rounds
+        while server.round < self.last:
+            at_home = server.round >= self.last - self.home_rounds
             server.advance(self._write_record, at_home=at_home)
             observe(self._evaluate_if_due())
-        if server.round == self.rounds and not self.home_rounds:
+        if server.round == self.last and not self.home_rounds:
             server.conclude(self._write_record)
             if self._record_path(server.round).exists():
                 observe(self._evaluate_if_due())
@@ -135,7 +160,7 @@ class Run:
     def _write_record(self) -> None:
         server = self.server
         stats = server.client_stats
-        if not 0 < server.round <= self.rounds and not stats:
+        if not 0 < server.round <= self.last and not stats:
             return  # a set-up or an end that asked no client
         record = RoundRecord(
             server.round,
@@ -167,8 +192,8 @@ class Run:
     def _evaluate_if_due(self) -> RoundRecord:
         """Evaluate the round just committed if it is due and was not done before a restart."""
         server, number = self.server, self.server.round
-        due = number > 0 and (number % self.evaluate_every == 0 or number == self.rounds)
-        if number > self.rounds:  # the end, in which most algorithms ask no client
+        due = number > 0 and (number % self.evaluate_every == 0 or number == self.last)
+        if number > self.last:  # the end, in which most algorithms ask no client
             due = self._record_path(number).exists()
         path = self._records / f"evaluation-{number:06d}.json"
         if due and not path.exists():
@@ -177,8 +202,20 @@ class Run:
             scores = self._selector.add(number, rows)
             self._keep_global()
             found = {"scores": scores, "choices": self._selector.choices}
+            if self._ends_early(number, rows):
+                found["stopped"], self._stopped = True, number
             write_atomically(path, json.dumps(found).encode())
         return self._read_record(number)
+
+    def _ends_early(self, number: int, rows: Mapping[str, Mapping[str, Any]]) -> bool:
+        """Return whether the scores, the last of them in ``rows``, end the rounds together."""
+        together = self.last - self.home_rounds
+        if self._early_stopping is None or number >= together:
+            return False
+        scored = any(cases for kinds in rows.values() for cases in kinds.values())
+        if not scored and rows.keys() == {*self.server.clients}:
+            raise no_validation()
+        return self._early_stopping.ends(self._selector.federation_scores())
 
     def _personal(self) -> dict[str, int]:
         """Return the round chosen so far of each site's personal model."""

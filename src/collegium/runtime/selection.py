@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from collegium.core.algorithm import GLOBAL, OTHER_GLOBAL
+from collegium.core.algorithm import GLOBAL, OTHER_GLOBAL, PERSONAL
 from collegium.core.settings import NonNegativeInt, settings
 from collegium.core.tensors import Tensors
 from collegium.runtime.state import Store
@@ -68,6 +68,16 @@ Choices = Mapping[str, Mapping[str, Chosen]]
 """By kind of model the choice of each site, and of `FEDERATION`."""
 
 
+def judged(rule: Selection, scores: Sequence[float | None]) -> float | None:
+    """Return the score by which the last of the evaluated rounds is compared with the others.
+
+    Args:
+        rule: the rule.
+        scores: the mean scores of all evaluated rounds; None is undefined.
+    """
+    return mean_defined(scores[-WINDOW:]) if rule.round == "smoothed" else scores[-1]
+
+
 def choose(
     rule: Selection,
     chosen: Chosen | None,
@@ -87,7 +97,7 @@ def choose(
         number: the number of the last of them.
         events: how many patients the scores depend on.
     """
-    score = mean_defined(scores[-WINDOW:]) if rule.round == "smoothed" else scores[-1]
+    score = judged(rule, scores)
     newest = Chosen(round=number, score=score, events=events)
     unsmoothed = rule.round == "smoothed" and len(scores) <= WINDOW
     if chosen is None or rule.round == "last" or unsmoothed or events < rule.min_events:
@@ -154,6 +164,16 @@ class Selector:
                     events=events[chooser],
                 )
         return found
+
+    def federation_scores(self) -> list[float | None]:
+        """Return the scores by which the federation compares the rounds evaluated so far.
+
+        They are those of personal models where there are any, otherwise of the global one.
+        """
+        kind = PERSONAL if (PERSONAL, FEDERATION) in self._scores else GLOBAL
+        scores = self._scores.get((kind, FEDERATION), [])
+        first = WINDOW if self._rule.round == "smoothed" else 1
+        return [judged(self._rule, scores[:n]) for n in range(first, len(scores) + 1)]
 
     def of(self, kind: str, site: str) -> Chosen | None:
         """Return the choice of a kind of model that a site uses; None if there is none.

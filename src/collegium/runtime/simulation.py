@@ -24,6 +24,7 @@ from collegium.core.tensors import Tensors
 from collegium.data.site import Site
 from collegium.data.torch_dataset import as_dataset
 from collegium.errors import CheckpointError, ConfigError
+from collegium.runtime.early_stopping import EarlyStopping, check_validation
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.federation import Federation, ModuleCopies, Network
 from collegium.runtime.participation import EVERYBODY, Participation, check_home_rounds
@@ -78,6 +79,7 @@ def simulate(
     participation: Participation = EVERYBODY,
     codecs: Codecs = NO_CODECS,
     selection: Selection = DEFAULT,
+    early_stopping: EarlyStopping | None = None,
     observe: Callable[[RoundRecord], None] = lambda record: None,
 ) -> Simulated:
     """Run a federation in this process.
@@ -105,6 +107,8 @@ def simulate(
         participation: who takes part in a round, and what happens if a client fails.
         codecs: the codecs of training exchanges.
         selection: the rule that selects the round of each model.
+        early_stopping: the rule that ends the run before its last round, see
+            `collegium.runtime.early_stopping`; None: none does.
         observe: called after every round.
 
     Returns:
@@ -123,6 +127,8 @@ def simulate(
     federation.check(algorithm)
     check_home_rounds(home_rounds, rounds)
     check_warm_up(federation.training, rounds)
+    if early_stopping is not None:
+        check_validation(federation.sites.values())
     if together:
         check_together(federation.network(), federation.training)
     settings = {
@@ -140,6 +146,7 @@ def simulate(
         **({"together": True} if together else {}),
         **participation.decisive(),
         "selection": asdict(selection),
+        **({"early_stopping": asdict(early_stopping)} if early_stopping else {}),
     }
     with tempfile.TemporaryDirectory(prefix="collegium-") as temporary:
         root = output or Path(temporary)
@@ -156,6 +163,7 @@ def simulate(
             participation=participation,
             codecs=codecs,
             selection=selection,
+            early_stopping=early_stopping,
         )
         scores = run.execute(observe)
         best = run.best()

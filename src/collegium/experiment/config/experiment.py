@@ -31,6 +31,7 @@ from collegium.experiment.config.named_parts import expand_short_forms, separate
 from collegium.experiment.config.overrides import override, read_federation, resolve_federation
 from collegium.experiment.config.recipes import RECIPES, apply_recipe
 from collegium.experiment.config.yaml_file import KeyPath, Place, Source
+from collegium.runtime.early_stopping import EarlyStopping
 from collegium.runtime.engines import EngineConfig
 from collegium.runtime.participation import EVERYBODY, Participation, check_home_rounds
 from collegium.runtime.selection import DEFAULT, Selection
@@ -188,6 +189,8 @@ class ExperimentConfig:
         inference: How whole images are predicted.
         evaluation: When models are scored on validation data.
         selection: Which round's models are tested and used, by validation cases.
+        early_stopping: When an algorithm ends before its last round, by validation cases; None:
+            all rounds are trained.
         report: What verdicts are made with.
         engine: What carries requests to the clients.
         participation: Who takes part in a round, and what happens if a site does not answer.
@@ -219,6 +222,7 @@ class ExperimentConfig:
     inference: InferenceConfig = InferenceConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     selection: Selection = DEFAULT
+    early_stopping: EarlyStopping | None = None
     report: ReportConfig = ReportConfig()
     engine: EngineConfig = field(default_factory=EngineConfig)
     participation: Participation = EVERYBODY
