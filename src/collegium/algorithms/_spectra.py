@@ -19,6 +19,9 @@ from collegium.core.tensors import Tensors
 from collegium.errors import ProtocolError
 from collegium.heterogeneity.spectra import amplitude_window, as_images, transfer
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 @settings
 class SpectraExchange(FedAvg):
@@ -171,7 +174,7 @@ def interpolated(
         ratio: of the windows; see `collegium.heterogeneity.spectra.window_radius`.
         rng: the generator.
     """
-    pixels = _as_image(images)
+    pixels = as_images(images)
     windows = []
     for _ in range(len(pixels)):
         site = others[int(torch.randint(len(others), (), generator=rng))]
@@ -180,12 +183,6 @@ def interpolated(
     shares = torch.rand(len(pixels), generator=rng, dtype=torch.float64).to(pixels)
     shares = shares.reshape(-1, *[1] * (own.ndim - 1))
     return transfer(pixels, (1 - shares) * own + shares * other).reshape(images.shape)
-
-
-def _as_image(images: Tensor) -> Tensor:
-    """Take rows of a table (B, features) and signals (B, C, length) as images of one row."""
-    images = images.unsqueeze(1) if images.ndim == 2 else images
-    return images.unsqueeze(2) if images.ndim == 3 else images
 
 
 def _require_one_size(spectra: Mapping[str, Tensors]) -> None:
