@@ -439,6 +439,9 @@ def test_methods_that_are_stopped_early_have_the_bits_of_shorter_runs_and_are_re
     output = Path(config.output)
     for name in ("tables/dice.txt", "tables/dice-joining.md", "report.html"):
         assert said in (output / name).read_text(encoding="utf-8")
+    page = (output / "report.html").read_text(encoding="utf-8")
+    assert '<th scope="col">trained</th>' in page
+    assert "<dd>at most 8</dd>" in page
     with pytest.raises(CheckpointError, match=r"early_stopping\.patience=1, now 2"):
         run_experiment(parse_config({**stopping, "early_stopping": {**rule, "patience": 2}}))
 
