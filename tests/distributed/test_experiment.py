@@ -62,6 +62,23 @@ def test_methods_with_several_exchanges_have_the_bits_of_a_run_in_one_process(fe
 
 
 @pytest.mark.slow
+def test_a_method_with_its_own_training_is_stopped_where_it_would_in_one_process(federation):
+    """No score improves by a Dice of 2: the second evaluation ends the rounds together."""
+    settings = {
+        "rounds": 6,
+        "home_rounds": 1,
+        "early_stopping": {"patience": 1, "min_delta": 2.0},
+        "algorithms": ["fedavg", {"name": "scaffold", "training": PLAIN}],
+    }
+    found = run_both(federation, "stopped", **settings)
+    for name in ("fedavg", "scaffold"):
+        folder = f"{name}/seed-0/server/records"
+        assert b'"stopped": true' in found[f"{folder}/evaluation-000002.json"]
+        assert f"{folder}/000003.json" in found
+        assert f"{folder}/000004.json" not in found
+
+
+@pytest.mark.slow
 def test_who_takes_part_in_a_round_is_who_would_in_one_process(federation):
     who = {"clients_per_round": 2, "absent": {"birch": [1, 2], "cedar": [3]}}
     settings = {
