@@ -9,9 +9,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 
-import torch
-
 from collegium.core.algorithm import Algorithm, Server, State
+from collegium.core.lazy import torch
 from collegium.core.model_parts import ModelParts
 from collegium.core.settings import Fraction, Positive, settings
 from collegium.core.tensors import Tensors

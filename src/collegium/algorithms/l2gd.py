@@ -1,5 +1,7 @@
 """L2GD (Hanzely and Richtarik, 2020, https://arxiv.org/abs/2002.05516)."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from typing import ClassVar

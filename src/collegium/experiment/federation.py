@@ -106,7 +106,7 @@ def open_configured(config: ExperimentConfig, *, splits: Path | None, only: str 
         DataError: A site's files are unusable.
         ConfigError: There is no such model, or a site's files are elsewhere.
     """
-    federation = config.federation
+    federation, start = config.federation, config.initial_weights
     if only:
         federation = replace(federation, sites={only: federation.sites[only]}, outside=())
     return Federation(
@@ -115,6 +115,7 @@ def open_configured(config: ExperimentConfig, *, splits: Path | None, only: str 
         task_of(config),
         config.training,
         config.engine.device,
+        start.put_into if start is not None and start.file else None,
     )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from collegium.core.algorithm import NetworkBuilder, check_needs
 from collegium.core.model_parts import find_parts
 from collegium.core.randomness import ambient, generator
+from collegium.core.tensors import Tensors
 from collegium.data.federation import sites_of
 from collegium.errors import CollegiumError, ConfigError
 from collegium.experiment.config.building import (
@@ -79,6 +80,8 @@ def check_network(config: ExperimentConfig, federation: Federation) -> Sample | 
         DataError: a site's images do not fit into one batch.
     """
     network, task = _sample_network(federation.network).eval(), federation.task
+    if federation.start is not None:
+        federation.start(Tensors(network.state_dict()), ())
     trainings = [with_own_training(config, each).training for each in config.algorithms]
     for training in dict.fromkeys(trainings) if config.engine.together else ():
         check_together(network, training)

@@ -62,6 +62,8 @@ class Federation:
         task: loss, prediction and scores.
         training: the local recipe.
         device: where the clients compute, as torch writes it.
+        start: returns an initial model with weights of its own, given the model that the network
+            draws and the names of what an algorithm has added; None: the model stays as drawn.
     """
 
     sites: Mapping[str, Site]
@@ -69,6 +71,7 @@ class Federation:
     task: Task
     training: TrainingConfig = field(default_factory=TrainingConfig)
     device: str = "cpu"
+    start: Callable[[Tensors, Collection[str]], Tensors] | None = None
 
     @property
     def names(self) -> list[str]:
@@ -90,12 +93,18 @@ class Federation:
         Raises:
             ConfigError: the algorithm needs several, and there is one network with its weights.
         """
-        if k and isinstance(self.network, ModuleCopies):
+        if k and (isinstance(self.network, ModuleCopies) or self.start is not None):
             raise ConfigError(
-                f"{type(algorithm).__name__} starts from several initial models, and one network "
-                f"with its weights was given; give a function that builds a network"
+                f"{type(algorithm).__name__} starts from several initial models, and the weights "
+                f"of one were given; leave them out (initial_weights), or in Python give a "
+                f"function that builds a network"
             )
-        return initial_model(self.builder(algorithm), seed, k)
+        drawn = initial_model(self.builder(algorithm), seed, k)
+        if self.start is None:
+            return drawn
+        with ambient(seed, "model", k):
+            added = find_parts(self.builder(algorithm)()).added
+        return self.start(drawn, added)
 
     def check(self, algorithm: Algorithm) -> None:
         """Check before round 0 that an algorithm suits the recipe and every site's policy.

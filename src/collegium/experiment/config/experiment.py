@@ -31,6 +31,7 @@ from collegium.experiment.config.named_parts import expand_short_forms, separate
 from collegium.experiment.config.overrides import override, read_federation, resolve_federation
 from collegium.experiment.config.recipes import RECIPES, apply_recipe
 from collegium.experiment.config.yaml_file import KeyPath, Place, Source
+from collegium.experiment.initial_weights import InitialWeights, digest_of_file
 from collegium.runtime.early_stopping import EarlyStopping
 from collegium.runtime.engines import EngineConfig
 from collegium.runtime.participation import EVERYBODY, Participation, check_home_rounds
@@ -178,6 +179,8 @@ class ExperimentConfig:
         name: Names the run and, by default, its folder.
         federation: The sites, their task and their data.
         model: The network.
+        initial_weights: The file from which the common initial model comes; None: the network
+            draws its weights by the seed.
         algorithms: The algorithms to compare.
         rounds: How many rounds each of them trains.
         home_rounds: How many of the rounds, the last ones, every site trains its own model in,
@@ -222,6 +225,7 @@ class ExperimentConfig:
     inference: InferenceConfig = InferenceConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     selection: Selection = DEFAULT
+    initial_weights: InitialWeights | None = None
     early_stopping: EarlyStopping | None = None
     report: ReportConfig = ReportConfig()
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -360,6 +364,8 @@ def decisive(config: ExperimentConfig) -> dict[str, Any]:
         del data["engine"][key]
     for key in ("on_failure", "min_clients", "retry_seconds"):
         del data["participation"][key]
+    if data["initial_weights"]:
+        del data["initial_weights"]["file"]  # the digest says which it is
     return data
 
 
@@ -367,6 +373,7 @@ def _experiment(data: dict[str, Any], source: Source) -> ExperimentConfig:
     expand_short_forms(data, source)
     resolve_federation(data, source)
     _resolve_folder(data, source)
+    _resolve_initial_weights(data, source)
     _apply_recipe(data, source)
     separate_params(data, source)
     _check_own_training(data, source)
@@ -385,6 +392,23 @@ def _resolve_folder(data: dict[str, Any], source: Source) -> None:
     if isinstance(engine, dict) and isinstance(folder, str):
         base = source.place(("engine", "folder")).base
         engine["folder"] = str((base / Path(folder).expanduser()).resolve())
+
+
+def _resolve_initial_weights(data: dict[str, Any], source: Source) -> None:
+    """Make the file absolute and note its digest, in place; what a run has recorded stays."""
+    path, value = ("initial_weights",), data.get("initial_weights")
+    if isinstance(value, str):
+        value = data["initial_weights"] = {"file": value}
+    if not isinstance(value, dict) or "digest" in value:
+        return
+    if not isinstance(value.get("file"), str):
+        source.add_problem(path, "needs a file")
+        return
+    file = (source.place((*path, "file")).base / Path(value["file"]).expanduser()).resolve()
+    try:
+        data["initial_weights"] = {**value, "file": str(file), "digest": digest_of_file(file)}
+    except ConfigError as error:
+        source.add_problem((*path, "file"), str(error).removeprefix("initial_weights: "))
 
 
 def _apply_recipe(data: dict[str, Any], source: Source) -> None:
