@@ -4,7 +4,7 @@ They build on FedAvg, published as https://arxiv.org/abs/1602.05629.
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -16,10 +16,11 @@ from collegium.algorithms.fedavg import FedAvg
 from collegium.algorithms.fedprox import FedProx
 from collegium.core.algorithm import Client, Server, handler
 from collegium.core.message import Message
-from collegium.core.model_parts import ModelParts
+from collegium.core.model_parts import ModelParts, head_layer
 from collegium.core.payloads import Count, PartSchema
 from collegium.core.settings import settings
 from collegium.core.tensors import Tensors
+from collegium.errors import ConfigError
 
 
 def shifted(model: Tensors, amount: float) -> Tensors:
@@ -30,6 +31,8 @@ def shifted(model: Tensors, amount: float) -> Tensors:
 @settings
 class TorchGlobal(FedAvg):
     """FedAvg with noise from torch's global generator, which depends on who drew before."""
+
+    neutral: ClassVar[Mapping[str, Any] | None] = {}
 
     @handler
     def train(self, client: Client, request: Message) -> Message:
@@ -42,6 +45,8 @@ class TorchGlobal(FedAvg):
 class PythonGlobal(FedAvg):
     """FedAvg with noise from Python's global generator, which depends on who drew before."""
 
+    neutral: ClassVar[Mapping[str, Any] | None] = {}
+
     @handler
     def train(self, client: Client, request: Message) -> Message:
         """Add noise that nobody can repeat."""
@@ -52,6 +57,8 @@ class PythonGlobal(FedAvg):
 @settings
 class NumpyGlobal(FedAvg):
     """FedAvg with noise from numpy's global generator, which depends on who drew before."""
+
+    neutral: ClassVar[Mapping[str, Any] | None] = {}
 
     @handler
     def train(self, client: Client, request: Message) -> Message:
@@ -64,6 +71,8 @@ class NumpyGlobal(FedAvg):
 @settings
 class CountsOnItself(FedAvg):
     """FedAvg that counts its calls in an attribute and lets the count change the model."""
+
+    neutral: ClassVar[Mapping[str, Any] | None] = {}
 
     @handler
     def train(self, client: Client, request: Message) -> Message:
@@ -78,6 +87,8 @@ class CountsOnItself(FedAvg):
 class RemembersOnItself(FedAvg):
     """FedAvg that writes down on itself who answered, without any harm yet."""
 
+    neutral: ClassVar[Mapping[str, Any] | None] = {}
+
     def round(self, server: Server) -> None:
         """Use what should be in server.state."""
         super().round(server)
@@ -87,6 +98,8 @@ class RemembersOnItself(FedAvg):
 @settings
 class Undeclared(FedAvg):
     """FedAvg whose clients also send something that the class does not declare."""
+
+    neutral: ClassVar[Mapping[str, Any] | None] = {}
 
     @handler
     def train(self, client: Client, request: Message) -> Message:
@@ -98,6 +111,8 @@ class Undeclared(FedAvg):
 class TalksFromHome(FedAvg):
     """FedAvg whose clients send the models away that they should keep at home."""
 
+    neutral: ClassVar[Mapping[str, Any] | None] = {}
+
     @handler
     def train_at_home(self, client: Client, request: Message) -> Message:
         """Send the home model."""
@@ -108,6 +123,8 @@ class TalksFromHome(FedAvg):
 @settings
 class AveragesAtHome(FedAvg):
     """FedAvg whose rounds at home are rounds like any other."""
+
+    neutral: ClassVar[Mapping[str, Any] | None] = {}
 
     def round_at_home(self, server: Server) -> None:
         """Change the global model."""
@@ -136,6 +153,8 @@ class OrderDependent(FedAvg):
 @settings
 class LearnsInEvaluation(FedAvg):
     """FedAvg whose clients count their evaluations in a state that evaluating must not touch."""
+
+    neutral: ClassVar[Mapping[str, Any] | None] = {}
 
     @handler
     def evaluate(self, client: Client, request: Message) -> Message:
@@ -174,6 +193,8 @@ class Forgetful(FedAvg):
 class Accumulates(FedAvg):
     """FedAvg that counts deliveries in a file, so that a repeated request counts twice."""
 
+    neutral: ClassVar[Mapping[str, Any] | None] = {}
+
     @handler
     def train(self, client: Client, request: Message) -> Message:
         """Let the count change the model."""
@@ -189,6 +210,8 @@ class Accumulates(FedAvg):
 class NotNeutral(FedAvg):
     """FedAvg that says it is FedAvg, but takes a step of only nine tenths."""
 
+    neutral: ClassVar[Mapping[str, Any] | None] = {}
+
     def round(self, server: Server) -> None:
         """Move less than FedAvg does."""
         start = server.state["model"]
@@ -199,6 +222,8 @@ class NotNeutral(FedAvg):
 @settings
 class Diverges(FedAvg):
     """FedAvg that keeps something infinite in its state, as a division by nothing gives."""
+
+    neutral: ClassVar[Mapping[str, Any] | None] = {}
 
     def round(self, server: Server) -> None:
         """Divide by nothing."""
@@ -238,6 +263,8 @@ class NotWritable(FedAvg):
 @settings
 class NeedsEverybody(FedAvg):
     """FedAvg that stops, without saying why, when one client is missing."""
+
+    neutral: ClassVar[Mapping[str, Any] | None] = {}
 
     def round(self, server: Server) -> None:
         """Count the replies."""
@@ -287,3 +314,80 @@ class CallsItselfAnother(FedProx):
     def same_as(self, parts: ModelParts) -> str:
         """Return another method than it is."""
         return "fedavg"
+
+
+@settings
+class InheritsNeutral(FedAvg):
+    """FedAvg with another training, which says by its base that it is FedAvg all the same."""
+
+    @handler
+    def train(self, client: Client, request: Message) -> Message:
+        """Train less."""
+        model = 0.5 * request["model"] + 0.5 * client.fit(request["model"])
+        return Message.of(model=model, num_examples=client.num_examples)
+
+
+@settings
+class Misspelt(FedAvg):
+    """FedAvg for a task that does not exist, so that it would be refused everywhere."""
+
+    tasks: ClassVar[frozenset[str] | None] = frozenset({"segmentaton"})
+
+
+@settings
+class ForNothing(FedAvg):
+    """FedAvg that finds a fault with every network, so that it is of no use."""
+
+    def check_setup(self, clients: Sequence[str], parts: ModelParts) -> None:
+        """Refuse."""
+        raise ConfigError("it wants another network; choose one")
+
+
+@settings
+class WantsOneLayer(FedAvg):
+    """FedAvg that takes the head for a single layer, which the default U-Net does not have."""
+
+    neutral: ClassVar[Mapping[str, Any] | None] = None
+    extension_predicts: ClassVar[bool] = False
+
+    def extend(self, module: nn.Module) -> None:
+        """Add a second head like the first."""
+        head: Any = head_layer(module)
+        module.second = nn.Linear(head.weight.shape[1], 2)
+
+
+@settings
+class OneModelEach(FedAvg):
+    """FedAvg that keeps a dictionary where everybody reads the global model."""
+
+    neutral: ClassVar[Mapping[str, Any] | None] = None
+
+    def round(self, server: Server) -> None:
+        """Keep a model for every client."""
+        replies = server.ask(self.train, model=server.initial_model)
+        server.state["model"] = {client: reply["model"] for client, reply in replies.items()}
+
+
+@settings
+class ManyNotModels(FedAvg):
+    """FedAvg that keeps numbers where models by name are read."""
+
+    neutral: ClassVar[Mapping[str, Any] | None] = {}
+
+    def setup(self, server: Server) -> None:
+        """Keep a number for every client."""
+        super().setup(server)
+        server.state["models"] = dict.fromkeys(server.clients, 0.0)
+
+
+@settings
+class TakesHome(FedAvg):
+    """FedAvg whose clients use the key of home models for something else."""
+
+    neutral: ClassVar[Mapping[str, Any] | None] = {}
+
+    @handler
+    def train(self, client: Client, request: Message) -> Message:
+        """Keep the received model."""
+        client.state["home"] = request["model"]
+        return super().train(client, request)

@@ -8,18 +8,26 @@ import pytest
 from collegium.experiment.config.registry import ALGORITHMS
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.testing.conformance import (
+    ON_EVERY_KIND,
     Conformance,
-    ConformanceError,
     check_algorithm,
     conformance_checks,
 )
+from collegium.testing.statements import ConformanceError, kinds_of
 
 BROKEN = Path(__file__).with_name("broken.py")
 
 FAULTS = {
+    "InheritsNeutral": ("declarations", "InheritsNeutral changes train and inherits neutral = {}"),
+    "Misspelt": ("declarations", "tasks names segmentaton; there is segmentation, classification"),
+    "ForNothing": ("kinds_of_data", "it refuses all kinds of data; the last one: it wants another"),
+    "WantsOneLayer": ("kinds_of_data", "with images with masks: AttributeError"),
+    "OneModelEach": ("it_runs", "server.state['model'] is reserved for the whole global model"),
+    "ManyNotModels": ("it_runs", "server.state['models'] is reserved for several models"),
+    "TakesHome": ("it_runs", "client.state['home'] of A is reserved"),
     "Diverges": ("it_learns", "holds NaN or infinite"),
     "StandsStill": ("it_learns", "no stored model moved"),
-    "Undeclared": ("it_learns", "part 'age' is not among what Undeclared declares to send"),
+    "Undeclared": ("it_runs", "part 'age' is not among what Undeclared declares to send"),
     "TorchGlobal": ("order_does_not_matter", "the clients' order"),
     "PythonGlobal": ("order_does_not_matter", "the clients' order"),
     "NumpyGlobal": ("order_does_not_matter", "the clients' order"),
@@ -27,8 +35,8 @@ FAULTS = {
     "Forgetful": ("order_does_not_matter", "the clients' order"),
     "Accumulates": ("interrupted_requests", "a stop before request"),
     "LearnsInEvaluation": ("evaluation_changes_nothing", "changes client.state of A"),
-    "ServerLearnsInEvaluation": ("interrupted_requests", "a stop before request"),
-    "RemembersOnItself": ("hyperparameters", "keeps seen on itself"),
+    "ServerLearnsInEvaluation": ("interrupted_saves", "a stop after write"),
+    "RemembersOnItself": ("it_keeps_nothing", "keeps seen on itself"),
     "Undescribed": ("hyperparameters", "describes strength"),
     "Gullible": ("settings", "weighting may be <object object at"),
     "NotWritable": ("hyperparameters", "does not survive being written down"),
@@ -57,7 +65,10 @@ ALONE = (
 def test_algorithm_keeps_every_rule(name, workers):
     passed: list[str] = []
     check_algorithm(ALGORITHMS.load(name)(), passed.append, workers=workers)
-    assert passed == list(conformance_checks())
+    rules = list(conformance_checks())
+    assert passed[: len(rules)] == rules
+    kinds = [kind for kind, why in kinds_of(ALGORITHMS.load(name)()).items() if not why]
+    assert passed[len(rules) :] == [f"{rule} on {k}" for k in kinds[1:] for rule in ON_EVERY_KIND]
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -72,6 +83,13 @@ def test_suite_finds_the_broken_rule(name, workers):
 def test_rule_finds_the_fault_on_its_own(rule, name, words, workers, tmp_path):
     suite = Conformance(ALGORITHMS.load(f"{BROKEN}:{name}")(), tmp_path, workers)
     with pytest.raises(ConformanceError, match=words):
+        getattr(suite, f"check_{rule}")()
+
+
+def test_models_may_be_kept_by_client(workers, tmp_path):
+    algorithm = ALGORITHMS.load(f"{BROKEN.with_name('kept.py')}:ModelsByClient")()
+    suite = Conformance(algorithm, tmp_path, workers)
+    for rule in ("declarations", "it_runs", "it_learns", "names_do_not_matter"):
         getattr(suite, f"check_{rule}")()
 
 

@@ -72,6 +72,17 @@ def test_a_method_that_is_another_one_on_the_network_is_named(
             assert caplog.messages[0].startswith("fedbn is fedavg on this network with these")
 
 
+def test_a_method_for_another_task_is_refused(tmp_path: Path, phantoms: dict[str, Any]) -> None:
+    file = tmp_path / "rows.py"
+    file.write_text(
+        '"""Mine."""\nfrom collegium import FedAvg, settings\n\n\n@settings\nclass Rows(FedAvg):\n'
+        '    """FedAvg for tables."""\n\n    tasks = frozenset({"table"})\n'
+    )
+    text = refusal(tmp_path, phantoms, f"{file}:Rows")
+    expected = "Rows is made for table, and the task here is segmentation; choose another algorithm"
+    assert text == expected
+
+
 def test_every_fold_has_sites_enough_before_any_trains(
     tmp_path: Path, phantoms: dict[str, Any]
 ) -> None:

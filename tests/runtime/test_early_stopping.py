@@ -23,7 +23,7 @@ from collegium.runtime.run import Run, stopped_at
 from collegium.runtime.selection import Selection
 from collegium.runtime.simulation import simulate
 from collegium.tasks import SupervisedTask
-from collegium.testing.conformance import after_writes
+from collegium.testing.stops import after_writes
 from collegium.testing.toy import TRAINING, ToyFederation, toy_federation, toy_network, toy_site
 
 ALWAYS = EarlyStopping(patience=2, min_delta=1e9)

@@ -25,7 +25,7 @@ from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.participation import SKIPPING
 from collegium.runtime.run import Run
 from collegium.runtime.server import Request
-from collegium.testing.conformance import after_writes
+from collegium.testing.stops import after_writes
 from collegium.testing.toy import (
     SEED,
     TRAINING,

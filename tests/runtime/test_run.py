@@ -16,7 +16,7 @@ from collegium.runtime import run as module
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.run import RoundRecord, Run, choices_of
 from collegium.runtime.selection import Selection
-from collegium.testing.conformance import after_writes
+from collegium.testing.stops import after_writes
 from collegium.testing.toy import ToyFederation
 
 

@@ -1,5 +1,8 @@
 """Ditto (Li et al., 2021, https://arxiv.org/abs/2012.04221)."""
 
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
 from collegium.algorithms.fedavg import FedAvg
 from collegium.core.algorithm import Client, handler
 from collegium.core.message import Message
@@ -20,6 +23,8 @@ class Ditto(FedAvg):
     Attributes:
         lam: strength of the pull; the paper tries 0.05, 0.1, 1 and 2.
     """
+
+    neutral: ClassVar[Mapping[str, Any] | None] = {}
 
     lam: NonNegative = 0.1
 

@@ -1,5 +1,8 @@
 """FedAvg's clients after local training, the row "FedAvg P" of GRACE's tables."""
 
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
 from collegium.algorithms.fedavg import FedAvg
 from collegium.core.algorithm import Client, handler
 from collegium.core.message import Message
@@ -16,6 +19,8 @@ class FedAvgP(FedAvg):
     the server averaged; before its first it is the model received. ``finetune`` trains the averaged
     model once more instead.
     """
+
+    neutral: ClassVar[Mapping[str, Any] | None] = {}
 
     @handler
     def train(self, client: Client, request: Message) -> Message:

@@ -1,6 +1,7 @@
 """FedAvg followed by local fine-tuning (e.g. Wang et al., 2019, https://arxiv.org/abs/1910.10252)."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar
 
 from collegium.algorithms.fedavg import FedAvg
 from collegium.core.algorithm import Client, Server, handler
@@ -21,6 +22,8 @@ class FineTune(FedAvg):
         epochs: passes over the site's data; with ``training.local_steps`` that many times the local
             steps.
     """
+
+    neutral: ClassVar[Mapping[str, Any] | None] = {}
 
     epochs: PositiveInt = 1
 

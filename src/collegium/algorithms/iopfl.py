@@ -1,5 +1,8 @@
 """IOP-FL, inside personalisation (Jiang et al., 2023, https://arxiv.org/abs/2204.08467)."""
 
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
 from collegium.algorithms.fedavg import FedAvg
 from collegium.core.algorithm import Client, handler
 from collegium.core.message import Message
@@ -22,6 +25,8 @@ class IOPFL(FedAvg):
     Attributes:
         tau: weight of the newest local model.
     """
+
+    neutral: ClassVar[Mapping[str, Any] | None] = {}
 
     tau: UnitInterval = 0.9
 

@@ -21,7 +21,8 @@ def check(
     from collegium.experiment.config.building import build_algorithm, read_settings
     from collegium.experiment.config.experiment import AlgorithmConfig
     from collegium.runtime import process
-    from collegium.testing.conformance import ConformanceError, check_algorithm
+    from collegium.testing.conformance import check_algorithm
+    from collegium.testing.statements import ConformanceError, kinds_of
 
     algorithm = build_algorithm(AlgorithmConfig(name, read_settings(hyperparameters or ())))
     process.prepare()
@@ -29,4 +30,7 @@ def check(
         check_algorithm(algorithm, lambda passed: typer.echo(f"ok  {passed}"))
     except (ConformanceError, CollegiumError) as error:
         fail(str(error), 1)
+    for kind, why in kinds_of(algorithm).items():
+        if why:
+            typer.echo(f"not checked with {kind}: {why}")
     typer.echo(f"{name} keeps every rule")

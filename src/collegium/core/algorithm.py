@@ -44,6 +44,9 @@ OTHER_GLOBAL: Mapping[str, str] = MappingProxyType(
 See `collegium.runtime.selection.Selection`.
 """
 
+TASKS = ("segmentation", "classification", "table")
+"""The tasks that a method may name: images with masks, images with classes, rows with classes."""
+
 Handler = TypeVar("Handler", bound=Callable[..., Message])
 Seen = TypeVar("Seen")
 
@@ -408,7 +411,10 @@ class Algorithm(ABC):
         simulation_only: whether the method needs the sites' data in one place.
         optimizers: the optimisers for which the method is correct; None: any. SGD with momentum is
             "sgd with momentum".
-        neutral: hyper-parameters at which the global model equals FedAvg's bit by bit, or None.
+        tasks: the tasks among `TASKS` for which the method is made; None: all. An experiment of
+            another task is refused.
+        neutral: hyper-parameters at which the global model equals FedAvg's bit by bit, or None. A
+            class that changes the training of its base declares its own.
         extension_predicts: whether what `extend` adds takes part in predictions; otherwise an
             exported model leaves it out.
         commit_on_acknowledgement: whether a client's state counts only once the server has used
@@ -425,6 +431,7 @@ class Algorithm(ABC):
     has_global: ClassVar[bool] = True
     simulation_only: ClassVar[bool] = False
     optimizers: ClassVar[frozenset[str] | None] = None
+    tasks: ClassVar[frozenset[str] | None] = None
     neutral: ClassVar[Mapping[str, Any] | None] = None
     extension_predicts: ClassVar[bool] = True
     commit_on_acknowledgement: ClassVar[bool] = False

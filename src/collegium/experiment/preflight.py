@@ -24,7 +24,7 @@ from collegium.experiment.config.building import (
 from collegium.experiment.config.experiment import ExperimentConfig, with_own_training
 from collegium.experiment.grid import folds_of
 from collegium.runtime.early_stopping import check_validation
-from collegium.runtime.federation import Federation
+from collegium.runtime.federation import Federation, check_task
 from collegium.training.together import check_together
 
 logger = logging.getLogger(__name__)
@@ -136,7 +136,9 @@ def check_early_stopping(config: ExperimentConfig, federation: Federation) -> No
 
 
 def check_setups(config: ExperimentConfig, variation: str = "") -> None:
-    """Check that every algorithm has what it needs in every fold: sites, and parts of the network.
+    """Check that every algorithm suits the task and has what it needs in every fold.
+
+    That is sites, and parts of the network.
 
     Warns of one that is another one on this network, see `Algorithm.same_as`.
 
@@ -151,6 +153,7 @@ def check_setups(config: ExperimentConfig, variation: str = "") -> None:
     alike = " if trained alike" if any(a.training for a in config.algorithms) else ""
     for algorithm in config.algorithms:
         method = build_algorithm(algorithm)
+        check_task(method, "table" if config.federation.table else config.federation.task.name)
         parts = find_parts(_sample_network(NetworkBuilder(network_of(config), method)))
         if other := method.same_as(parts):
             logger.warning(

@@ -24,7 +24,7 @@ from collegium.runtime.participation import EVERYBODY, Participation
 from collegium.runtime.run import Run
 from collegium.runtime.selection import DEFAULT, Selection
 from collegium.runtime.server import ServerRuntime, Transport
-from collegium.tasks import Task
+from collegium.tasks import ClassificationTask, SegmentationTask, Task
 from collegium.training.loop import LocalTraining, TrainingConfig
 
 Network = Callable[[], nn.Module]
@@ -78,6 +78,18 @@ class Federation:
         """The sites' names, sorted."""
         return sorted(self.sites)
 
+    @property
+    def task_name(self) -> str:
+        """The name of the task in `collegium.core.algorithm.TASKS`; any other is its class's."""
+        if isinstance(self.task, SegmentationTask):
+            return "segmentation"
+        if not isinstance(self.task, ClassificationTask):
+            return type(self.task).__name__
+        splits = [s for site in self.sites.values() for s in (site.train, site.val, site.test)]
+        held = next((split for split in splits if len(split)), None)
+        rows = held is not None and held.example(0).batch["image"].ndim == 2
+        return "table" if rows else "classification"
+
     def builder(self, algorithm: Algorithm) -> NetworkBuilder:
         """Return what builds the network that an algorithm trains, with what it adds."""
         return NetworkBuilder(self.network, algorithm, self.training.memory_format)
@@ -110,10 +122,12 @@ class Federation:
         """Check before round 0 that an algorithm suits the recipe and every site's policy.
 
         Raises:
-            ConfigError: the algorithm needs another optimiser.
+            ConfigError: the algorithm needs another optimiser, or is made for another task.
             EgressError: a site's policy forbids what the algorithm sends.
         """
         check_optimizer(algorithm, self.training)
+        if algorithm.tasks is not None:
+            check_task(algorithm, self.task_name)
         for site in self.sites.values():
             check_policy(algorithm, site.name, site.policy.allow, site.policy.forbid)
 
@@ -270,6 +284,23 @@ def check_optimizer(algorithm: Algorithm, training: TrainingConfig) -> None:
             f"{type(algorithm).__name__} is right with plain {', '.join(sorted(wanted))} only, not "
             f"with {training.optimizer_kind}; set training.optimizer to {min(wanted)} and "
             f"training.momentum to 0, in an experiment for this algorithm alone by its own training"
+        )
+
+
+def check_task(algorithm: Algorithm, task: str) -> None:
+    """Check that an algorithm is made for a task.
+
+    Args:
+        algorithm: the algorithm.
+        task: the task's name; see `collegium.core.algorithm.TASKS`.
+
+    Raises:
+        ConfigError: it is made for others.
+    """
+    if algorithm.tasks is not None and task not in algorithm.tasks:
+        raise ConfigError(
+            f"{type(algorithm).__name__} is made for {' and '.join(sorted(algorithm.tasks))}, and "
+            f"the task here is {task}; choose another algorithm"
         )
 
 

@@ -1,14 +1,14 @@
 """A toy federation: three sites of different sizes that train in a fraction of a second.
 
-Its network has batch normalisation and dropout, and its transports shuffle, repeat, lose and
-interrupt requests, or hand them to other processes. The conformance suite runs on it.
+Its transports shuffle, repeat, lose and interrupt requests, or hand them to other processes. The
+conformance suite runs on it, with each of the kinds of data in `collegium.testing.kinds`.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,7 +16,7 @@ from torch import nn
 
 from collegium.compression.session.groups import NO_CODECS, Codecs
 from collegium.core.algorithm import Algorithm
-from collegium.core.dataset import TensorDataset
+from collegium.core.dataset import Batch, TensorDataset
 from collegium.core.message import Message, pack, unpack
 from collegium.core.randomness import generator
 from collegium.core.tensors import Tensors
@@ -30,7 +30,7 @@ from collegium.runtime.participation import EVERYBODY, Participation
 from collegium.runtime.run import Run
 from collegium.runtime.selection import Selection
 from collegium.runtime.server import Request, Response, Transport
-from collegium.tasks import SupervisedTask
+from collegium.tasks import SupervisedTask, Task
 from collegium.training.loop import TrainingConfig
 
 SEED = 7
@@ -41,6 +41,9 @@ ROUNDS = 2
 
 SIZES = {"A": 9, "B": 14, "C": 21}
 """Training examples of the toy's sites."""
+
+HELD = 4
+"""Validation cases, and as many test cases, of a toy site."""
 
 TRAINING = TrainingConfig(optimizer="sgd", lr=0.05, batch_size=4, local_epochs=1)
 """The toy's recipe: plain SGD, with which every method is right."""
@@ -61,6 +64,54 @@ def bare_network() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
 
 
+def toy_rows(name: str, count: int, seed: int) -> Batch:
+    """Return rows of three numbers and a linear function of them with a site's own slope.
+
+    Args:
+        name: the site's name.
+        count: how many.
+        seed: decides the data.
+    """
+    inputs = torch.randn(count, 3, generator=generator(seed, "toy", name, "inputs"))
+    slope = torch.tensor([[1.0], [-2.0], [0.5]]) + 0.5 * torch.randn(
+        3, 1, generator=generator(seed, "toy", name, "slope")
+    )
+    return {"image": inputs, "label": inputs @ slope}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of data: what the sites hold, and the network and the task with which it is learnt.
+
+    Attributes:
+        name: as messages call it.
+        task_name: what it is in `collegium.core.algorithm.TASKS`; "regression" is none of them.
+        network: builds the network.
+        task: makes the task.
+        samples: returns samples of a site, from its name, their number and a seed.
+        bare: builds the network without normalisation layers, where scores tell any two methods
+            apart; None where they do not.
+    """
+
+    name: str
+    task_name: str
+    network: Network
+    task: Callable[[], Task]
+    samples: Callable[[str, int, int], Batch]
+    bare: Network | None = None
+
+
+REGRESSION = Kind(
+    "rows with a number",
+    "regression",
+    toy_network,
+    lambda: SupervisedTask(nn.functional.mse_loss),
+    toy_rows,
+    bare_network,
+)
+"""The quickest kind: a table, a network with batch normalisation and dropout, the mean square."""
+
+
 def toy_model(k: int, seed: int = 7, network: Network = toy_network) -> Tensors:
     """Return an initial model of the toy.
 
@@ -72,22 +123,18 @@ def toy_model(k: int, seed: int = 7, network: Network = toy_network) -> Tensors:
     return initial_model(network, seed, k)
 
 
-def toy_site(name: str, *, seed: int = 7) -> Site:
-    """Return a site whose data is a linear function with a site's own shift.
+def toy_site(name: str, *, seed: int = 7, kind: Kind = REGRESSION) -> Site:
+    """Return a site whose data are a function with a site's own shift.
 
     Args:
         name: the site's name.
         seed: decides its data.
+        kind: what its data are.
     """
-    count = SIZES[name] + 8
-    inputs = torch.randn(count, 3, generator=generator(seed, "toy", name, "inputs"))
-    slope = torch.tensor([[1.0], [-2.0], [0.5]]) + 0.5 * torch.randn(
-        3, 1, generator=generator(seed, "toy", name, "slope")
-    )
-    labels = inputs @ slope
+    samples = kind.samples(name, SIZES[name] + 2 * HELD, seed)
     train, val, test = (
-        TensorDataset({"image": inputs[rows], "label": labels[rows]})
-        for rows in (slice(8, None), slice(0, 4), slice(4, 8))
+        TensorDataset({key: value[rows] for key, value in samples.items()})
+        for rows in (slice(2 * HELD, None), slice(0, HELD), slice(HELD, 2 * HELD))
     )
     return Site(name, train, val, test)
 
@@ -95,17 +142,17 @@ def toy_site(name: str, *, seed: int = 7) -> Site:
 def toy_federation(
     names: Sequence[str] = ("A", "B", "C"),
     training: TrainingConfig = TRAINING,
-    network: Network = toy_network,
+    kind: Kind = REGRESSION,
 ) -> Federation:
     """Return the toy's sites, network, task and recipe.
 
     Args:
         names: the sites.
         training: the local recipe.
-        network: builds the network.
+        kind: the kind of data.
     """
-    sites = {name: toy_site(name) for name in names}
-    return Federation(sites, network, SupervisedTask(nn.functional.mse_loss), training)
+    sites = {name: toy_site(name, kind=kind) for name in names}
+    return Federation(sites, kind.network, kind.task(), training)
 
 
 class ToyFederation:
@@ -117,7 +164,7 @@ class ToyFederation:
         transport: made from this federation; by default the clients answer in this process.
         training: the local recipe.
         codecs: the codecs of training exchanges.
-        network: builds the network.
+        kind: the kind of data.
     """
 
     def __init__(
@@ -130,12 +177,12 @@ class ToyFederation:
         training: TrainingConfig = TRAINING,
         participation: Participation = EVERYBODY,
         codecs: Codecs = NO_CODECS,
-        network: Network = toy_network,
+        kind: Kind = REGRESSION,
     ) -> None:
         self.algorithm, self.root, self.names, self.training = algorithm, root, names, training
-        self.codecs, self.network = codecs, network
+        self.codecs, self.kind = codecs, kind
         engine = transport(self) if transport else InProcess(self.clients)
-        self.server = toy_federation(names, training, network).server(
+        self.server = toy_federation(names, training, kind).server(
             algorithm,
             engine,
             seed=SEED,
@@ -147,7 +194,7 @@ class ToyFederation:
 
     def clients(self) -> dict[str, ClientRuntime]:
         """Return new clients, as a restarted site builds them."""
-        federation = toy_federation(self.names, self.training, self.network)
+        federation = toy_federation(self.names, self.training, self.kind)
         return federation.clients(
             self.algorithm, seed=SEED, root=self.root, rounds=ROUNDS, codecs=self.codecs
         )
@@ -161,9 +208,8 @@ class ToyFederation:
         """
         try:
             rule = Selection(min_events=1)
-            Run(
-                self.server, rounds, "negative_loss", selection=rule, home_rounds=home_rounds
-            ).execute()
+            metric = self.kind.task().metric
+            Run(self.server, rounds, metric, selection=rule, home_rounds=home_rounds).execute()
         finally:
             self.server.transport.close()
         return self
@@ -243,12 +289,14 @@ class ToyClients(dict[str, ClientRuntime]):
     """The clients of whichever toy federation is asked for, built when they are."""
 
     def __missing__(self, key: str) -> ClientRuntime:
+        from collegium.testing.kinds import KINDS
+
         self.clear()
-        name, params, training, root, *described, client = json.loads(key)
+        name, params, training, root, kind, *described, client = json.loads(key)
         codecs = Codecs(**{side: CODECS.load(name)(**own) for side, name, own in described})
         recipe = TrainingConfig(**training)
         algorithm = ALGORITHMS.load(name)(**params)
-        clients = toy_federation(training=recipe).clients(
+        clients = toy_federation(training=recipe, kind=KINDS[kind]).clients(
             algorithm, seed=SEED, root=Path(root), codecs=codecs
         )
         self[key] = clients[client]
@@ -272,7 +320,8 @@ class WorkerTransport:
         self._workers = workers
         sides = {"up": federation.codecs.up, "down": federation.codecs.down}
         described = [[side, *CODECS.describe(codec)] for side, codec in sides.items() if codec]
-        self._about = [name, params, asdict(federation.training), str(federation.root), *described]
+        root, kind = str(federation.root), federation.kind.name
+        self._about = [name, params, asdict(federation.training), root, kind, *described]
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[Response]:
         """Address the requests so that a worker knows whose client it has to build."""
