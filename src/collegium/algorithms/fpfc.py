@@ -1,14 +1,14 @@
 """FPFC (Yu, Liu, Wang and Sun, 2022, https://arxiv.org/abs/2211.04218)."""
 
-import math
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Annotated, Any, Literal
 
 from annotated_types import Gt
 
+from collegium.algorithms._fpfc_pairs import shrunk, zeta
 from collegium.algorithms._tied import TiedModels
-from collegium.core.algorithm import Client, Server, State, handler
+from collegium.core.algorithm import Client, Server, handler
 from collegium.core.message import Message
 from collegium.core.model_parts import ModelParts
 from collegium.core.settings import NonNegativeInt, Positive, settings
@@ -85,44 +85,22 @@ class FPFC(TiedModels):
     def round(self, server: Server) -> None:
         """Train every w_i towards its zeta_i, then update theta and v of each pair."""
         state, apart = server.state, server.round <= self.warm_up
-        aims = {i: Tensors() if apart else self._zeta(state, i) for i in state["parameters"]}
-        each = {i: {"aim": aim, "body": state["body"]} for i, aim in aims.items()}
-        replies = self.exchange(server, each)
-        w, body, answered = state["parameters"], state["body"], {*replies.clients}
+        body: Tensors = state["body"]
+        w = {i: w_i.without(body) for i, w_i in state["parameters"].items()}
         theta, v = ({i: dict(row) for i, row in state[name].items()} for name in ("theta", "v"))
+        aims = {i: Tensors() if apart else zeta(i, w, theta, v, rho=self.rho) for i in w}
+        replies = self.exchange(server, {i: {"aim": aim, "body": body} for i, aim in aims.items()})
+        sent = {i: reply["parameters"] for i, reply in replies}
+        w |= {i: w_i.without(body) for i, w_i in sent.items()}
         for i, j in combinations(sorted(w), 2):
-            if {i, j} & answered:
-                difference = (w[i] - w[j]).without(body)
+            if {i, j} & sent.keys():
+                difference = w[i] - w[j]
                 d = difference + (1 / self.rho) * v[i][j]
-                theta[i][j] = d if apart else self.shrunk(d)
+                theta[i][j] = d if apart else shrunk(d, self)
                 v[i][j] = v[i][j] + self.rho * (difference - theta[i][j])
         state["theta"], state["v"] = theta, v
-        if body and answered:
-            state["body"] = mean([w[i].select(body) for i in sorted(answered)])
-
-    def _zeta(self, state: State, i: str) -> Tensors:
-        terms = []
-        for j, w_j in state["parameters"].items():
-            w_j = w_j.without(state["body"])
-            if j != i:
-                first, second, sign = (i, j, 1.0) if i < j else (j, i, -1.0)
-                theta, v = state["theta"][first][second], state["v"][first][second]
-                w_j = w_j + sign * (theta + (-1 / self.rho) * v)
-            terms.append(w_j)
-        return mean(terms)
-
-    def shrunk(self, d: Tensors) -> Tensors:
-        """Return argmin g(||theta||) + rho/2 ||theta - d||^2."""
-        lam, rho, a, xi = self.lam, self.rho, self.a, self.smoothing
-        r = math.sqrt(d.distinct().dot(d.distinct()))
-        if r <= xi + lam / rho:
-            return xi * rho / (lam + xi * rho) * d
-        if r <= lam + lam / rho:
-            return (1 - lam / (rho * r)) * d
-        if r <= a * lam:
-            convex = (a - 1) * rho
-            return max(0.0, 1 - a * lam / (convex * r)) / (1 - 1 / convex) * d
-        return d
+        if body and sent:
+            state["body"] = mean([w_i.select(body) for w_i in sent.values()])
 
     @handler
     def train(self, client: Client, request: Message) -> Message:
