@@ -51,7 +51,7 @@ def attach_rotation_head(module: nn.Module) -> None:
             f"{type(module).__name__} has something named {ROTATION!r} already; rename it"
         )
     find_parts(module)  # refuses roles that are not well declared
-    layer, channels = _output_layer(module)
+    layer, channels = output_layer(module)
     module.add_module(ROTATION, RotationHead(channels).to(layer.weight))
 
 
@@ -157,13 +157,13 @@ def _stop_after_encoder(module: nn.Module) -> RemovableHandle:
     def stop(features: Tensor) -> None:
         raise _EncoderOutput(features)
 
-    last = _last_encoder_layer(module)
+    last = last_encoder_layer(module)
     if last is None:
         return head_layer(module).register_forward_pre_hook(lambda _, inputs: stop(inputs[0]))
     return last.register_forward_hook(lambda _, inputs, output: stop(output))
 
 
-def _last_encoder_layer(module: nn.Module) -> nn.Module | None:
+def last_encoder_layer(module: nn.Module) -> nn.Module | None:
     """Return the encoder's last layer, or None if the network declares no encoder."""
     declared = getattr(module, "roles", {}).get("encoder")
     if declared:
@@ -172,13 +172,13 @@ def _last_encoder_layer(module: nn.Module) -> nn.Module | None:
     return levels[-1][1].get_submodule("submodule") if levels else None
 
 
-def _output_layer(module: nn.Module) -> tuple[nn.Linear | _ConvNd, int]:
+def output_layer(module: nn.Module) -> tuple[nn.Linear | _ConvNd, int]:
     """Return the layer that determines the channels of the encoder's output, and their number.
 
     Raises:
         ConfigError: there is no convolution or linear layer.
     """
-    last = _last_encoder_layer(module)
+    last = last_encoder_layer(module)
     place = head_layer(module) if last is None else last
     kinds = (nn.Linear, nn.modules.conv._ConvNd)
     layers = [layer for layer in place.modules() if isinstance(layer, kinds)]
