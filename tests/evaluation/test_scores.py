@@ -71,6 +71,8 @@ def test_final_scores_are_those_of_single_cases_of_one_setting_or_all(scores):
 
 def test_names_are_spelled_as_in_the_field_and_own_labels_kept():
     assert method_name("fedavg", "global") == "FedAvg global"
+    assert method_name("lcfed", "personal") == "LC-Fed personal"
+    assert method_name("fedlws", "global") == "FedLWS global"
     assert method_name("ditto lam=1", "personal") == "ditto lam=1 personal"
 
 

@@ -57,13 +57,14 @@ _LOWER_IS_BETTER = frozenset(
 _SPELLED = {
     name.lower(): name
     for name in (
-        "APFL", "CFL", "Ditto", "FedADAGrad", "FedAdam", "FedALA", "FedAMP", "FedAvg", "FedAvgM",
-        "FedBABU", "FedBN", "FedDG", "FedDyn", "FedFomo", "FedMTL", "FedNova", "FedPer", "FedProx",
-        "FedRep", "FedRoD", "FedYogi", "FineTune", "FPFC", "GRACE", "HarmoFL", "IFCA",
+        "APFL", "CFL", "Ditto", "FedADAGrad", "FedAdam", "FedALA", "FedAMP", "FedAS", "FedAvg",
+        "FedAvgM", "FedAWA", "FedBABU", "FedBN", "FedDG", "FedDyn", "FedFomo", "FedLWS", "FedMTL",
+        "FedNova", "FedPer", "FedProx", "FedRep", "FedRoD", "FedYogi", "FineTune", "FPFC", "GRACE",
+        "HarmoFL", "IFCA",
         "LGFedAvg", "Local", "MOON", "PerFedAvg", "pFedMe", "pFedNet", "Pooled", "ResFIM",
         "SCAFFOLD", "SiloBN", "SuperFed", "TTT",
     )
-} | {"iopfl": "IOP-FL", "distance": "Distance-aware"}  # fmt: skip
+} | {"iopfl": "IOP-FL", "lcfed": "LC-Fed", "distance": "Distance-aware"}  # fmt: skip
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
 
 
