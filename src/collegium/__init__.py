@@ -12,21 +12,35 @@ if TYPE_CHECKING:
     from collegium.adaptation.outside import adapt_and_score
     from collegium.adaptation.routing import Routing
     from collegium.adaptation.tent import Tent
+    from collegium.algorithms.apfl import APFL
     from collegium.algorithms.distance import Distance
     from collegium.algorithms.ditto import Ditto
+    from collegium.algorithms.fedadam import FedAdam
     from collegium.algorithms.fedamp import FedAMP
+    from collegium.algorithms.fedas import FedAS
     from collegium.algorithms.fedavg import FedAvg
+    from collegium.algorithms.fedavgm import FedAvgM
+    from collegium.algorithms.fedavgp import FedAvgP
+    from collegium.algorithms.fedawa import FedAWA
     from collegium.algorithms.fedbabu import FedBABU
     from collegium.algorithms.fedbn import FedBN
+    from collegium.algorithms.feddg import FedDG
+    from collegium.algorithms.fedlws import FedLWS
     from collegium.algorithms.fedmtl import FedMTL
+    from collegium.algorithms.fednova import FedNova
     from collegium.algorithms.fedper import FedPer
     from collegium.algorithms.fedprox import FedProx
     from collegium.algorithms.fedrep import FedRep
+    from collegium.algorithms.fedrod import FedRoD
+    from collegium.algorithms.fedyogi import FedYogi
     from collegium.algorithms.finetune import FineTune
     from collegium.algorithms.fpfc import FPFC
     from collegium.algorithms.grace import Grace
+    from collegium.algorithms.harmofl import HarmoFL
     from collegium.algorithms.ifca import IFCA
     from collegium.algorithms.iopfl import IOPFL
+    from collegium.algorithms.l2gd import L2GD
+    from collegium.algorithms.lcfed import LCFed
     from collegium.algorithms.local import Local
     from collegium.algorithms.moon import Moon
     from collegium.algorithms.perfedavg import PerFedAvg
@@ -36,6 +50,7 @@ if TYPE_CHECKING:
     from collegium.algorithms.resfim import ResFIM
     from collegium.algorithms.scaffold import Scaffold
     from collegium.algorithms.silobn import SiloBN
+    from collegium.algorithms.superfed import SuPerFed
     from collegium.algorithms.ttt import TTT
     from collegium.core.algorithm import Algorithm, Client, Replies, Server, handler
     from collegium.core.dataset import Dataset, Example, TensorDataset
@@ -64,21 +79,35 @@ _HOMES = {
     "adaptation.outside": ("adapt_and_score",),
     "adaptation.routing": ("Routing",),
     "adaptation.tent": ("Tent",),
+    "algorithms.apfl": ("APFL",),
     "algorithms.distance": ("Distance",),
     "algorithms.ditto": ("Ditto",),
+    "algorithms.fedadam": ("FedAdam",),
     "algorithms.fedamp": ("FedAMP",),
+    "algorithms.fedas": ("FedAS",),
     "algorithms.fedavg": ("FedAvg",),
+    "algorithms.fedavgm": ("FedAvgM",),
+    "algorithms.fedavgp": ("FedAvgP",),
+    "algorithms.fedawa": ("FedAWA",),
     "algorithms.fedbabu": ("FedBABU",),
     "algorithms.fedbn": ("FedBN",),
+    "algorithms.feddg": ("FedDG",),
+    "algorithms.fedlws": ("FedLWS",),
     "algorithms.fedmtl": ("FedMTL",),
+    "algorithms.fednova": ("FedNova",),
     "algorithms.fedper": ("FedPer",),
     "algorithms.fedprox": ("FedProx",),
     "algorithms.fedrep": ("FedRep",),
+    "algorithms.fedrod": ("FedRoD",),
+    "algorithms.fedyogi": ("FedYogi",),
     "algorithms.finetune": ("FineTune",),
     "algorithms.fpfc": ("FPFC",),
     "algorithms.grace": ("Grace",),
+    "algorithms.harmofl": ("HarmoFL",),
     "algorithms.ifca": ("IFCA",),
     "algorithms.iopfl": ("IOPFL",),
+    "algorithms.l2gd": ("L2GD",),
+    "algorithms.lcfed": ("LCFed",),
     "algorithms.local": ("Local",),
     "algorithms.moon": ("Moon",),
     "algorithms.perfedavg": ("PerFedAvg",),
@@ -88,6 +117,7 @@ _HOMES = {
     "algorithms.resfim": ("ResFIM",),
     "algorithms.scaffold": ("Scaffold",),
     "algorithms.silobn": ("SiloBN",),
+    "algorithms.superfed": ("SuPerFed",),
     "algorithms.ttt": ("TTT",),
     "core.algorithm": ("Algorithm", "Client", "Replies", "Server", "handler"),
     "core.dataset": ("Dataset", "Example", "TensorDataset"),
@@ -110,10 +140,12 @@ _HOMES = {
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "APFL",
     "DSBN",
     "FPFC",
     "IFCA",
     "IOPFL",
+    "L2GD",
     "TTT",
     "Adapter",
     "Algorithm",
@@ -128,16 +160,28 @@ __all__ = [
     "Ensemble",
     "Example",
     "FedAMP",
+    "FedAS",
+    "FedAWA",
+    "FedAdam",
     "FedAvg",
+    "FedAvgM",
+    "FedAvgP",
     "FedBABU",
     "FedBN",
+    "FedDG",
+    "FedLWS",
     "FedMTL",
+    "FedNova",
     "FedPer",
     "FedProx",
     "FedRep",
+    "FedRoD",
+    "FedYogi",
     "Federation",
     "FineTune",
     "Grace",
+    "HarmoFL",
+    "LCFed",
     "Local",
     "Message",
     "Moon",
@@ -156,6 +200,7 @@ __all__ = [
     "Simulated",
     "Site",
     "Sources",
+    "SuPerFed",
     "SupervisedTask",
     "Task",
     "TensorDataset",
