@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 @settings
 class InitialWeights:
-    """Where the common initial model comes from.
+    """The file that the common initial model comes from.
 
     Attributes:
         file: a safetensors file or a torch state dict; empty at a site of a federation over a
