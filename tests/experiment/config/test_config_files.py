@@ -24,6 +24,15 @@ EXPECTED = {  # jobs; distinct trainings
     "sweeps/tau.yaml": (3 * 3 * 3, 3 * (1 + 1 + 3)),  # only IOP-FL is trained by setting
     "sweeps/local-epochs.yaml": (3 * 3 * 2, 3 * 3 * 2),
     "sweeps/clients.yaml": (6 * 3 * 2, 6 * 3 * 2),
+    "papers/iopfl-table1.yaml": (3 * 6, 3 * 6),
+    "papers/iopfl-table2.yaml": (6 * 3 * (3 + 1), 6 * 3 * (3 + 1)),  # TTT apart
+    "papers/grace-table1.yaml": (6 * 3 * 12, 6 * 3 * 12),
+    "papers/grace-table2.yaml": (6 * 3 * 10, 6 * 3 * 10),
+    "papers/grace-table4.yaml": (6 * 3 * 10, 6 * 3 * 10),
+    "papers/distance.yaml": (3 * 12, 3 * 12),
+    "papers/resfim.yaml": (3 * 5, 3 * 5),
+    "papers/pfednet-table3.yaml": (3 * 14, 3 * 14),
+    "papers/pfednet-table4.yaml": (3 * 14, 3 * 14),
     "sweeps/routing-terms.yaml": (4 * 3 * 3, 3 * 3),  # once per fold and seed
 }
 """For each file how many jobs it has, and how many of them train."""
