@@ -13,7 +13,7 @@ from collegium.errors import ConfigError
 from collegium.runtime.federation import check_task
 from collegium.testing.kinds import KINDS
 from collegium.testing.statements import kinds_of
-from collegium.testing.toy import SIZES, ToyFederation, toy_federation, toy_site
+from collegium.testing.toy import REGRESSION, SIZES, ToyFederation, toy_federation, toy_site
 
 
 def layers(name: str) -> list[nn.Module]:
@@ -29,12 +29,13 @@ def has(name: str, kind: type[nn.Module]) -> bool:
 def test_sites_have_their_sizes_and_data_of_their_own(name):
     kind = KINDS[name]
     sites = [toy_site(site, kind=kind) for site in SIZES]
-    assert [len(site.train) for site in sites] == [*SIZES.values()]
+    sizes = [9, 14, 21] if kind is REGRESSION else [4, 7, 10]
+    assert [len(site.train) for site in sites] == sizes
     images = [site.test.example(0).batch["image"] for site in sites]
     assert not torch.equal(images[0], images[1])
     again = toy_site("A", kind=kind).test.example(0).batch
     assert torch.equal(images[0], again["image"])
-    labels = torch.cat([site.train.batch(range(9), [])["label"].flatten() for site in sites])
+    labels = torch.cat([site.train.batch(range(4), [])["label"].flatten() for site in sites])
     assert len(labels.unique()) > 1
 
 
@@ -66,7 +67,7 @@ def test_bare_networks_have_no_norm(name):
 
 
 def test_masks_hold_a_field_of_view():
-    batch = toy_site("A", kind=KINDS["images with masks"]).train.batch(range(9), [])
+    batch = toy_site("A", kind=KINDS["images with masks"]).train.batch(range(4), [])
     assert batch["mask"].dtype == torch.bool
     assert batch["mask"].shape == batch["label"].shape
     assert 0 < batch["mask"].float().mean() < 1

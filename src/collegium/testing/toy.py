@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -41,6 +41,9 @@ ROUNDS = 2
 
 SIZES = {"A": 9, "B": 14, "C": 21}
 """Training examples of the toy's sites."""
+
+FEWER = {"A": 4, "B": 7, "C": 10}
+"""The same where training takes longer."""
 
 HELD = 4
 """Validation cases, and as many test cases, of a toy site."""
@@ -91,6 +94,7 @@ class Kind:
         samples: returns samples of a site, from its name, their number and a seed.
         bare: builds the network without normalisation layers, where scores tell any two methods
             apart; None where they do not.
+        sizes: training examples of the sites.
     """
 
     name: str
@@ -99,6 +103,7 @@ class Kind:
     task: Callable[[], Task]
     samples: Callable[[str, int, int], Batch]
     bare: Network | None = None
+    sizes: Mapping[str, int] = field(default_factory=lambda: FEWER)
 
 
 REGRESSION = Kind(
@@ -108,6 +113,7 @@ REGRESSION = Kind(
     lambda: SupervisedTask(nn.functional.mse_loss),
     toy_rows,
     bare_network,
+    SIZES,
 )
 """The quickest kind: a table, a network with batch normalisation and dropout, the mean square."""
 
@@ -131,7 +137,7 @@ def toy_site(name: str, *, seed: int = 7, kind: Kind = REGRESSION) -> Site:
         seed: decides its data.
         kind: what its data are.
     """
-    samples = kind.samples(name, SIZES[name] + 2 * HELD, seed)
+    samples = kind.samples(name, kind.sizes[name] + 2 * HELD, seed)
     train, val, test = (
         TensorDataset({key: value[rows] for key, value in samples.items()})
         for rows in (slice(2 * HELD, None), slice(0, HELD), slice(HELD, 2 * HELD))
@@ -306,28 +312,38 @@ class ToyClients(dict[str, ClientRuntime]):
 def toy_workers(count: int = 2) -> InProcess:
     """Return an engine whose processes serve one toy federation after the other.
 
-    They take seconds to start, so that whoever checks several algorithms hands the same ones to
+    One takes seconds to start, so that whoever checks several algorithms hands the same engine to
     all; close it in the end.
     """
     return InProcess(ToyClients, count)
 
 
 class WorkerTransport:
-    """A transport that lets `toy_workers` answer."""
+    """A transport that lets another process answer every other request, and this one the rest.
+
+    Args:
+        workers: what `toy_workers` returned.
+        federation: the federation.
+    """
 
     def __init__(self, workers: InProcess, federation: ToyFederation) -> None:
         name, params = ALGORITHMS.describe(federation.algorithm)
-        self._workers = workers
+        self._workers, self._federation = workers, federation
         sides = {"up": federation.codecs.up, "down": federation.codecs.down}
         described = [[side, *CODECS.describe(codec)] for side, codec in sides.items() if codec]
         root, kind = str(federation.root), federation.kind.name
         self._about = [name, params, asdict(federation.training), root, kind, *described]
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[Response]:
-        """Address the requests so that a worker knows whose client it has to build."""
-        keys = (replace(r, client=json.dumps([*self._about, r.client])) for r in requests)
-        for reply in self._workers.exchange(keys):
-            yield replace(reply, client=json.loads(reply.client)[-1])
+        """Answer in order; a worker knows by the address whose client it has to build."""
+        clients = self._federation.clients()
+        for number, request in enumerate(requests):
+            if number % 2:
+                yield respond_here(clients[request.client], request)
+                continue
+            key = json.dumps([*self._about, request.client])
+            for reply in self._workers.exchange([replace(request, client=key)]):
+                yield replace(reply, client=request.client)
 
     def close(self) -> None:
-        """The workers go on."""
+        """Leave the workers to others."""

@@ -79,18 +79,16 @@ class InProcess:
             yield respond_here(self._clients[request.client], request)
 
     def _exchange_with_workers(self, requests: Iterator[Request]) -> Iterator[Response]:
-        if not self._workers:
-            self._workers = [*map(self._start, range(self._size))]
         idle = list(self._workers)
         busy: dict[Any, _Worker] = {}
         more = True
         while more or busy:
-            while idle and more:
+            while more and len(busy) < self._size:
                 request = next(requests, None)
                 if request is None:
                     more = False
                 else:
-                    worker = idle.pop(0)
+                    worker = idle.pop(0) if idle else self._start_another()
                     worker.send(request)
                     busy[worker.connection] = worker
             for connection in wait(list(busy)) if busy else ():
@@ -107,6 +105,11 @@ class InProcess:
         slot = self._workers.index(ended)
         self._workers[slot] = self._start(slot)
         return self._workers[slot]
+
+    def _start_another(self) -> _Worker:
+        """Return one worker more; they start when there is a request for them."""
+        self._workers.append(self._start(len(self._workers)))
+        return self._workers[-1]
 
     def _start(self, slot: int) -> _Worker:
         """Return a new worker, with its share of the GPUs."""
