@@ -322,7 +322,7 @@ def gram_matrix(weights: Tensor) -> Tensor:
 
 
 def weight_variation(weights: Tensor, coefficients: Tensor) -> Tensor:
-    """Return the relative distance of each case's mixed weights from the equal mix (Fig. 9).
+    """Return the relative distance of each case's mixed weights from the equal mix.
 
     With S sources and a case's coefficients r, it is ||W(r) - W(e)|| / ||W(e)||. W(r) is the sum of
     r_k W_k (Eq. 6), e is 1 / S for every source, the norm is Frobenius' and biases do not count. No
