@@ -122,6 +122,15 @@ def test_adapting_names_the_algorithms_never_scored_unadapted(adapted, scores, o
     assert adapting_table(results_frame(adapted[0]), "dice").missing == ""
 
 
+def test_a_run_without_an_adapter_says_that_nothing_was_adapted(adapted):
+    rows = [row for row in adapted[0] if row["model"] == "none"]
+    table = adapting_table(results_frame(rows), "dice")
+    assert table.comparisons == ()
+    assert table.missing == (
+        "Outside nothing was run but the adapter 'none', so there is nothing adapted to compare."
+    )
+
+
 def test_an_adapted_model_is_compared_with_itself_in_each_training(outside):
     rng, rows = np.random.default_rng(4), []
     plain = rng.uniform(0.4, 0.6, 8) + np.array([[0.0], [0.1], [-0.1], [0.05]])

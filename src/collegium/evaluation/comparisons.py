@@ -417,6 +417,11 @@ def adapting_table(
             lacking.append(algorithm)
     inside = final_scores(results, metric, variation=variation)
     missing = _missing_unadapted(lacking, inside, any_scores=not scores.empty)
+    if arms and all(name == NO_ADAPTER for (_, name), _ in arms):
+        missing = (
+            f"Outside nothing was run but the adapter {NO_ADAPTER!r}, so there is nothing adapted "
+            "to compare."
+        )
     return _table(question, found, missing, variation)
 
 
