@@ -22,7 +22,7 @@ CONFIGS = Path(__file__).parents[2] / "configs" / "papers"
 GRACE_ROWS = {"FedAvg", "FedRoD", "Per-FedAvg", "pFedMe", "GRACE"}
 PFEDNET_ROWS = {
     "Ditto", "FedAMP", "FedAvg", "FedPer", "FedProx", "FedRep", "FedRoD", "APFL", "FPFC", "IFCA",
-    "pFedMe", "SuPerFed", "L2GD", "pFedNet",
+    "pFedMe", "SuPerFed", "L2GD", "FedLC", "pFedNet",
 }  # fmt: skip
 INSIDE = {
     "iopfl-table1": {"Single-site", "FedAvg", "FedBN", "FedRep", "pFedMe", "IOP-FL"},
