@@ -326,7 +326,9 @@ def test_weights_are_refused_where_nothing_is_averaged(federation: Any) -> None:
     with pytest.raises(ConfigError, match="DistanceAwareIFCA takes no mean of the replies"):
         federation.run(on(IFCA)(), rounds=1)
     for method in (Pooled, Distance):
-        with pytest.raises(ConfigError, match=f"{method.__name__} cannot be given distance-aware weights"):
+        with pytest.raises(
+            ConfigError, match=f"{method.__name__} cannot be given distance-aware weights"
+        ):
             on(method)
 
 
