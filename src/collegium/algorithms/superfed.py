@@ -12,6 +12,7 @@ from collegium.core.lazy import torch
 from collegium.core.message import Message
 from collegium.core.settings import NonNegative, PositiveInt, UnitInterval, settings
 from collegium.core.tensors import Tensors
+from collegium.errors import ProtocolError
 from collegium.models.mixture import SECOND, attach_second_network
 
 if TYPE_CHECKING:
@@ -87,7 +88,15 @@ class SuPerFed(PrivateAddition):
         Args:
             client: the site.
             request: ``model``, w^t.
+
+        Raises:
+            ProtocolError: the site missed the set-up.
         """
+        if "own" not in client.state:
+            raise ProtocolError(
+                f"site {client.id!r} never received the initial weights of its own network; start "
+                f"the run again while it answers"
+            )
         received: Tensors = request["model"]
         own: Tensors = client.state["own"]
         names = client.parts.trainable - client.parts.added
