@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collegium.algorithms.fednova import FedNova
     from collegium.algorithms.fedper import FedPer
     from collegium.algorithms.fedprox import FedProx
+    from collegium.algorithms.fedrdn import FedRDN
     from collegium.algorithms.fedrep import FedRep
     from collegium.algorithms.fedrod import FedRoD
     from collegium.algorithms.fedyogi import FedYogi
@@ -97,6 +98,7 @@ _HOMES = {
     "algorithms.fednova": ("FedNova",),
     "algorithms.fedper": ("FedPer",),
     "algorithms.fedprox": ("FedProx",),
+    "algorithms.fedrdn": ("FedRDN",),
     "algorithms.fedrep": ("FedRep",),
     "algorithms.fedrod": ("FedRoD",),
     "algorithms.fedyogi": ("FedYogi",),
@@ -174,6 +176,7 @@ __all__ = [
     "FedNova",
     "FedPer",
     "FedProx",
+    "FedRDN",
     "FedRep",
     "FedRoD",
     "FedYogi",
