@@ -26,7 +26,7 @@ from collegium.heterogeneity.survey import SurveyQuestions
 from collegium.heterogeneity.survey_distances import embedding_distances, metadata_distances
 from collegium.runtime.participation import SKIPPING
 from collegium.runtime.simulation import simulate
-from collegium.testing import toy
+from collegium.testing import statements, toy
 from collegium.testing.conformance import Conformance, check_algorithm, conformance_checks
 
 ROUNDS = 3
@@ -372,6 +372,7 @@ def test_clusters_keep_every_rule(
         monkeypatch.setitem(toy.SIZES, site, size)
     defaults: Any = toy.ToyFederation.__init__.__kwdefaults__
     monkeypatch.setitem(defaults, "names", tuple("ABCDE"))
+    monkeypatch.setattr(statements, "NAMES", tuple("ABCDE"))
     options: dict[str, Any] = {"mode": "clusters"}
     suite = Conformance(ALGORITHMS.load(name)(**options), tmp_path, None)  # type: ignore[arg-type]
     for rule in conformance_checks():

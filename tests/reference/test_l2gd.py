@@ -77,3 +77,31 @@ def test_a_step_beyond_the_mean_is_refused(federation: Any) -> None:
 def test_a_coin_that_never_shows_the_mean_is_refused(tmp_path: Any) -> None:
     with pytest.raises(ConfigError, match="at which no site ever trains with others"):
         ToyFederation(L2GD(p=0.0), tmp_path).run()
+
+
+class Coins:
+    """A server of which only the coins are looked at."""
+
+    def __init__(self) -> None:
+        self.round, self.state = 0, {"model": None}
+        self.drawn: list[tuple[int, int]] = []
+
+    def rng(self, purpose: str) -> torch.Generator:
+        return torch.Generator().manual_seed(self.round)
+
+    def ask(self, method: Any, *, model: Any, pulls: int, steps: int) -> Any:
+        self.drawn.append((pulls, steps))
+        return self
+
+    def mean(self, key: str, weight: Any) -> None:
+        return None
+
+
+def test_a_round_pulls_and_trains_as_often_as_the_coin_says_in_the_mean() -> None:
+    server: Any = Coins()
+    for number in range(1, 4001):
+        server.round = number
+        L2GD(p=0.2).round(server)
+    pulls, steps = np.array(server.drawn[1:]).T
+    assert pulls.mean() == pytest.approx(1 / 0.8, rel=0.03)
+    assert steps.mean() == pytest.approx(1 / 0.2, rel=0.05)
