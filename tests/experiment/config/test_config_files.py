@@ -19,7 +19,7 @@ EXPECTED = {  # jobs; distinct trainings
     "vessel-home.yaml": (5 * 3, 5 * 3),
     "vessel-outside.yaml": (3 * 3 * 5, 3 * 3 * 5),  # folds by seeds by algorithms
     "vessel-outside-ttt.yaml": (3 * 3, 3 * 3),
-    "hippocampus.yaml": (3 * 5, 3 * 5),
+    "hippocampus.yaml": (5 * 5, 5 * 5),
     "heart.yaml": (5 * 5, 5 * 5),
     "sweeps/tau.yaml": (3 * 3 * 3, 3 * (1 + 1 + 3)),  # only IOP-FL is trained by setting
     "sweeps/local-epochs.yaml": (3 * 3 * 2, 3 * 3 * 2),
