@@ -1,4 +1,4 @@
-"""What the guide to algorithms shows keeps the rules, as it stands there."""
+"""Checks that the examples in the guide to algorithms keep the rules, as they stand there."""
 
 import re
 from pathlib import Path

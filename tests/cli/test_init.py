@@ -1,4 +1,4 @@
-"""What `collegium init` writes can be shown and run as it is, for each kind of data."""
+"""The file that `collegium init` writes, shown and run as it is, for each kind of data."""
 
 import csv
 import json

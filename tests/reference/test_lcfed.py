@@ -42,7 +42,7 @@ def selected(model: Any, pooled: list[Any]) -> Any:
 
 
 def entering(by_hand: Any, model: Any, x: Any, *, training: bool) -> Any:
-    """What enters the head of the network of `numpy_rounds` after the selection."""
+    """Return what enters the head of the network of `numpy_rounds` after the selection."""
     found = by_hand.features(model, x, training=training)
     return found * (1 + selected(model, [found, found]))
 

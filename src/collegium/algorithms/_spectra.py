@@ -16,7 +16,7 @@ from collegium.core.message import Message
 from collegium.core.payloads import PartSchema, Spectra
 from collegium.core.settings import Share, settings
 from collegium.core.tensors import Tensors
-from collegium.errors import ProtocolError
+from collegium.errors import ConfigError, ProtocolError
 from collegium.heterogeneity.spectra import amplitude_window, as_images, transfer
 
 if TYPE_CHECKING:
@@ -38,6 +38,22 @@ class SpectraExchange(FedAvg):
 
     window: Annotated[float, Ge(0), Lt(0.5)] = 0.01
     spectra_share: Share = 1.0
+
+    def require_others(self, clients: Sequence[str], instead: str = "") -> None:
+        """Refuse a single site.
+
+        Args:
+            clients: the sites.
+            instead: what could be done beside adding sites, for the message.
+
+        Raises:
+            ConfigError: there is one site only.
+        """
+        if len(clients) == 1:
+            raise ConfigError(
+                f"{clients[0]!r} is the only site, so that there is no other whose style its "
+                f"images could take; add sites, {instead}or choose local"
+            )
 
     def exchange_spectra(self, server: Server) -> None:
         """Send every client the amplitudes of the others, unnamed.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 from collegium.core.algorithm import Algorithm
@@ -36,3 +37,16 @@ def wrap(
         "neutral": both,
     }
     return settings(type(f"{mixin.__name__}{method.__name__}", (mixin, method), members))
+
+
+def wrapper(
+    mixin: type, about: str, neutral: Mapping[str, Any] | None
+) -> Callable[[type[Algorithm]], type[Algorithm]]:
+    """Return the function that wraps a method, and gives the same class for the same method.
+
+    Args:
+        mixin: see `wrap`.
+        about: see `wrap`.
+        neutral: see `wrap`.
+    """
+    return cache(lambda method: wrap(method, mixin, about, neutral))

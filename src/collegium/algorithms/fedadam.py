@@ -1,16 +1,12 @@
 """FedAvg with Adam at the server (Reddi et al., 2021, https://arxiv.org/abs/2003.00295)."""
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Any, ClassVar
 
 from collegium.algorithms import _server_optimizers
-from collegium.algorithms._wrapping import wrap
+from collegium.algorithms._wrapping import wrapper
 from collegium.algorithms.fedavg import FedAvg
-from collegium.core.algorithm import Algorithm
 from collegium.core.settings import settings
-
-NEUTRAL: Mapping[str, Any] | None = None
 
 
 @settings
@@ -27,14 +23,8 @@ class FedAdam(_server_optimizers.FedAdam, FedAvg):
     ``NAME+fedadam`` gives the same to any method that averages.
     """
 
-    neutral: ClassVar[Mapping[str, Any] | None] = NEUTRAL
+    neutral: ClassVar[Mapping[str, Any] | None] = None
 
 
-@cache
-def on(method: type[Algorithm]) -> type[Algorithm]:
-    """Return a method with this optimiser at the server, written ``NAME+fedadam``.
-
-    Raises:
-        ConfigError: the method needs all data in one place, or has one already.
-    """
-    return wrap(method, _server_optimizers.FedAdam, "Adam at the server", NEUTRAL)
+on = wrapper(_server_optimizers.FedAdam, "Adam at the server", FedAdam.neutral)
+"""Returns a method with this optimiser at the server, written ``NAME+fedadam``."""

@@ -1,16 +1,12 @@
 """FedAvg with momentum at the server (Hsu et al., 2019, https://arxiv.org/abs/1909.06335)."""
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Any, ClassVar
 
 from collegium.algorithms import _server_optimizers
-from collegium.algorithms._wrapping import wrap
+from collegium.algorithms._wrapping import wrapper
 from collegium.algorithms.fedavg import FedAvg
-from collegium.core.algorithm import Algorithm
 from collegium.core.settings import settings
-
-NEUTRAL: Mapping[str, Any] | None = {"momentum": 0.0, "server_lr": 1.0}
 
 
 @settings
@@ -25,14 +21,8 @@ class FedAvgM(_server_optimizers.FedAvgM, FedAvg):
     negative. ``NAME+fedavgm`` gives the same to any method that averages.
     """
 
-    neutral: ClassVar[Mapping[str, Any] | None] = NEUTRAL
+    neutral: ClassVar[Mapping[str, Any] | None] = {"momentum": 0.0, "server_lr": 1.0}
 
 
-@cache
-def on(method: type[Algorithm]) -> type[Algorithm]:
-    """Return a method with this optimiser at the server, written ``NAME+fedavgm``.
-
-    Raises:
-        ConfigError: the method needs all data in one place, or has one already.
-    """
-    return wrap(method, _server_optimizers.FedAvgM, "momentum at the server", NEUTRAL)
+on = wrapper(_server_optimizers.FedAvgM, "momentum at the server", FedAvgM.neutral)
+"""Returns a method with this optimiser at the server, written ``NAME+fedavgm``."""

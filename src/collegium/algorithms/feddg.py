@@ -16,7 +16,6 @@ from collegium.core.model_parts import ModelParts
 from collegium.core.payloads import PartSchema, Spectra
 from collegium.core.settings import NonNegative, Positive, Share, settings
 from collegium.core.tensors import Tensors
-from collegium.errors import ConfigError
 from collegium.training.alignment import boundary_contrast
 
 if TYPE_CHECKING:
@@ -65,11 +64,7 @@ class FedDG(SpectraExchange):
 
     def check_setup(self, clients: Sequence[str], parts: ModelParts) -> None:
         """Refuse a single site. See `Algorithm.check_setup`."""
-        if len(clients) == 1:
-            raise ConfigError(
-                f"{clients[0]!r} is the only site, so that there is no other whose style its "
-                f"images could take; add sites, or choose local"
-            )
+        self.require_others(clients)
 
     def setup(self, server: Server) -> None:
         """Exchange amplitudes.

@@ -81,9 +81,8 @@ class FedRDN(PrivateAddition):
                 "fedrdn normalises by the sites' means and deviations, and the images have mean 0 "
                 "and deviation 1 at every site; set federation.image.normalise to none, or scale"
             )
-        server.state["model"] |= Tensors({STATISTICS: table.mean(0)}).map(
-            lambda new, old: new.to(old), server.state["model"].select({STATISTICS})
-        )
+        own = server.state["model"][STATISTICS]
+        server.state["model"] |= Tensors({STATISTICS: table.mean(0).to(own)})
         server.ask(self.keep_table, table=Tensors({"table": table}))
 
     @handler

@@ -16,7 +16,7 @@ from collegium.core.model_parts import ModelParts
 from collegium.core.payloads import Bits, Numbers, PartSchema
 from collegium.core.settings import Positive, PositiveInt, settings
 from collegium.core.tensors import Mean, Tensors
-from collegium.errors import ClientError, ConfigError
+from collegium.errors import ClientError
 from collegium.training.fisher import (
     Normaliser,
     mean_information,
@@ -92,11 +92,8 @@ class ResFIM(SpectraExchange):
 
     def check_setup(self, clients: Sequence[str], parts: ModelParts) -> None:
         """Refuse a single site. See `Algorithm.check_setup`."""
-        if self.delta and len(clients) == 1:
-            raise ConfigError(
-                f"{clients[0]!r} is the only site, so that there is no other whose style "
-                f"its images could take; add sites, set delta to 0, or choose local"
-            )
+        if self.delta:
+            self.require_others(clients, "set delta to 0, ")
 
     def setup(self, server: Server) -> None:
         """Exchange amplitudes: every client receives those of the others, unnamed.

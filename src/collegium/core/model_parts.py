@@ -186,6 +186,22 @@ def head_layer(module: nn.Module) -> nn.Module:
     return module.get_submodule(names[0])
 
 
+def require_free_name(module: nn.Module, name: str) -> None:
+    """Check that a submodule can be added to a network under a name.
+
+    Args:
+        module: the network.
+        name: the name.
+
+    Raises:
+        ConfigError: the network has a submodule or attribute of that name.
+    """
+    if hasattr(module, name):
+        raise ConfigError(
+            f"{type(module).__name__} has something named {name!r} already; rename it"
+        )
+
+
 def _roles(module: nn.Module) -> dict[str, Sequence[str]]:
     """Return the submodules of every role: declared, known by the network's type, or found.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING
 
-from collegium.core.model_parts import ModelParts, head_layer
+from collegium.core.model_parts import ModelParts, head_layer, require_free_name
 from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError
 
@@ -31,10 +31,7 @@ def attach_second_head(module: nn.Module) -> None:
     """
     from collegium.models._second_head import SecondHead
 
-    if hasattr(module, SECOND_HEAD):
-        raise ConfigError(
-            f"{type(module).__name__} has something named {SECOND_HEAD!r} already; rename it"
-        )
+    require_free_name(module, SECOND_HEAD)
     head = head_layer(module)
     second = SecondHead(copy.deepcopy(head))
     module.add_module(SECOND_HEAD, second)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING
 
+from collegium.core.model_parts import require_free_name
 from collegium.core.tensors import Tensors
-from collegium.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -37,10 +37,7 @@ def attach_second_network(module: nn.Module, *, alike: bool = True) -> None:
     Raises:
         ConfigError: the network has a submodule or attribute of that name.
     """
-    if hasattr(module, SECOND):
-        raise ConfigError(
-            f"{type(module).__name__} has something named {SECOND!r} already; rename it"
-        )
+    require_free_name(module, SECOND)
     from collegium.models._second_network import SecondNetwork
 
     network = copy.deepcopy(module)

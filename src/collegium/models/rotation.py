@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from collegium.core.lazy import functional, nn, torch
-from collegium.core.model_parts import find_parts, head_layer, monai_unet_levels
+from collegium.core.model_parts import find_parts, head_layer, monai_unet_levels, require_free_name
 from collegium.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -46,10 +46,7 @@ def attach_rotation_head(module: nn.Module) -> None:
             f"{type(table).__name__} takes rows of a table, whose columns cannot be turned; "
             f"choose another algorithm than ttt, or a network for images"
         )
-    if hasattr(module, ROTATION):
-        raise ConfigError(
-            f"{type(module).__name__} has something named {ROTATION!r} already; rename it"
-        )
+    require_free_name(module, ROTATION)
     find_parts(module)  # refuses roles that are not well declared
     layer, channels = output_layer(module)
     module.add_module(ROTATION, RotationHead(channels).to(layer.weight))
