@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from collegium.errors import ConfigError
+from collegium.algorithms._input_layers import first_layer
 from collegium.heterogeneity.spectra import amplitude_window, as_images, transfer
 
 NORM = "amplitude_norm"
@@ -67,14 +67,14 @@ def attach_amplitude_norm(module: nn.Module, radius: int) -> None:
     Raises:
         ConfigError: there is no such layer, or something has the layer's name already.
     """
-    kinds = (nn.Linear, nn.modules.conv._ConvNd)
-    first = next((layer for layer in module.modules() if isinstance(layer, kinds)), None)
-    if first is None or hasattr(module, NORM):
-        why = "no convolution or linear layer" if first is None else f"something named {NORM!r}"
-        raise ConfigError(
-            f"{type(module).__name__} has {why}, so that its images cannot be normalised; set "
-            f"amplitudes to none"
-        )
+    first = first_layer(
+        module,
+        (nn.Linear, nn.modules.conv._ConvNd),
+        name=NORM,
+        called="convolution or linear layer",
+        instead="set amplitudes to none",
+    )
+    assert isinstance(first, nn.Linear | nn.modules.conv._ConvNd)
     channels = 1 if isinstance(first, nn.Linear) else first.in_channels
     axes = 3 if isinstance(first, nn.Conv3d) else 2
     module.add_module(NORM, AmplitudeNorm(channels, axes, radius).to(first.weight))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from collegium.errors import ConfigError
+from collegium.algorithms._input_layers import first_layer
 
 NORM = "site_norm"
 """The name of the layer among a network's submodules."""
@@ -77,14 +77,14 @@ def attach_site_norm(module: nn.Module) -> None:
     Raises:
         ConfigError: there is no convolution, or something has the layer's name already.
     """
-    kind = nn.modules.conv._ConvNd
-    first = next((layer for layer in module.modules() if isinstance(layer, kind)), None)
-    if first is None or hasattr(module, NORM):
-        why = "no convolution" if first is None else f"something named {NORM!r}"
-        raise ConfigError(
-            f"{type(module).__name__} has {why}, so that its images cannot be normalised; choose "
-            f"a network for images, or another algorithm"
-        )
+    first = first_layer(
+        module,
+        (nn.modules.conv._ConvNd,),
+        name=NORM,
+        called="convolution",
+        instead="choose a network for images, or another algorithm",
+    )
+    assert isinstance(first, nn.modules.conv._ConvNd)
     module.add_module(NORM, SiteNorm(first.in_channels).to(first.weight))
     module.register_forward_pre_hook(_normalise)
 
