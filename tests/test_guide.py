@@ -31,7 +31,7 @@ def load(name: str, folder: Path) -> Algorithm:
 
 def test_every_block_defines_an_algorithm_or_shows_a_built_in_one():
     others = [block for block in BLOCKS if block not in EXAMPLES.values()]
-    assert len(EXAMPLES) == 10
+    assert len(EXAMPLES) == 11
     assert others == ['--8<-- "src/collegium/algorithms/fedavg.py"\n']
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collegium.algorithms.fedawa import FedAWA
     from collegium.algorithms.fedbabu import FedBABU
     from collegium.algorithms.fedbn import FedBN
+    from collegium.algorithms.feddf import FedDF
     from collegium.algorithms.feddg import FedDG
     from collegium.algorithms.fedlws import FedLWS
     from collegium.algorithms.fedmtl import FedMTL
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from collegium.algorithms.fedrod import FedRoD
     from collegium.algorithms.fedyogi import FedYogi
     from collegium.algorithms.finetune import FineTune
+    from collegium.algorithms.fml import FML
     from collegium.algorithms.fpfc import FPFC
     from collegium.algorithms.grace import Grace
     from collegium.algorithms.harmofl import HarmoFL
@@ -92,6 +94,7 @@ _HOMES = {
     "algorithms.fedawa": ("FedAWA",),
     "algorithms.fedbabu": ("FedBABU",),
     "algorithms.fedbn": ("FedBN",),
+    "algorithms.feddf": ("FedDF",),
     "algorithms.feddg": ("FedDG",),
     "algorithms.fedlws": ("FedLWS",),
     "algorithms.fedmtl": ("FedMTL",),
@@ -103,6 +106,7 @@ _HOMES = {
     "algorithms.fedrod": ("FedRoD",),
     "algorithms.fedyogi": ("FedYogi",),
     "algorithms.finetune": ("FineTune",),
+    "algorithms.fml": ("FML",),
     "algorithms.fpfc": ("FPFC",),
     "algorithms.grace": ("Grace",),
     "algorithms.harmofl": ("HarmoFL",),
@@ -144,6 +148,7 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [
     "APFL",
     "DSBN",
+    "FML",
     "FPFC",
     "IFCA",
     "IOPFL",
@@ -170,6 +175,7 @@ __all__ = [
     "FedAvgP",
     "FedBABU",
     "FedBN",
+    "FedDF",
     "FedDG",
     "FedLWS",
     "FedMTL",

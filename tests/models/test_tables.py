@@ -131,7 +131,7 @@ def test_a_federation_moves_what_it_shares_of_a_network(
     clients = {
         site: ClientRuntime(
             toy_site(site), method, LocalTraining(network(), task, TRAINING), seed=7,
-            root=tmp_path / site,
+            make_model=partial(initial, 0), root=tmp_path / site,
         )
         for site in ("A", "B", "C")
     }  # fmt: skip

@@ -210,12 +210,13 @@ class Federation:
         on_their_way: bool = False,
         deploy: bool = True,
         participation: Participation = EVERYBODY,
+        public: TensorDataset | None = None,
     ) -> Outcome:
         """Run the library, and keep every state and every message."""
         self._runs += 1
         root = self._root / f"run-{self._runs}"
         by_name = {site.name: site for site in sites or self.sites()}
-        runtime = RuntimeFederation(by_name, network, self.task, training)
+        runtime = RuntimeFederation(by_name, network, self.task, training, public=public)
         clients = runtime.clients(algorithm, seed=self.seed, root=root, rounds=rounds)
         transport = Recording(lambda: clients, lose or {}, on_their_way=on_their_way)
         run = runtime.run(

@@ -69,7 +69,9 @@ def test_it_is_refused_where_no_simulator_holds_the_data_of_all_sites(
 ) -> None:
     local = LocalTraining(federation.normed(), federation.task, federation.recipe)
     clients = {
-        site.name: ClientRuntime(site, Pooled(), local, seed=0, root=tmp_path / site.name)
+        site.name: ClientRuntime(
+            site, Pooled(), local, make_model=local.current, seed=0, root=tmp_path / site.name
+        )
         for site in federation.sites()
     }
     sites = {site.name: site for site in federation.sites()}

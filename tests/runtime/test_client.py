@@ -37,7 +37,8 @@ def client(
 ) -> ClientRuntime:
     local = LocalTraining(toy_network(), SupervisedTask(nn.functional.mse_loss), training)
     site = site or toy_site("A")
-    return ClientRuntime(site, algorithm or FedAvg(), local, seed=7, root=root, **options)
+    options = {"make_model": local.current, "seed": 7, **options}
+    return ClientRuntime(site, algorithm or FedAvg(), local, root=root, **options)
 
 
 def inputs(split: str) -> Batch:
@@ -293,8 +294,7 @@ def test_path_of_a_file_stays_in_the_site_s_log(tmp_path, caplog, kind, name):
 def test_error_of_the_server_holds_no_path(tmp_path):
     federation = ToyFederation(FedAvg(), tmp_path)
     clients = federation.clients()
-    broken = replace(clients["B"].site, train=Unreadable(inputs("train")))
-    clients["B"].site = broken
+    clients["B"].examples = Unreadable(inputs("train"))
     federation.server.transport = InProcess(lambda: clients)
     with pytest.raises(ClientError) as caught:
         federation.run()

@@ -311,7 +311,7 @@ def test_masks_of_tied_weights_stay_tied() -> None:
 def test_a_client_names_its_estimates(tmp_path: Any) -> None:
     local = training_of(toy_network(), functional.mse_loss)
     site = toy_site("A")
-    runtime = ClientRuntime(site, FedAvg(), local, seed=7, root=tmp_path)
+    runtime = ClientRuntime(site, FedAvg(), local, make_model=local.current, seed=7, root=tmp_path)
     runtime._path = ("client", "A", 1, "train", 0)
     [found] = runtime.fisher(toy_model(0), limit=3)
     path = ("client", "A", 1, "train", 0, "fisher")

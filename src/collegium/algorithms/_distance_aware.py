@@ -99,6 +99,11 @@ class DistanceAware(SurveyMixin, Algorithm):
             make_encoder(self.encoder)
         if self.omega < 1 or self.mode == "clusters":
             require_sites(clients, self.mode)
+        if self.needs_public and self.mode == "clusters":
+            raise ConfigError(
+                "the server's public data are there once, and every cluster would need its own; "
+                "set mode to weights, or choose another algorithm"
+            )
 
     def same_as(self, parts: ModelParts) -> str | None:
         """Return the method that it is, by distance unless all sites weigh as they do without.

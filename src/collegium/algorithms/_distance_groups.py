@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from collegium.core.algorithm import Replies, Server, State
+from collegium.core.algorithm import LocalWork, Replies, Server, State
 from collegium.core.message import Message
 from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError
@@ -36,6 +36,11 @@ class GroupServer:
         """Return the generator for ``purpose``, of which every group has its own."""
         whole = self.clients == self._server.clients
         return self._server.rng(purpose if whole else f"{purpose}/{self.clients[0]}")
+
+    @property
+    def public(self) -> LocalWork:
+        """What the server does with public data, for the group of all clients."""
+        return self._server.public
 
     @property
     def initial_model(self) -> Tensors:

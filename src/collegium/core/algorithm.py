@@ -180,6 +180,13 @@ class Server(Protocol):
         """
 
     @property
+    def public(self) -> LocalWork:
+        """What the server does with public data; exists where `Algorithm.needs_public` is set.
+
+        Its generators, its examples and the rounds of its learning rate are its own.
+        """
+
+    @property
     def initial_model(self) -> Tensors:
         """The common initial model."""
 
@@ -204,26 +211,26 @@ class Server(Protocol):
         """
 
 
-class Client(Protocol):
-    """The client as the client half of an algorithm sees it.
+class LocalWork(Protocol):
+    """Training and examining models on the data of one place: a site, or public data at the server.
 
     Attributes:
-        id: the client's name.
-        state: what is stored after every exchange of training, and never leaves.
         round: the number of this round, from 1; 0 during the set-up.
         rounds: how many rounds the run has, those at home included.
-        parts: the roles of the model's tensors.
+        examples: the training examples.
     """
 
-    id: str
-    state: State
     round: int
     rounds: int
-    parts: ModelParts
+    examples: Dataset
+
+    @property
+    def parts(self) -> ModelParts:
+        """The roles of the model's tensors."""
 
     @property
     def num_examples(self) -> int:
-        """Number of training examples at this site."""
+        """Number of training examples."""
 
     @property
     def num_steps(self) -> int:
@@ -237,19 +244,8 @@ class Client(Protocol):
     def local_steps(self) -> int | None:
         """Optimiser steps per round; None if the recipe counts in epochs."""
 
-    @property
-    def examples(self) -> Dataset:
-        """The site's training examples."""
-
-    @property
-    def pool(self) -> Dataset:
-        """The training data of all sites together; exists in a simulation only."""
-
-    def may_send(self, part: str) -> bool:
-        """Return whether the site's policy lets this part of a message out."""
-
     def rng(self, purpose: str) -> torch.Generator:
-        """Return the generator for ``purpose``; a purpose may be used once in a handler."""
+        """Return the generator for ``purpose``; it may be used once in a handler, or in a round."""
 
     def fit(
         self,
@@ -262,11 +258,15 @@ class Client(Protocol):
         epochs: int | None = None,
         steps: int | None = None,
         data: Dataset | None = None,
+        recipe: Mapping[str, Any] | None = None,
         stream: str = "fit",
     ) -> Tensors:
-        """Train ``model`` on the site's data; return it as it is if nothing is to be trained.
+        """Train ``model`` on the data; return it as it is if nothing is to be trained.
 
-        See `collegium.training.loop.LocalTraining.fit`.
+        See `collegium.training.loop.LocalTraining.fit`. By default ``data`` are the training
+        examples. ``recipe`` holds settings of `collegium.training.loop.TrainingConfig` that differ
+        in this call, and ``stream`` names the random generators, and the optimiser's moments if
+        they are kept.
         """
 
     def collect(
@@ -277,7 +277,7 @@ class Client(Protocol):
         data: Dataset | None = None,
         stream: str = "collect",
     ) -> list[Seen]:
-        """Return what a function makes of every batch of one pass over the site's data.
+        """Return what a function makes of every batch of one pass over the data.
 
         Args:
             model: a whole model, in evaluation mode.
@@ -288,7 +288,7 @@ class Client(Protocol):
         """
 
     def loss(self, model: Tensors) -> float:
-        """Return the mean loss of ``model`` on the site's training data, in evaluation mode."""
+        """Return the mean loss of ``model`` on the training data, in evaluation mode."""
 
     def fisher(
         self,
@@ -298,10 +298,33 @@ class Client(Protocol):
         limit: int | None = None,
         stream: str = "fisher",
     ) -> list[Tensors]:
-        """Return the diagonal Fisher information of ``model`` on the site's training data.
+        """Return the diagonal Fisher information of ``model`` on the training data.
 
         See `collegium.training.fisher.diagonal_fisher`.
         """
+
+
+class Client(LocalWork, Protocol):
+    """The client as the client half of an algorithm sees it.
+
+    Attributes:
+        id: the client's name.
+        state: what is stored after every exchange of training, and never leaves.
+    """
+
+    id: str
+    state: State
+
+    @property
+    def initial_model(self) -> Tensors:
+        """The common initial model, with what the method adds at this site as initialised."""
+
+    @property
+    def pool(self) -> Dataset:
+        """The training data of all sites together; exists in a simulation only."""
+
+    def may_send(self, part: str) -> bool:
+        """Return whether the site's policy lets this part of a message out."""
 
     def score(self, model: Tensors, split: str, *, headline: bool = False) -> list[dict[str, Any]]:
         """Return the scores of ``model`` on every case of a split, under pseudonyms.
@@ -409,6 +432,8 @@ class Algorithm(ABC):
             that its hyper-parameters never send.
         has_global: whether there is one global model that predicts for all sites.
         simulation_only: whether the method needs the sites' data in one place.
+        needs_public: whether the server works with public data, see `Server.public`; an experiment
+            without them (``federation.public``) is refused.
         optimizers: the optimisers for which the method is correct; None: any. SGD with momentum is
             "sgd with momentum".
         tasks: the tasks among `TASKS` for which the method is made; None: all. An experiment of
@@ -430,6 +455,7 @@ class Algorithm(ABC):
     }
     has_global: ClassVar[bool] = True
     simulation_only: ClassVar[bool] = False
+    needs_public: ClassVar[bool] = False
     optimizers: ClassVar[frozenset[str] | None] = None
     tasks: ClassVar[frozenset[str] | None] = None
     neutral: ClassVar[Mapping[str, Any] | None] = None
@@ -451,6 +477,11 @@ class Algorithm(ABC):
         """Return the fields by name."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
+    @property
+    def extends(self) -> bool:
+        """Whether the method adds layers to the network, see `extend`."""
+        return type(self).extend is not Algorithm.extend
+
     def extend(self, module: nn.Module) -> None:  # noqa: B027  (most methods add nothing)
         """Add layers to a network, in place, beside its own.
 
@@ -458,6 +489,16 @@ class Algorithm(ABC):
         left it, so that these are the same with and without the addition. The roles of the network
         (`ModelParts`) are fixed before; the added layers have the role ``added``.
         """
+
+    def at_site(self, site: str) -> Algorithm:
+        """Return the method as it is at one site: what extends the network may differ there.
+
+        A model without what is added at a site, such as the server's, can be scored there too.
+
+        Args:
+            site: the site's name.
+        """
+        return self
 
     def check_setup(self, clients: Sequence[str], parts: ModelParts) -> None:  # noqa: B027
         """Check that the clients suffice and that the network has the parts that are needed.

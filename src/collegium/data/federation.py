@@ -80,6 +80,32 @@ class SiteConfig:
 
 
 @settings
+class PublicConfig:
+    """The location of data that the server holds, of no site's patients; labels are optional.
+
+    Attributes:
+        images: A folder or a manifest of images, relative to the federation's root, as
+            `collegium.data.unlabelled.list_images` reads it.
+        labels: A folder of masks, paired with the images by their names; None: the images have no
+            labels but those that a manifest names.
+        table: A CSV or Parquet file with one row per case, if the federation learns from tables.
+        remote: Whether the data are at the server alone; what a site is told of them.
+    """
+
+    images: str | None = None
+    labels: str | None = None
+    table: str | None = None
+    remote: bool = False
+
+    def __post_init__(self) -> None:
+        given = [self.images is not None, self.table is not None, self.remote]
+        if sum(given) != 1:
+            raise ConfigError("federation.public should name either images or a table")
+        if self.labels is not None and self.images is None:
+            raise ConfigError("federation.public.labels are masks of images: name the images")
+
+
+@settings
 class FederationConfig:
     """A federation: its sites, its task, and how files become training samples.
 
@@ -93,6 +119,7 @@ class FederationConfig:
         sampling: How a training sample is drawn from a case.
         splits: The shares of the patients that are held out.
         table: The columns of the tables, if the sites have tables instead of images.
+        public: Data that the server holds, for methods that train there; None: none.
     """
 
     name: str
@@ -104,8 +131,15 @@ class FederationConfig:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     splits: SplitConfig = field(default_factory=SplitConfig)
     table: TableConfig | None = None
+    public: PublicConfig | None = None
 
     def __post_init__(self) -> None:
+        public = self.public
+        if public and not public.remote and (public.table is None) != (self.table is None):
+            raise ConfigError(
+                "federation.public holds what the sites hold: name a table there if they have "
+                "tables, and images otherwise"
+            )
         for name, site in self.sites.items():
             if not site.remote and (site.table is None) != (self.table is None):
                 raise ConfigError(

@@ -18,7 +18,7 @@ from collegium.core.tensors import Tensors
 from collegium.data.federation import sites_of
 from collegium.data.tables import Scaling
 from collegium.errors import CheckpointError, ConfigError
-from collegium.experiment.config.building import build_algorithm, network_of
+from collegium.experiment.config.building import algorithm_at, build_algorithm, network_of
 from collegium.experiment.config.experiment import (
     AlgorithmConfig,
     ExperimentConfig,
@@ -293,11 +293,12 @@ def open_model(
             f"continue with: collegium resume {place}"
         )
     model, kept = import_model(file), file.parent / FILE
+    algorithm = job.algorithm if site is None else algorithm_at(job.algorithm, site)
     return OpenedModels(
         {site or GLOBAL: model},
-        network_with(job.config, job.algorithm),
+        network_with(job.config, algorithm),
         job.config,
-        job.algorithm,
+        algorithm,
         f"{job.config.name}: {job.name}, {site or 'global'}",
         seed=job.seed,
         scaling=read_scaling(kept) if site is not None and kept.is_file() else None,

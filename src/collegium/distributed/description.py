@@ -48,6 +48,8 @@ def describe(config: ExperimentConfig, survey: Assessment | None = None) -> dict
     settings = decisive(config)
     federation = settings["federation"]
     federation["sites"] = {site: {"remote": True} for site in sorted(federation["sites"])}
+    if federation["public"]:
+        federation["public"] = {"remote": True}
     settings["engine"] = {"threads": config.engine.threads}
     kinds = {
         f"{registry.word} {name}": _sources(registry, name) for registry, name in _names(config)

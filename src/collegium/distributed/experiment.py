@@ -16,6 +16,7 @@ from collegium.core.dataset import ConcatDataset
 from collegium.core.files import write_atomically
 from collegium.core.message import pack, unpack
 from collegium.data.federation import sites_of
+from collegium.data.public import open_public
 from collegium.data.site import Site
 from collegium.diagnostics.assessment.survey import Assessment
 from collegium.distributed.connection import Answer, Call, Connection
@@ -36,7 +37,7 @@ from collegium.evaluation import sent_estimates
 from collegium.evaluation.report.overlays import INDEX, PICTURES
 from collegium.experiment.config.building import network_of, task_of
 from collegium.experiment.config.experiment import AdapterConfig, ExperimentConfig
-from collegium.experiment.federation import OpenedExperiment
+from collegium.experiment.federation import OpenedExperiment, cache_folder
 from collegium.experiment.grid import Job
 from collegium.experiment.job_results import (
     ACCOUNT_FILE,
@@ -97,7 +98,13 @@ class RemoteExperiment(OpenedExperiment):
         """Return the federation of a variation, of whose sites only the names are known."""
         config, nothing = self.variations[name], ConcatDataset([])
         sites = {s: Site(s, nothing, nothing, nothing) for s in config.federation.sites}
-        return Federation(sites, network_of(config), task_of(config), config.training)
+        return Federation(
+            sites,
+            network_of(config),
+            task_of(config),
+            config.training,
+            public=open_public(config.federation, cache_folder()),
+        )
 
     def check(self) -> None:
         """Check here, and at every site, what can be known to fail before the first round.

@@ -13,6 +13,7 @@ from collegium.adaptation import outside
 from collegium.core.dataset import ConcatDataset, Dataset
 from collegium.core.tensors import Tensors
 from collegium.data.federation import open_federation, open_site, sites_of
+from collegium.data.public import open_public
 from collegium.data.site import Site
 from collegium.experiment.adaptations import write_adaptation
 from collegium.experiment.config.building import (
@@ -116,6 +117,7 @@ def open_configured(config: ExperimentConfig, *, splits: Path | None, only: str 
         config.training,
         config.engine.device,
         start.put_into if start is not None and start.file else None,
+        open_public(federation, cache_folder()),
     )
 
 

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-from collegium.core.algorithm import Algorithm
 from collegium.core.files import write_atomically
 from collegium.errors import ConfigError
 from collegium.experiment.config.building import build_algorithm
@@ -52,7 +51,7 @@ def write_settings(
 
 def extends(algorithm: AlgorithmConfig) -> bool:
     """Return whether an algorithm adds layers to the network that it trains."""
-    return type(build_algorithm(algorithm)).extend is not Algorithm.extend
+    return build_algorithm(algorithm).extends
 
 
 def read_settings(path: Path) -> ExperimentConfig:

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from annotated_types import MinLen
 
 from collegium.core.lazy import nn
+from collegium.core.model_parts import head_layer
 from collegium.core.setting_problems import Problem
 from collegium.core.settings import (
     Fraction,
@@ -155,6 +156,40 @@ def build_model(name: str, **params: Any) -> nn.Module:
             f"the model {name!r} returned a {type(model).__name__}: return a torch.nn.Module."
         )
     return model
+
+
+def build_fitting(module: nn.Module, settings: Mapping[str, Any]) -> nn.Module:
+    """Build a network that takes and returns what another one does.
+
+    Args:
+        module: The other network.
+        settings: ``name`` and parameters of the network. Of the channels or features that go in and
+            come out, and the spatial axes, those that are left out are the other's, as its first
+            layer and its head have them.
+
+    Raises:
+        ConfigError: See `build_model`.
+    """
+    kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+    layers = [layer for layer in module.modules() if isinstance(layer, kinds)]
+    of_head = [layer for layer in head_layer(module).modules() if isinstance(layer, kinds)]
+    known = dict[str, Any]()
+    if layers and of_head:
+        first, out = layers[0], _out(of_head[-1])
+        if isinstance(first, nn.Linear):
+            known = {"in_features": first.in_features, "out_features": out}
+        else:
+            dims = len(first.kernel_size)
+            known = {"in_channels": first.in_channels, "out_channels": out, "spatial_dims": dims}
+    params = {key: value for key, value in settings.items() if key != "name"}
+    taken = parameters_of(settings["name"])
+    fitting = {key: value for key, value in known.items() if key in taken}
+    return build_model(settings["name"], **{**fitting, **params})
+
+
+def _out(layer: nn.Module) -> int:
+    """Return how many channels or features come out of a layer."""
+    return int(layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels)
 
 
 def parameters_of(name: str) -> frozenset[str]:

@@ -22,7 +22,9 @@ WEIGHT = f"{SECOND}.weight"
 """The name of the second network's weight among the tensors."""
 
 
-def attach_second_network(module: nn.Module, *, alike: bool = True) -> None:
+def attach_second_network(
+    module: nn.Module, network: nn.Module | None = None, *, alike: bool = True
+) -> None:
     """Add a second network to a network, in place; in evaluation mode it returns a mixture.
 
     The mixture is weight * second(images) + (1 - weight) * first(images), with the weight at 0 to
@@ -31,8 +33,9 @@ def attach_second_network(module: nn.Module, *, alike: bool = True) -> None:
 
     Args:
         module: the network as built.
-        alike: whether the second network starts as a copy of the first one; otherwise its layers
-            draw initial weights of their own, from torch's ambient random state.
+        network: the second network; None: one of the same architecture.
+        alike: whether the latter starts as a copy of the first one; otherwise its layers draw
+            initial weights of their own, from torch's ambient random state.
 
     Raises:
         ConfigError: the network has a submodule or attribute of that name.
@@ -40,10 +43,11 @@ def attach_second_network(module: nn.Module, *, alike: bool = True) -> None:
     require_free_name(module, SECOND)
     from collegium.models._second_network import SecondNetwork
 
-    network = copy.deepcopy(module)
-    for layer in () if alike else network.modules():
-        if callable(draw := getattr(layer, "reset_parameters", None)):
-            draw()
+    if network is None:
+        network = copy.deepcopy(module)
+        for layer in () if alike else network.modules():
+            if callable(draw := getattr(layer, "reset_parameters", None)):
+                draw()
     second = SecondNetwork(network)
     module.add_module(SECOND, second)
     module.register_forward_hook(second.mix)

@@ -9,12 +9,9 @@ import csv
 import io
 import json
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from collegium.compression.session.client_session import ClientSession, EncodedReply, LostReference
 from collegium.compression.session.groups import (
@@ -25,13 +22,11 @@ from collegium.compression.session.groups import (
     on_device,
 )
 from collegium.compression.session.layout import ModelLayout
-from collegium.core.algorithm import Algorithm, Seen, State
-from collegium.core.dataset import Batch, Dataset, SampleTransform, unchanged
+from collegium.core.algorithm import Algorithm, State
+from collegium.core.dataset import Dataset
 from collegium.core.files import write_atomically
 from collegium.core.message import Message, pack, unpack
-from collegium.core.model_parts import ModelParts
 from collegium.core.payloads import may_leave
-from collegium.core.randomness import claim, generator
 from collegium.core.tensors import Tensors
 from collegium.core.userfile import client_mistake
 from collegium.data.site import Site
@@ -43,13 +38,12 @@ from collegium.errors import (
     describe_failure,
 )
 from collegium.runtime.ledger import Ledger
+from collegium.runtime.local_work import LocalWork
 from collegium.runtime.selection import KEPT, KeptModels, mean_defined, mean_row, scores_of
 from collegium.runtime.server import Request, handler_of, state_name
 from collegium.runtime.state import Store
 from collegium.tasks import TRUE_CLASS, is_hidden
-from collegium.training.fisher import diagonal_fisher
-from collegium.training.loop import LocalTraining, Progress, count_steps
-from collegium.training.objectives import Objective, Output
+from collegium.training.loop import LocalTraining
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +70,7 @@ def _newest_allowed(before: str, accepted: str | None) -> str:
     return min(before, f"{accepted}~") if accepted else ""
 
 
-class ClientRuntime:
+class ClientRuntime(LocalWork):
     """A site that responds to requests.
 
     Handling is a pure function of the request and of the state committed before it: a request may
@@ -86,6 +80,7 @@ class ClientRuntime:
         site: the site's data and policy.
         algorithm: the algorithm whose client half runs.
         training: network, task and recipe; shared by the clients of one process.
+        make_model: returns the initial model.
         seed: of the run.
         root: the site's own folder for this run.
         rounds: how many rounds the run has.
@@ -99,56 +94,29 @@ class ClientRuntime:
         algorithm: Algorithm,
         training: LocalTraining,
         *,
+        make_model: Callable[[], Tensors],
         seed: int,
         root: Path,
         rounds: int = 1,
         pool: Dataset | None = None,
         codecs: Codecs = NO_CODECS,
     ) -> None:
-        self.id, self.site, self.algorithm, self.training = site.name, site, algorithm, training
-        self.seed, self.root = seed, root
+        owner = f"site {site.name!r}"
+        super().__init__(training, site.train, seed=seed, rounds=rounds, owner=owner)
+        self.id, self.site, self.algorithm, self.root = site.name, site, algorithm, root
         self.store = Store(root / "states")
         self.ledger = Ledger(root / "ledger.jsonl")
         self._kept = KeptModels(root / KEPT)
-        self.state: State = {}
         self.codec_state: State = {}
-        self.round = 0
-        self.rounds, self._codecs = rounds, codecs
+        self._codecs = codecs
         self._layout = ModelLayout(training.current(), training.parts.trainable) if codecs else None
-        self._pool = pool
-        self._path: tuple[str | int, ...] = ()
-        self._purposes: set[str] = set()
-        self._progress: dict[str, Progress] = {}
+        self._pool, self._make_model = pool, make_model
 
     @property
-    def parts(self) -> ModelParts:
-        """The roles of the model's tensors."""
-        return self.training.parts
-
-    @property
-    def num_examples(self) -> int:
-        """Number of training examples at this site."""
-        return len(self.site.train)
-
-    @property
-    def num_steps(self) -> int:
-        """Number of optimiser steps that one `fit` takes."""
-        return count_steps(self.num_examples, self.training.config)
-
-    @property
-    def lr(self) -> float:
-        """Learning rate of this round."""
-        return self.training.config.lr_of(self.round, self.rounds)
-
-    @property
-    def local_steps(self) -> int | None:
-        """Optimiser steps per round; None if the recipe counts in epochs."""
-        return self.training.config.local_steps
-
-    @property
-    def examples(self) -> Dataset:
-        """The site's training examples."""
-        return self.site.train
+    def initial_model(self) -> Tensors:
+        """The common initial model, with what the method adds at this site as initialised."""
+        device = self.training.device
+        return self._make_model().map(lambda tensor: tensor.to(device))
 
     @property
     def pool(self) -> Dataset:
@@ -201,15 +169,14 @@ class ClientRuntime:
             self._drop_unaccepted(before, request.accepted)
         old = self._load(_newest_allowed(before, request.accepted))
         self.round = request.round
-        self._path = ("client", self.id, request.round, request.stage, request.exchange)
-        self._purposes, self._progress = set(), {}
+        self.begin_work("client", self.id, request.round, request.stage, request.exchange)
         session = self._session(request)
         reply = dict(method(self, self._message(request, session)))
-        if self._progress:
-            main = self._progress.get("fit") or next(iter(self._progress.values()))
+        if self.progress:
+            main = self.progress.get("fit") or next(iter(self.progress.values()))
             reply["progress"] = {
                 "loss": main.loss,
-                "steps": sum(p.steps for p in self._progress.values()),
+                "steps": sum(p.steps for p in self.progress.values()),
             }
         if "scores" in reply and not self.site.policy.case_scores:
             reply["scores"] = self._withhold_cases(request.method, reply["scores"])
@@ -287,117 +254,15 @@ class ClientRuntime:
                 )
 
     def may_send(self, part: str) -> bool:
-        """Return whether the site's policy lets this part of a message out."""
-        schema = self.algorithm.all_sends()[part]
+        """Return whether the algorithm sends a part and the site's policy lets it out."""
+        schema = self.algorithm.all_sends().get(part)
         policy = self.site.policy
-        return may_leave(
+        return schema is not None and may_leave(
             part,
             opt_in=schema.opt_in,
             allow=policy.allow,
             forbid=policy.forbid,
             share=policy.share,
-        )
-
-    def rng(self, purpose: str) -> torch.Generator:
-        """Return the generator for ``purpose``; a purpose may be used once in a handler."""
-        return generator(self.seed, *self._path_of(purpose))
-
-    def _path_of(self, purpose: str) -> tuple[str | int, ...]:
-        claim(self._purposes, purpose, "handler")
-        return (*self._path, purpose)
-
-    def fit(
-        self,
-        model: Tensors,
-        *,
-        penalty: Callable[[Tensors], Tensor] | None = None,
-        correct: Callable[[Tensors, Tensors], Tensors] | None = None,
-        objective: Objective | None = None,
-        trainable: Collection[str] | None = None,
-        epochs: int | None = None,
-        steps: int | None = None,
-        data: Dataset | None = None,
-        stream: str = "fit",
-    ) -> Tensors:
-        """Train ``model`` on the site's data; return it as it is if nothing is to be trained.
-
-        See `collegium.training.loop.LocalTraining.fit`.
-        """
-        path = self._path_of(stream)
-        examples = self.site.train if data is None else data
-        if len(examples) == 0:
-            logger.warning("site %r has no training examples; its model stays as it was", self.id)
-            return model
-        if trainable is not None and not self.parts.trainable.intersection(trainable):
-            return model
-        keep = self.training.config.optimizer_state == "keep"
-        key = f"optimizer/{stream}"
-        moments = dict(self.state.get(key, {})) if keep else None
-        trained, progress = self.training.fit(
-            model,
-            examples,
-            seed=self.seed,
-            path=path,
-            lr=self.lr,
-            epochs=epochs,
-            steps=steps,
-            penalty=penalty,
-            correct=correct,
-            objective=objective,
-            trainable=trainable,
-            optimizer_state=moments,
-        )
-        if moments is not None:
-            self.state[key] = moments
-        self._progress[stream] = progress
-        return trained
-
-    def collect(
-        self,
-        model: Tensors,
-        look: Callable[[Batch, Output], Seen],
-        *,
-        data: Dataset | None = None,
-        stream: str = "collect",
-    ) -> list[Seen]:
-        """Return what a function makes of every batch of one pass over the site's data.
-
-        See `collegium.core.algorithm.Client.collect`.
-        """
-        path = self._path_of(stream)
-        examples = self.site.train if data is None else data
-        return self.training.collect(model, look, examples, seed=self.seed, path=path)
-
-    def loss(self, model: Tensors) -> float:
-        """Return the mean loss of ``model`` on the training data, in evaluation mode.
-
-        All models of a request see the same crops.
-        """
-        return self.training.loss(
-            model, self.site.train, seed=self.seed, path=(*self._path, "loss")
-        )
-
-    def fisher(
-        self,
-        model: Tensors,
-        *,
-        views: Sequence[SampleTransform] = (unchanged,),
-        limit: int | None = None,
-        stream: str = "fisher",
-    ) -> list[Tensors]:
-        """Return the diagonal Fisher information of ``model`` on the training data.
-
-        See `collegium.training.fisher.diagonal_fisher`.
-        """
-        path = self._path_of(stream)
-        return diagonal_fisher(
-            self.training,
-            model,
-            self.site.train,
-            seed=self.seed,
-            path=path,
-            limit=limit,
-            views=views,
         )
 
     def score(self, model: Tensors, split: str, *, headline: bool = False) -> list[dict[str, Any]]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from torch import nn
 
 from collegium.compression.session.groups import NO_CODECS, Codecs
 from collegium.core.algorithm import Algorithm, NetworkBuilder
-from collegium.core.dataset import ConcatDataset
+from collegium.core.dataset import ConcatDataset, Dataset
 from collegium.core.model_parts import find_parts
 from collegium.core.payloads import may_leave
 from collegium.core.randomness import ambient
@@ -20,6 +21,7 @@ from collegium.data.site import Site
 from collegium.errors import ConfigError, EgressError
 from collegium.runtime.client import ClientRuntime
 from collegium.runtime.early_stopping import EarlyStopping
+from collegium.runtime.local_work import LocalWork
 from collegium.runtime.participation import EVERYBODY, Participation
 from collegium.runtime.run import Run
 from collegium.runtime.selection import DEFAULT, Selection
@@ -64,6 +66,7 @@ class Federation:
         device: where the clients compute, as torch writes it.
         start: returns an initial model with weights of its own, given the model that the network
             draws and the names of what an algorithm has added; None: the model stays as drawn.
+        public: data that the server holds; None: none. Where they are elsewhere, an empty dataset.
     """
 
     sites: Mapping[str, Site]
@@ -72,6 +75,7 @@ class Federation:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     device: str = "cpu"
     start: Callable[[Tensors, Collection[str]], Tensors] | None = None
+    public: Dataset | None = None
 
     @property
     def names(self) -> list[str]:
@@ -122,12 +126,18 @@ class Federation:
         """Check before round 0 that an algorithm suits the recipe and every site's policy.
 
         Raises:
-            ConfigError: the algorithm needs another optimiser, or is made for another task.
+            ConfigError: the algorithm needs another optimiser or public data, or is made for
+                another task.
             EgressError: a site's policy forbids what the algorithm sends.
         """
         check_optimizer(algorithm, self.training)
         if algorithm.tasks is not None:
             check_task(algorithm, self.task_name)
+        if algorithm.needs_public and self.public is None:
+            raise ConfigError(
+                f"{type(algorithm).__name__} trains at the server on public data, and there are "
+                f"none; name images or a table that the server may hold in federation.public"
+            )
         for site in self.sites.values():
             check_policy(algorithm, site.name, site.policy.allow, site.policy.forbid)
 
@@ -140,7 +150,7 @@ class Federation:
         rounds: int = 1,
         codecs: Codecs = NO_CODECS,
     ) -> dict[str, ClientRuntime]:
-        """Return a runtime for every site; they share one network, as a process runs one at a time.
+        """Return a runtime for every site; they share networks, as a process runs one at a time.
 
         Args:
             algorithm: the algorithm whose client half runs.
@@ -149,17 +159,28 @@ class Federation:
             rounds: how many rounds the run has, over which a schedule lowers the learning rate.
             codecs: the codecs of training exchanges.
         """
-        with ambient(seed, "model", 0):
-            module = self.builder(algorithm)()
-        local = LocalTraining(module, self.task, self.training, self.device)
+        built: list[tuple[Algorithm, LocalTraining]] = []
+
+        def local(method: Algorithm) -> LocalTraining:
+            """Return the training of a method, which sites at which it is the same share."""
+            found = next((training for other, training in built if other == method), None)
+            if found is None:
+                with ambient(seed, "model", 0):
+                    module = self.builder(method)()
+                found = LocalTraining(module, self.task, self.training, self.device)
+                built.append((method, found))
+            return found
+
+        methods = {name: algorithm.at_site(name) for name in self.sites}
         pool = None
         if algorithm.simulation_only:
             pool = ConcatDataset([self.sites[name].train for name in self.names])
         return {
             name: ClientRuntime(
                 site,
-                algorithm,
-                local,
+                methods[name],
+                local(methods[name]),
+                make_model=partial(self.initial_model, methods[name], seed),
                 seed=seed,
                 root=root / "clients" / name,
                 rounds=rounds,
@@ -192,18 +213,23 @@ class Federation:
             codecs: the codecs of training exchanges; the clients must have the same.
         """
         with ambient(seed, "model", 0):
-            parts = find_parts(self.builder(algorithm)())
+            module = self.builder(algorithm)()
+        public = None
+        if algorithm.needs_public and self.public is not None:
+            local = LocalTraining(module, self.task, self.training, self.device)
+            public = LocalWork(local, self.public, seed=seed, rounds=rounds, owner="the server")
         return ServerRuntime(
             algorithm,
             self.names,
             lambda k: self.initial_model(algorithm, seed, k),
-            parts,
+            find_parts(module),
             transport,
             root / "server",
             participation=participation,
             codecs=codecs,
             seed=seed,
             rounds=rounds,
+            public=public,
         )
 
     def run(

@@ -25,6 +25,7 @@ from collegium.core.payloads import Expected, recorded_numbers
 from collegium.core.randomness import claim, generator
 from collegium.core.tensors import Tensors
 from collegium.errors import KINDS, ClientError, MissingReply, ProtocolError
+from collegium.runtime.local_work import LocalWork
 from collegium.runtime.participation import EVERYBODY, Participation
 from collegium.runtime.state import Store
 
@@ -174,6 +175,7 @@ class ServerRuntime:
         codecs: the codecs of training exchanges.
         seed: of the run, from which participants, codecs and what `rng` returns are drawn.
         rounds: how many rounds the run has.
+        public: works with public data, if the algorithm needs them.
     """
 
     def __init__(
@@ -189,6 +191,7 @@ class ServerRuntime:
         codecs: Codecs = NO_CODECS,
         seed: int = 0,
         rounds: int = 1,
+        public: LocalWork | None = None,
     ) -> None:
         self.algorithm, self.transport, self.parts = algorithm, transport, parts
         self.clients = sorted(clients)
@@ -200,7 +203,7 @@ class ServerRuntime:
         self.stage: Stage = "train"
         self.client_stats: dict[str, ClientStats] = {}
         self.left_out: list[dict[str, str]] = []
-        self._make_model = make_model
+        self._make_model, self._public = make_model, public
         self._initial = make_model(0)
         self._expected = Expected(self._initial, parts, algorithm.hyperparameters())
         self._sends = algorithm.all_sends()
@@ -222,6 +225,20 @@ class ServerRuntime:
     def fresh_model(self, k: int) -> Tensors:
         """Return the ``k``-th initial model; 0 is the common one."""
         return self._initial if k == 0 else self._make_model(k)
+
+    @property
+    def public(self) -> LocalWork:
+        """What the server does with public data. See `collegium.core.algorithm.Server.public`.
+
+        Raises:
+            ProtocolError: the algorithm does not say that it needs them.
+        """
+        if self._public is None:
+            raise ProtocolError(
+                f"{type(self.algorithm).__name__} works with public data at the server and does "
+                f"not say so; write needs_public: ClassVar[bool] = True in its class"
+            )
+        return self._public
 
     def rng(self, purpose: str) -> torch.Generator:
         """Return the generator for ``purpose``. See `collegium.core.algorithm.Server.rng`.
@@ -464,6 +481,9 @@ class ServerRuntime:
     ) -> None:
         self.round, self.stage, self._exchange = number, "train", 0
         self._purposes.clear()
+        if self._public is not None:
+            self._public.begin_work("public", number)
+            self._public.round, self._public.state = number, self.state
         self.client_stats, self.left_out = {}, []
         step(self)
         self._finish_exchange()

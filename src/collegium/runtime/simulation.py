@@ -80,6 +80,7 @@ def simulate(
     codecs: Codecs = NO_CODECS,
     selection: Selection = DEFAULT,
     early_stopping: EarlyStopping | None = None,
+    public: Dataset | data.Dataset[Any] | None = None,
     observe: Callable[[RoundRecord], None] = lambda record: None,
 ) -> Simulated:
     """Run a federation in this process.
@@ -109,6 +110,7 @@ def simulate(
         selection: the rule that selects the round of each model.
         early_stopping: the rule that ends the run before its last round, see
             `collegium.runtime.early_stopping`; None: none does.
+        public: data that the server holds, for methods that train there.
         observe: called after every round.
 
     Returns:
@@ -122,7 +124,12 @@ def simulate(
     if rounds < 1:
         raise ConfigError(f"rounds is {rounds}; give a whole number from 1")
     federation = Federation(
-        _sites(sites), _network(model), task, training or TrainingConfig(), device
+        _sites(sites),
+        _network(model),
+        task,
+        training or TrainingConfig(),
+        device,
+        public=None if public is None else as_dataset(public),
     )
     federation.check(algorithm)
     check_home_rounds(home_rounds, rounds)
@@ -147,6 +154,7 @@ def simulate(
         **participation.decisive(),
         "selection": asdict(selection),
         **({"early_stopping": asdict(early_stopping)} if early_stopping else {}),
+        **({"public": len(federation.public)} if federation.public is not None else {}),
     }
     with tempfile.TemporaryDirectory(prefix="collegium-") as temporary:
         root = output or Path(temporary)

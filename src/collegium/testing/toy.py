@@ -39,10 +39,10 @@ SEED = 7
 ROUNDS = 2
 """How many rounds the toy's runs have, unless a test asks for others."""
 
-SIZES = {"A": 9, "B": 14, "C": 21}
-"""Training examples of the toy's sites."""
+SIZES = {"A": 9, "B": 14, "C": 21, "public": 12}
+"""Training examples of the toy's sites and of the server's public data."""
 
-FEWER = {"A": 4, "B": 7, "C": 10}
+FEWER = {"A": 4, "B": 7, "C": 10, "public": 6}
 """The same where training takes longer."""
 
 HELD = 4
@@ -158,7 +158,8 @@ def toy_federation(
         kind: the kind of data.
     """
     sites = {name: toy_site(name, kind=kind) for name in names}
-    return Federation(sites, kind.network, kind.task(), training)
+    public = toy_site("public", kind=kind).train
+    return Federation(sites, kind.network, kind.task(), training, public=public)
 
 
 class ToyFederation:

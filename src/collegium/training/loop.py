@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -258,11 +259,32 @@ class LocalTraining:
         self.module, self.task, self.config = module.to(device), task, config
         self.device = torch.device(device)
         self.parts = find_parts(module)
+        self._added = self.current().select(self.parts.added)
         self._compiled = CompiledNetwork(self.module) if config.compile == "on" else None
         self._warned = False
 
+    def under(self, settings: Mapping[str, Any]) -> LocalTraining:
+        """Return the training of the same network under a recipe that differs in some settings.
+
+        Args:
+            settings: fields of `TrainingConfig`; without any this object is returned.
+
+        Raises:
+            ConfigError: there is no such setting, or a value is out of range.
+        """
+        if not settings:
+            return self
+        found = copy.copy(self)
+        found.config = replace(self.config, **settings)
+        return found
+
     def load(self, model: Tensors) -> None:
-        """Load ``model``, which must be whole, into the network."""
+        """Load ``model``, which must be whole, into the network.
+
+        What a method has added is as initialised where the model has nothing of it.
+        """
+        if self._added.keys().isdisjoint(model):
+            model = model | self._added
         self.module.load_state_dict(dict(model))
 
     def current(self) -> Tensors:

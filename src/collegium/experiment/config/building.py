@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -115,6 +115,18 @@ def build_algorithm(config: AlgorithmConfig) -> Algorithm:
         ConfigError: With one sentence for every problem found.
     """
     return _build(ALGORITHMS, config)
+
+
+def algorithm_at(config: AlgorithmConfig, site: str) -> AlgorithmConfig:
+    """Return the configuration of an algorithm as it is at one site; see `Algorithm.at_site`.
+
+    Args:
+        config: The algorithm.
+        site: The site's name.
+    """
+    method = build_algorithm(config)
+    own = method.at_site(site)
+    return config if own == method else replace(config, params=own.hyperparameters())
 
 
 def build_adapter(config: AdapterConfig) -> Adapter:
