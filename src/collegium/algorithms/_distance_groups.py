@@ -39,7 +39,7 @@ class GroupServer:
 
     @property
     def public(self) -> LocalWork:
-        """What the server does with public data, for the group of all clients."""
+        """The work of the server with public data, for the group of all clients."""
         return self._server.public
 
     @property

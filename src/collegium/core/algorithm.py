@@ -181,7 +181,7 @@ class Server(Protocol):
 
     @property
     def public(self) -> LocalWork:
-        """What the server does with public data; exists where `Algorithm.needs_public` is set.
+        """The work of the server with public data; exists where `Algorithm.needs_public` is set.
 
         Its generators, its examples and the rounds of its learning rate are its own.
         """

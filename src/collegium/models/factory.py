@@ -189,7 +189,8 @@ def build_fitting(module: nn.Module, settings: Mapping[str, Any]) -> nn.Module:
 
 def _out(layer: nn.Module) -> int:
     """Return how many channels or features come out of a layer."""
-    return int(layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels)
+    found: int = getattr(layer, "out_features", None) or layer.out_channels  # type: ignore[assignment]
+    return found
 
 
 def parameters_of(name: str) -> frozenset[str]:

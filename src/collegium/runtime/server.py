@@ -228,7 +228,7 @@ class ServerRuntime:
 
     @property
     def public(self) -> LocalWork:
-        """What the server does with public data. See `collegium.core.algorithm.Server.public`.
+        """The work of the server with public data. See `collegium.core.algorithm.Server.public`.
 
         Raises:
             ProtocolError: the algorithm does not say that it needs them.
