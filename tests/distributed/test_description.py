@@ -3,11 +3,13 @@
 import json
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
 from collegium import __version__
+from collegium.data.federation import PublicConfig
 from collegium.distributed.acceptance import Refused
 from collegium.distributed.description import check_versions, describe, digest
 from collegium.errors import ConfigError
@@ -50,6 +52,15 @@ def test_no_path_and_no_file_of_any_site_is_told():
         "alder": {"remote": True},
         "birch": {"remote": True},
     }
+
+
+def test_of_the_servers_own_data_a_site_is_told_that_they_exist():
+    settings = config()
+    public = PublicConfig(images=f"{MARKER}/public")
+    told = describe(replace(settings, federation=replace(settings.federation, public=public)))
+    assert MARKER not in json.dumps(told)
+    assert told["settings"]["federation"]["public"] == {"remote": True}
+    assert parse_config(told["settings"]).federation.public == PublicConfig(remote=True)
 
 
 def test_what_is_told_is_an_experiment_again(told):

@@ -62,6 +62,22 @@ def test_methods_with_several_exchanges_have_the_bits_of_a_run_in_one_process(fe
 
 
 @pytest.mark.slow
+def test_a_server_that_trains_and_sites_with_networks_of_their_own(federation):
+    """The public images are on the server's machine; alder's private network is a smaller one."""
+    words = yaml.safe_load((federation.folder / "phantom/federation.yaml").read_text())
+    held = {"root": str(federation.folder / "phantom"), "public": {"images": "alder/images"}}
+    small = {"name": "unet", "channels": [2, 4]}
+    found = run_both(
+        federation,
+        "public",
+        federation={**words, **held},
+        algorithms=[{"name": "feddf", "steps": 2}, {"name": "fml", "networks": {"alder": small}}],
+    )
+    for name in ("feddf", "fml"):
+        assert f"{name}/seed-0/server/records/test.json" in found
+
+
+@pytest.mark.slow
 def test_a_method_with_its_own_training_is_stopped_where_it_would_in_one_process(federation):
     """No score improves by a Dice of 2: the second evaluation ends the rounds together."""
     settings = {

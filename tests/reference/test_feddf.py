@@ -1,3 +1,4 @@
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -142,6 +143,23 @@ def test_public_data_are_needed(federation: Any) -> None:
     runtime = Federation(sites, federation.linear, federation.task, federation.recipe)
     with pytest.raises(ConfigError, match=r"FedDF trains at the server on public data.*public"):
         runtime.check(FedDF())
+
+
+def test_public_labels_are_needed_where_a_method_learns_from_them(
+    federation: Any, images: Any
+) -> None:
+    class Learns(FedAvg):
+        needs_public = "labels"
+
+    sites = {site.name: site for site in federation.sites()}
+    labels = TensorDataset({"image": torch.tensor(images), "label": torch.zeros(10, 1)})
+    for data, refused in ((public(images), True), (labels, False)):
+        runtime = Federation(
+            sites, federation.linear, federation.task, federation.recipe, public=data
+        )
+        runtime.check(FedDF())
+        with pytest.raises(ConfigError, match="name their labels") if refused else nullcontext():
+            runtime.check(Learns())
 
 
 def test_clusters_by_distance_have_one_server(federation: Any) -> None:

@@ -47,7 +47,7 @@ class FedDF(FedAvg):
             "losses".
     """
 
-    needs_public: ClassVar[bool] = True
+    needs_public: ClassVar[Literal["images", "labels"] | None] = "images"
     neutral: ClassVar[Mapping[str, Any] | None] = {"steps": 0}
 
     steps: NonNegativeInt = 100

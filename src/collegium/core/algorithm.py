@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
 from collegium.core.dataset import Batch, Dataset, SampleTransform, unchanged
 from collegium.core.lazy import nn, torch
@@ -432,8 +432,9 @@ class Algorithm(ABC):
             that its hyper-parameters never send.
         has_global: whether there is one global model that predicts for all sites.
         simulation_only: whether the method needs the sites' data in one place.
-        needs_public: whether the server works with public data, see `Server.public`; an experiment
-            without them (``federation.public``) is refused.
+        needs_public: which public data the server works with, see `Server.public`: "images" (or
+            rows of a table), or such with "labels"; an experiment without them
+            (``federation.public``) is refused. None: it needs none.
         optimizers: the optimisers for which the method is correct; None: any. SGD with momentum is
             "sgd with momentum".
         tasks: the tasks among `TASKS` for which the method is made; None: all. An experiment of
@@ -455,7 +456,7 @@ class Algorithm(ABC):
     }
     has_global: ClassVar[bool] = True
     simulation_only: ClassVar[bool] = False
-    needs_public: ClassVar[bool] = False
+    needs_public: ClassVar[Literal["images", "labels"] | None] = None
     optimizers: ClassVar[frozenset[str] | None] = None
     tasks: ClassVar[frozenset[str] | None] = None
     neutral: ClassVar[Mapping[str, Any] | None] = None

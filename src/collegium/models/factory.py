@@ -170,7 +170,7 @@ def build_fitting(module: nn.Module, settings: Mapping[str, Any]) -> nn.Module:
     Raises:
         ConfigError: See `build_model`.
     """
-    kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+    kinds = (nn.modules.conv._ConvNd, nn.Linear)  # transposed convolutions among them
     layers = [layer for layer in module.modules() if isinstance(layer, kinds)]
     of_head = [layer for layer in head_layer(module).modules() if isinstance(layer, kinds)]
     known = dict[str, Any]()

@@ -133,11 +133,8 @@ class Federation:
         check_optimizer(algorithm, self.training)
         if algorithm.tasks is not None:
             check_task(algorithm, self.task_name)
-        if algorithm.needs_public and self.public is None:
-            raise ConfigError(
-                f"{type(algorithm).__name__} trains at the server on public data, and there are "
-                f"none; name images or a table that the server may hold in federation.public"
-            )
+        if algorithm.needs_public is not None:
+            check_public(algorithm, self.public)
         for site in self.sites.values():
             check_policy(algorithm, site.name, site.policy.allow, site.policy.forbid)
 
@@ -327,6 +324,29 @@ def check_task(algorithm: Algorithm, task: str) -> None:
         raise ConfigError(
             f"{type(algorithm).__name__} is made for {' and '.join(sorted(algorithm.tasks))}, and "
             f"the task here is {task}; choose another algorithm"
+        )
+
+
+def check_public(algorithm: Algorithm, public: Dataset | None) -> None:
+    """Check that the server holds the data on which an algorithm trains there.
+
+    Args:
+        algorithm: the algorithm.
+        public: the server's data; empty where they are elsewhere.
+
+    Raises:
+        ConfigError: there are none, or they have no labels and it needs some.
+    """
+    if public is None:
+        raise ConfigError(
+            f"{type(algorithm).__name__} trains at the server on public data, and there are none; "
+            f"name images or a table that the server may hold in federation.public"
+        )
+    labelled = len(public) == 0 or "label" in public.example(0).batch
+    if algorithm.needs_public == "labels" and not labelled:
+        raise ConfigError(
+            f"{type(algorithm).__name__} trains at the server on public data with labels, and "
+            f"those of federation.public have none; name their labels too"
         )
 
 

@@ -236,7 +236,7 @@ class ServerRuntime:
         if self._public is None:
             raise ProtocolError(
                 f"{type(self.algorithm).__name__} works with public data at the server and does "
-                f"not say so; write needs_public: ClassVar[bool] = True in its class"
+                f'not say so; write needs_public = "images" or "labels" in its class'
             )
         return self._public
 
