@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collegium.algorithms.fedbn import FedBN
     from collegium.algorithms.feddf import FedDF
     from collegium.algorithms.feddg import FedDG
+    from collegium.algorithms.fedevi import FedEvi
     from collegium.algorithms.fedlws import FedLWS
     from collegium.algorithms.fedmtl import FedMTL
     from collegium.algorithms.fednova import FedNova
@@ -96,6 +97,7 @@ _HOMES = {
     "algorithms.fedbn": ("FedBN",),
     "algorithms.feddf": ("FedDF",),
     "algorithms.feddg": ("FedDG",),
+    "algorithms.fedevi": ("FedEvi",),
     "algorithms.fedlws": ("FedLWS",),
     "algorithms.fedmtl": ("FedMTL",),
     "algorithms.fednova": ("FedNova",),
@@ -177,6 +179,7 @@ __all__ = [
     "FedBN",
     "FedDF",
     "FedDG",
+    "FedEvi",
     "FedLWS",
     "FedMTL",
     "FedNova",

@@ -118,6 +118,12 @@ def test_numbers_may_have_a_least_value(expected):
         Numbers(least=1.0).check({"steps": 0.5}, expected)
 
 
+def test_numbers_may_have_a_largest_value(expected):
+    Numbers(most=1.0).check({"share": 1.0}, expected)
+    with pytest.raises(ProtocolError, match=r"share is 1\.5, expected at most 1"):
+        Numbers(most=1.0).check({"share": 1.5}, expected)
+
+
 def test_scores_are_numbers_or_undefined(expected):
     row = {"case": "c001", "patient": "p001", "dice": 0.5, "hd95": None}
     Scores().check({"global": [row], "personal": []}, expected)

@@ -25,7 +25,7 @@ from collegium.runtime.client import ClientRuntime
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.ledger import first_break, read_ledger
 from collegium.runtime.server import Request
-from collegium.tasks import SupervisedTask
+from collegium.tasks import SegmentationTask, SupervisedTask
 from collegium.testing.toy import TRAINING, ToyFederation, toy_model, toy_network, toy_site
 from collegium.training.loop import LocalTraining
 
@@ -529,6 +529,64 @@ def test_predictions_and_features_of_a_pass_are_those_of_the_network(tmp_path):
     found = {key: torch.cat([batch[key] for batch in seen]) for key in ("features", "prediction")}
     torch.testing.assert_close(found["features"], features[order])
     torch.testing.assert_close(found["prediction"], predictions[order])
+
+
+@dataclass(frozen=True)
+class LooksAtWholeCases(FedAvg):
+    """A client that looks at the windows of its validation cases."""
+
+    @handler
+    def train(self, client, request):
+        client.state["seen"] = client.collect(
+            request["model"],
+            lambda batch, output: Tensors({**batch, "prediction": output.prediction}),
+            data=client.validation_examples,
+            whole=True,
+        )
+        return Message.of(model=request["model"], num_examples=client.num_examples)
+
+
+def test_whole_cases_are_seen_in_the_windows_in_which_they_are_predicted(tmp_path):
+    images = torch.rand(2, 1, 6, 4, generator=generator(0, "images"))
+    masks = images[:, 0] > 0.3
+    masks[1] = True
+    labels = torch.zeros(2, 6, 4, dtype=torch.int64)
+    whole = TensorDataset({"image": images, "label": labels, "mask": masks})
+
+    class Cropped(TensorDataset):
+        """Cases whose samples are crops."""
+
+        def batch(self, indices, rngs):
+            return {key: value[..., :2, :2] for key, value in super().batch(indices, rngs).items()}
+
+    network = nn.Conv2d(1, 2, 1)
+    model = Tensors(network.state_dict()).clone()
+    task = SegmentationTask(2, window=(4, 4), overlap=0.5, batch_size=3)
+    local = LocalTraining(network, task, TRAINING)
+    site = Site("A", whole, Cropped(whole.inputs), whole)
+    runtime = ClientRuntime(site, LooksAtWholeCases(), local, seed=7, root=tmp_path)
+    assert "reply" in unpack(runtime.handle(request(model=model)))
+    seen = runtime.state["seen"]
+    assert [tuple(batch["image"].shape) for batch in seen] == [(2, 1, 4, 4)] * 2
+    for batch, image, mask in zip(seen, images, masks, strict=True):
+        assert batch["image"].equal(torch.stack([image[:, :4], image[:, 2:]]))
+        assert batch["mask"].equal(torch.stack([mask[:4], mask[2:]]))
+        with torch.no_grad():
+            torch.testing.assert_close(batch["prediction"], network(batch["image"]))
+
+
+def test_without_a_field_of_view_padding_alone_does_not_count(tmp_path):
+    images = torch.rand(1, 1, 3, 4, generator=generator(0, "images"))
+    whole = TensorDataset({"image": images, "label": torch.zeros(1, 3, 4, dtype=torch.int64)})
+    local = LocalTraining(nn.Conv2d(1, 2, 1), SegmentationTask(2, window=(4, 4)), TRAINING)
+    model = local.current()
+    runtime = ClientRuntime(
+        Site("A", whole, whole, whole), LooksAtWholeCases(), local, seed=7, root=tmp_path
+    )
+    assert "reply" in unpack(runtime.handle(request(model=model)))
+    [batch] = runtime.state["seen"]
+    assert batch["mask"].sum(dim=(1, 2)).tolist() == [12]
+    assert batch["image"].shape == (1, 1, 4, 4)
 
 
 @dataclass(frozen=True)

@@ -275,6 +275,7 @@ class LocalWork(Protocol):
         look: Callable[[Batch, Output], Seen],
         *,
         data: Dataset | None = None,
+        whole: bool = False,
         stream: str = "collect",
     ) -> list[Seen]:
         """Return what a function makes of every batch of one pass over the data.
@@ -284,6 +285,8 @@ class LocalWork(Protocol):
             look: receives a batch and the network's prediction and features on it, without
                 gradients; see `collegium.training.objectives.Output`.
             data: the examples; by default those of training.
+            whole: whether batches are windows of whole cases in their order, as they are predicted,
+                without augmentation: "image", and "mask", where pixels count.
             stream: the name of the random generators of order and crops.
         """
 
@@ -318,6 +321,10 @@ class Client(LocalWork, Protocol):
     @property
     def initial_model(self) -> Tensors:
         """The common initial model, with what the method adds at this site as initialised."""
+
+    @property
+    def validation_examples(self) -> Dataset:
+        """The site's validation examples, for methods that say what they look at them for."""
 
     @property
     def pool(self) -> Dataset:

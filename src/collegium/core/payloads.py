@@ -143,14 +143,16 @@ class Numbers(_Part):
     Attributes:
         record: whether the results hold them, round by round, as ``part/name``.
         least: the smallest that a number may be; None: any.
+        most: the largest; None: any.
     """
 
     description: str = "numbers"
     record: bool = False
     least: float | None = None
+    most: float | None = None
 
     def check(self, value: Any, expected: Expected) -> None:
-        """Check that all are finite numbers, and not too small. See `PartSchema.check`."""
+        """Check that all are finite numbers in their range. See `PartSchema.check`."""
         if not isinstance(value, Mapping):
             raise ProtocolError(f"expected named numbers, found {type(value).__name__}")
         for name, number in value.items():
@@ -158,6 +160,8 @@ class Numbers(_Part):
                 raise ProtocolError(f"{name} is {number!r}, not a finite number")
             if self.least is not None and number < self.least:
                 raise ProtocolError(f"{name} is {number!r}, expected at least {self.least:g}")
+            if self.most is not None and number > self.most:
+                raise ProtocolError(f"{name} is {number!r}, expected at most {self.most:g}")
 
 
 @dataclass(frozen=True)

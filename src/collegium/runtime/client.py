@@ -119,6 +119,11 @@ class ClientRuntime(LocalWork):
         return self._make_model().map(lambda tensor: tensor.to(device))
 
     @property
+    def validation_examples(self) -> Dataset:
+        """The site's validation examples."""
+        return self.site.val
+
+    @property
     def pool(self) -> Dataset:
         """The training data of all sites together, in a simulation."""
         if self._pool is None:

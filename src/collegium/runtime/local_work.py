@@ -142,6 +142,7 @@ class LocalWork:
         look: Callable[[Batch, Output], Seen],
         *,
         data: Dataset | None = None,
+        whole: bool = False,
         stream: str = "collect",
     ) -> list[Seen]:
         """Return what a function makes of every batch of one pass over the data.
@@ -150,7 +151,7 @@ class LocalWork:
         """
         path = self._path_of(stream)
         examples = self.examples if data is None else data
-        return self.training.collect(model, look, examples, seed=self.seed, path=path)
+        return self.training.collect(model, look, examples, seed=self.seed, path=path, whole=whole)
 
     def loss(self, model: Tensors) -> float:
         """Return the mean loss of ``model`` on the training data, in evaluation mode.

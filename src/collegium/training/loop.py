@@ -9,9 +9,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from collegium.core.dataset import Batch, Dataset, Example
+from collegium.core.dataset import Batch, Dataset, Example, full_mask
 from collegium.core.lazy import nn, torch
 from collegium.core.model_parts import MemoryFormat, find_parts
 from collegium.core.optimizers import unmarked
@@ -463,6 +464,7 @@ class LocalTraining:
         *,
         seed: int,
         path: Path,
+        whole: bool = False,
     ) -> list[Seen]:
         """Return what a function makes of every batch of one pass of the data in evaluation mode.
 
@@ -472,6 +474,8 @@ class LocalTraining:
             data: the examples.
             seed: of the run.
             path: name from which the crops follow.
+            whole: whether batches are windows of whole cases; see
+                `collegium.core.algorithm.Client.collect`.
 
         Raises:
             ConfigError: the network has no head.
@@ -482,10 +486,8 @@ class LocalTraining:
         self.module.eval()
         network = LiveNetwork(self.module, self.task, {}, lr=0.0)
         with torch.no_grad(), ambient(seed, *path, "ambient"):
-            return [
-                look(batch, network.forward(batch["image"]))
-                for batch in self._one_pass(data, seed, path)
-            ]
+            batches = self._windows(data) if whole else self._one_pass(data, seed, path)
+            return [look(batch, network.forward(batch["image"])) for batch in batches]
 
     def _one_pass(self, data: Dataset, seed: int, path: Path) -> Iterator[Batch]:
         """Yield the batches of one pass of the data."""
@@ -495,6 +497,15 @@ class LocalTraining:
             len(data), self.config.batch_size, epochs=1, steps=None, seed=seed, path=path
         ):
             yield self.draw(data, samples, seed, path)
+
+    def _windows(self, data: Dataset) -> Iterator[Batch]:
+        """Yield the windows of whole cases, and where their pixels count."""
+        cut = partial(self.task.windows, self.module)
+        for index in range(len(data)):
+            batch = data.example(index).batch
+            mask = batch.get("mask", full_mask(batch["image"])).unsqueeze(1)
+            for image, inside in zip(cut(batch["image"]), cut(mask), strict=True):
+                yield {"image": image, "mask": inside.squeeze(1)}
 
     def predictions(
         self, model: Tensors, data: Dataset, only: Collection[int] | None = None
