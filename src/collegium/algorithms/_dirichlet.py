@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from collegium.core.lazy import functional, torch
+from collegium.core.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -98,7 +98,8 @@ def evidential_loss(
         Two scalars.
     """
     found = evidence(output)
-    y = functional.one_hot(label, output.shape[1]).movedim(-1, 1).to(found)
+    classes = torch.arange(output.shape[1], device=label.device).view(-1, *[1] * (label.ndim - 1))
+    y = (label.unsqueeze(1) == classes).to(found)
     alpha = found + 1
     p = alpha / alpha.sum(1, keepdim=True)
     inside = torch.ones_like(label, dtype=torch.bool) if mask is None else mask
