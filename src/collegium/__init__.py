@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from collegium.algorithms.local import Local
     from collegium.algorithms.moon import Moon
     from collegium.algorithms.perfedavg import PerFedAvg
+    from collegium.algorithms.pfedla import PFedLA
     from collegium.algorithms.pfedme import PFedMe
     from collegium.algorithms.pfednet import PFedNet
     from collegium.algorithms.pooled import Pooled
@@ -119,6 +120,7 @@ _HOMES = {
     "algorithms.local": ("Local",),
     "algorithms.moon": ("Moon",),
     "algorithms.perfedavg": ("PerFedAvg",),
+    "algorithms.pfedla": ("PFedLA",),
     "algorithms.pfedme": ("PFedMe",),
     "algorithms.pfednet": ("PFedNet",),
     "algorithms.pooled": ("Pooled",),
@@ -198,6 +200,7 @@ __all__ = [
     "Message",
     "Moon",
     "NoAdaptation",
+    "PFedLA",
     "PFedMe",
     "PFedNet",
     "PerFedAvg",

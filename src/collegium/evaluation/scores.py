@@ -60,8 +60,8 @@ _SPELLED = {
         "APFL", "CFL", "Ditto", "FedADAGrad", "FedAdam", "FedALA", "FedAMP", "FedAS", "FedAvg",
         "FedAvgM", "FedAWA", "FedBABU", "FedBN", "FedDG", "FedDyn", "FedEvi", "FedFomo", "FedLWS",
         "FedMTL", "FedNova", "FedPer", "FedProx", "FedRep", "FedRoD", "FedYogi", "FineTune", "FPFC",
-        "GRACE", "HarmoFL", "IFCA", "LGFedAvg", "Local", "MOON", "PerFedAvg", "pFedMe", "pFedNet",
-        "Pooled", "ResFIM", "SCAFFOLD", "SiloBN", "SuperFed", "TTT",
+        "GRACE", "HarmoFL", "IFCA", "LGFedAvg", "Local", "MOON", "PerFedAvg", "pFedLA", "pFedMe",
+        "pFedNet", "Pooled", "ResFIM", "SCAFFOLD", "SiloBN", "SuperFed", "TTT",
     )
 } | {"iopfl": "IOP-FL", "lcfed": "LC-Fed", "distance": "Distance-aware"}  # fmt: skip
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
