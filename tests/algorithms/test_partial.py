@@ -18,6 +18,7 @@ from collegium.core.dataset import TensorDataset
 from collegium.core.model_parts import find_parts
 from collegium.data.site import Site
 from collegium.errors import ConfigError
+from collegium.models.population import PopulationNorm
 from collegium.models.tables import Logistic
 from collegium.runtime.simulation import simulate
 from collegium.tasks import ClassificationTask
@@ -56,6 +57,8 @@ def layers(norm: nn.Module | None = None) -> nn.Module:
         (FedBN(), layers(), "fedavg"),
         (SiloBN(), layers(nn.BatchNorm1d(4)), None),
         (SiloBN(), layers(nn.LayerNorm(4)), "fedavg"),  # it has no running statistics
+        (FedBN(), layers(PopulationNorm(4)), None),  # it keeps mean and variance at home
+        (SiloBN(), layers(PopulationNorm(4)), "fedavg"),
         (FedPer(), layers(), None),
         (FedPer(), NoHead(), "fedavg"),
         (by_distance(FedBN, 0.5), layers(), "fedavg+distance"),

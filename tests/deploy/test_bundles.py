@@ -254,6 +254,15 @@ def test_recipes_of_pictures_are_kept(
     assert_equal_masks(random_model(config, tmp_path), images, tmp_path)
 
 
+def test_a_network_with_a_norm_that_monai_lacks_is_built_by_collegium(tmp_path: Path) -> None:
+    images = pictures(tmp_path / "site", count=2) / "images"
+    model = {**UNET, "norm": "population"}
+    config = experiment(tmp_path, {"site": {"folder": "site"}}, model=model)
+    assert_equal_masks(random_model(config, tmp_path), images, tmp_path)
+    needs = json.loads((tmp_path / "bundle/configs/metadata.json").read_text())
+    assert "collegium" in needs["required_packages_version"]
+
+
 @pytest.mark.parametrize(
     ("whole", "channels"), [(True, [2, 0]), (False, [2, 0]), (True, [1, 2, 0])]
 )

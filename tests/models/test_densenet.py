@@ -80,7 +80,7 @@ def test_head_is_the_map_to_classes_and_encoder_all_before(
         ({"blocks": [4, 0]}, r"densenet.blocks: each should be at least 1, not \[4, 0\]"),
         ({"growth": 0}, "densenet.growth: should be at least 1, not 0"),
         ({"stem": "huge"}, "densenet.stem: should be 'small' or 'large', not 'huge'"),
-        ({"norm": "layer"}, "densenet.norm: should be 'batch' or 'instance', not 'layer'"),
+        ({"norm": "layer"}, "densenet.norm: should be 'batch', 'instance' or 'population'"),
         ({"dropout": 1}, "densenet.dropout: should be at least 0 and below 1, not 1"),
         ({"compression": 0.5}, "has no parameter 'compression'"),
     ],

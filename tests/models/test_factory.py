@@ -152,7 +152,7 @@ def test_weights_come_from_the_ambient_random_state() -> None:
         ),
         ("unet", {"strides": [2, [2, 2, 2], 2]}, r"\[2, \[2, 2, 2\], 2\] .* or 2 of them"),
         ("unet", {"strides": [2, 0, 2]}, "unet.strides: each should be at least 1, not"),
-        ("unet", {"norm": "layer"}, "unet.norm: should be 'batch' or 'instance', not 'layer'"),
+        ("unet", {"norm": "layer"}, "unet.norm: should be 'batch', 'instance' or 'population'"),
         ("unet", {"dropout": 1.0}, "unet.dropout: should be at least 0 and below 1, not 1.0"),
         ("nowhere.py:Net", {}, "nowhere.py cannot be read .*; correct the path"),
         ("no.such.package:Net", {}, "'no.such.package' cannot be imported"),

@@ -93,7 +93,7 @@ def test_a_batch_of_one_row_trains() -> None:
         ("logistic", {"in_features": 0}, "logistic.in_features: should be at least 1, not 0"),
         ("logistic", {"out_features": 0}, "logistic.out_features: should be at least 1, not 0"),
         ("mlp", {"hidden": []}, r"mlp.hidden: should be at least 1 long, not \[\]"),
-        ("mlp", {"norm": "layer"}, "mlp.norm: should be 'batch' or 'none', not 'layer'"),
+        ("mlp", {"norm": "layer"}, "mlp.norm: should be 'batch', 'population' or 'none'"),
         ("mlp", {"dropout": 1.0}, "mlp.dropout: should be at least 0 and below 1, not 1.0"),
     ],
 )

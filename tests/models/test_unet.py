@@ -48,5 +48,7 @@ def test_the_norm_is_chosen_by_name_and_has_scale_and_shift(
 
 
 def test_an_unknown_norm_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^IOPUNet\.norm: should be 'batch', 'instance' or"):
+    with pytest.raises(
+        ConfigError, match=r"^IOPUNet\.norm: should be 'batch', 'instance', 'group' or"
+    ):
         IOPUNet(norm="layer")  # type: ignore[arg-type]

@@ -1,9 +1,10 @@
 """The roles of a network's tensors: normalisation, head, body, encoder, decoder, added.
 
 Parts are found by the *type* of a module and by the *role* a network declares, never by a piece of
-a name: a convolution called `norm1` is no normalisation, and a batch norm called `conv` is. What an
-algorithm adds to a network (`collegium.core.algorithm.Algorithm.extend`) never changes the roles of
-the network as it was built: `fix_roles` records them first.
+a name: a convolution called `norm1` is no normalisation, and a batch norm called `conv` is. A class
+of one's own says that it normalises by ``normalises = True``. What an algorithm adds to a network
+(`collegium.core.algorithm.Algorithm.extend`) never changes the roles of the network as it was
+built: `fix_roles` records them first.
 """
 
 from __future__ import annotations
@@ -216,9 +217,25 @@ def _roles(module: nn.Module) -> dict[str, Sequence[str]]:
 
 
 def _normalises(layer: nn.Module) -> bool:
-    """Return whether a layer is one of normalisation."""
+    """Return whether a layer is one of normalisation: by its type, or as its class declares."""
     kinds = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
-    return isinstance(layer, (*kinds, nn.LocalResponseNorm))
+    known = isinstance(layer, (*kinds, nn.LocalResponseNorm))
+    return known or bool(getattr(layer, "normalises", False))
+
+
+def undecayed(module: nn.Module) -> frozenset[str]:
+    """Return the names of the parameters that weight decay leaves alone.
+
+    They are those that the class of a layer names in its attribute ``undecayed``.
+
+    Args:
+        module: the network.
+    """
+    return frozenset(
+        f"{name}.{own}" if name else own
+        for name, layer in module.named_modules()
+        for own in getattr(layer, "undecayed", ())
+    )
 
 
 def _twins(tensors: Mapping[str, torch.Tensor]) -> dict[str, list[str]]:

@@ -110,7 +110,8 @@ def _carried(opened: OpenedModels) -> AlgorithmConfig | None:
 def _network(config: ExperimentConfig, carried: AlgorithmConfig | None) -> dict[str, Any]:
     """Return how the network is built, by MONAI's class if it has one that suffices."""
     params = network_of(config).params
-    if config.model.name == "unet" and carried is None:
+    norm = params.get("norm", "batch")
+    if config.model.name == "unet" and carried is None and norm in _NORMS:
         channels = list(params.get("channels", (16, 32, 64, 128)))
         return {
             "_target_": "monai.networks.nets.UNet",
@@ -120,7 +121,7 @@ def _network(config: ExperimentConfig, carried: AlgorithmConfig | None) -> dict[
             "channels": channels,
             "strides": params.get("strides") or [2] * (len(channels) - 1),
             "num_res_units": params.get("num_res_units", 1),
-            "norm": _NORMS[params.get("norm", "batch")],
+            "norm": _NORMS[norm],
             "dropout": params.get("dropout", 0.0),
         }
     code = _own_code(config, carried)

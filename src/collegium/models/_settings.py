@@ -5,13 +5,30 @@ from typing import Any, Literal
 
 from collegium.errors import ConfigError
 
-MonaiNorm = Literal["batch", "instance"]
+MonaiNorm = Literal["batch", "instance", "population"]
 
 MONAI_NORMS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "batch": ("BATCH", {}),
     "instance": ("INSTANCE", {"affine": True}),
 }
-"""The normalisations of MONAI's networks that have scale and shift, by our name."""
+"""MONAI's own normalisations that have scale and shift, by our name."""
+
+
+def monai_norm(norm: MonaiNorm) -> tuple[str, dict[str, Any]]:
+    """Return a normalisation as MONAI's networks take it; MONAI learns of ours by the way.
+
+    Args:
+        norm: Its name in an experiment.
+    """
+    if norm != "population":
+        return MONAI_NORMS[norm]
+    from monai.networks.layers.factories import Norm
+
+    from collegium.models.population import PopulationNorm
+
+    if "POPULATION" not in Norm.names:
+        Norm.add_factory_class("population", PopulationNorm)
+    return "POPULATION", {}
 
 
 Rule = tuple[str, object, str, bool]

@@ -9,7 +9,7 @@ from annotated_types import MinLen
 
 from collegium.core.lazy import nn
 from collegium.core.settings import Fraction, PositiveInt, validated
-from collegium.models._settings import MONAI_NORMS, MonaiNorm
+from collegium.models._settings import MonaiNorm, monai_norm
 
 
 @validated
@@ -42,7 +42,8 @@ def monai_densenet(
         bn_size: A layer's bottleneck has this many times `growth` channels.
         stem: "small", a 3 x 3 convolution, for small images; "large", a 7 x 7 convolution and a
             pooling, each with stride 2.
-        norm: "batch", or "instance" (with scale and shift).
+        norm: "batch", "instance" (with scale and shift) or "population"; see
+            `collegium.models.population.PopulationNorm`.
         dropout: Probability after each layer, in [0, 1).
 
     Returns:
@@ -61,7 +62,7 @@ def monai_densenet(
         growth_rate=growth,
         block_config=tuple(blocks),
         bn_size=bn_size,
-        norm=MONAI_NORMS[norm],
+        norm=monai_norm(norm),
         dropout_prob=dropout,
     )
     if stem == "small":

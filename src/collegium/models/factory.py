@@ -29,7 +29,7 @@ from collegium.core.settings import (
 from collegium.core.text import did_you_mean
 from collegium.core.userfile import import_file
 from collegium.errors import ConfigError
-from collegium.models._settings import MONAI_NORMS, MonaiNorm, require
+from collegium.models._settings import MonaiNorm, monai_norm, require
 
 Factory: TypeAlias = "Callable[..., nn.Module]"
 
@@ -59,7 +59,8 @@ def monai_unet(
         strides: Down-sampling between the levels, one fewer than `channels`: a number, or one for
             each axis, such as (1, 2, 2) for thick slices. None: 2 everywhere.
         num_res_units: Units in each residual block; 0 for plain convolutions.
-        norm: "batch", or "instance" (with scale and shift).
+        norm: "batch", "instance" (with scale and shift) or "population"; see
+            `collegium.models.population.PopulationNorm`.
         dropout: Probability, in [0, 1).
 
     Returns:
@@ -84,7 +85,7 @@ def monai_unet(
         channels=tuple(channels),
         strides=levels,  # type: ignore[arg-type]  # a number for each axis is fine too
         num_res_units=num_res_units,
-        norm=MONAI_NORMS[norm],
+        norm=monai_norm(norm),
         dropout=dropout,
     )
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from collegium.core.settings import Fraction, PositiveInt, validated
 from collegium.models.ghost import GhostBatchNorm
+from collegium.models.population import PopulationNorm
 
 
 class TableNetwork(nn.Module):
@@ -37,7 +38,11 @@ class Logistic(TableNetwork):
         return logits
 
 
-NORMS: Mapping[str, Callable[[int], nn.Module]] = {"batch": GhostBatchNorm, "none": nn.Identity}
+NORMS: Mapping[str, Callable[[int], nn.Module]] = {
+    "batch": GhostBatchNorm,
+    "population": PopulationNorm,
+    "none": nn.Identity,
+}
 """The normalisations that `MLP` knows; by batch, with the whole batch as the virtual one."""
 
 
@@ -50,7 +55,7 @@ class MLP(TableNetwork):
         in_features: Columns of the table.
         out_features: Classes; 1 for a single logit.
         hidden: Widths of the hidden layers, the first one first; at least one.
-        norm: "batch" or "none".
+        norm: "batch", "population" (see `collegium.models.population.PopulationNorm`) or "none".
         dropout: Probability, in [0, 1).
     """
 
@@ -61,7 +66,7 @@ class MLP(TableNetwork):
         out_features: PositiveInt,
         *,
         hidden: Annotated[Sequence[PositiveInt], MinLen(1)] = (64, 32),
-        norm: Literal["batch", "none"] = "batch",
+        norm: Literal["batch", "population", "none"] = "batch",
         dropout: Fraction = 0.0,
     ) -> None:
         super().__init__()

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from collegium.core.settings import PositiveInt, validated
+from collegium.models.population import PopulationNorm
 
 
 def _group_norm(channels: int) -> nn.Module:
@@ -21,6 +22,7 @@ NORMS: Mapping[str, Callable[[int], nn.Module]] = {
     "batch": nn.BatchNorm2d,
     "instance": partial(nn.InstanceNorm2d, affine=True),
     "group": _group_norm,
+    "population": PopulationNorm,
 }
 """The normalisations of `IOPUNet`, each with scale and shift."""
 
@@ -53,7 +55,8 @@ class IOPUNet(nn.Module):
         in_channels: Channels of the image.
         out_channels: Classes, the background included.
         base: Channels of the first level.
-        norm: "batch", "instance" or "group".
+        norm: "batch", "instance", "group" or "population"; see
+            `collegium.models.population.PopulationNorm`.
     """
 
     roles: ClassVar[Mapping[str, Sequence[str]]] = {
@@ -70,7 +73,7 @@ class IOPUNet(nn.Module):
         out_channels: PositiveInt = 2,
         *,
         base: PositiveInt = 32,
-        norm: Literal["batch", "instance", "group"] = "batch",
+        norm: Literal["batch", "instance", "group", "population"] = "batch",
     ) -> None:
         super().__init__()
         make_norm = NORMS[norm]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from collegium.core.dataset import Batch, Dataset, Example, full_mask
 from collegium.core.lazy import nn, torch
-from collegium.core.model_parts import MemoryFormat, find_parts
+from collegium.core.model_parts import MemoryFormat, find_parts, undecayed
 from collegium.core.optimizers import unmarked
 from collegium.core.randomness import ambient
 from collegium.core.settings import (
@@ -56,7 +56,8 @@ class TrainingConfig:
         warm_up: how many rounds, the first ones, raise the learning rate to ``lr`` in equal steps;
             schedule and decay begin after them.
         momentum: of SGD.
-        weight_decay: L2 penalty (decoupled for adamw).
+        weight_decay: L2 penalty (decoupled for adamw), of all parameters but those that their layer
+            exempts; see `collegium.core.model_parts.undecayed`.
         amsgrad: of adam and adamw.
         batch_size: examples per optimiser step.
         local_epochs: passes over the site's training data per round.
@@ -125,14 +126,20 @@ class TrainingConfig:
         return lr * float((1 - k / total) ** self.power)
 
     def build_optimizer(
-        self, parameters: Sequence[nn.Parameter], lr: float
+        self, trained: Mapping[str, nn.Parameter], lr: float, undecayed: Collection[str] = ()
     ) -> torch.optim.Optimizer:
         """Return a new optimiser.
 
         Args:
-            parameters: the parameters that are trained.
+            trained: the parameters that are trained, by name.
             lr: learning rate.
+            undecayed: the names of those that weight decay leaves alone.
         """
+        groups: list[dict[str, Any]] = [
+            {"params": [p for n, p in trained.items() if n not in undecayed]},
+            {"params": [p for n, p in trained.items() if n in undecayed], "weight_decay": 0.0},
+        ]
+        parameters = [group for group in groups if group["params"]]
         if self.optimizer == "sgd":
             return unmarked(torch.optim.SGD)(
                 parameters, lr=lr, momentum=self.momentum, weight_decay=self.weight_decay
@@ -259,7 +266,7 @@ class LocalTraining:
     ) -> None:
         self.module, self.task, self.config = module.to(device), task, config
         self.device = torch.device(device)
-        self.parts = find_parts(module)
+        self.parts, self.undecayed = find_parts(module), undecayed(module)
         self._added = self.current().select(self.parts.added)
         self._compiled = CompiledNetwork(self.module) if config.compile == "on" else None
         self._warned = False
@@ -348,7 +355,7 @@ class LocalTraining:
             for n, p in self.module.named_parameters()
             if p.requires_grad and (trainable is None or n in trainable)
         }
-        optimizer = config.build_optimizer(list(trained.values()), lr)
+        optimizer = config.build_optimizer(trained, lr, self.undecayed)
         if optimizer_state:
             restore_state(optimizer, trained, optimizer_state)
         network = LiveNetwork(

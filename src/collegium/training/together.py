@@ -150,7 +150,7 @@ class _Loop:
     def run(self) -> list[Outcome]:
         local, fits = self.local, [planned.fit for planned in self.group]
         config, lr = local.config, fits[0].lr
-        optimizer = config.build_optimizer([*self.trained.values()], lr)
+        optimizer = config.build_optimizer(self.trained, lr, local.undecayed)
         states = [fit.optimizer_state for fit in fits]
         if first := states[0]:
             stacked = {name: _stack_state([s[name] for s in states if s]) for name in first}
