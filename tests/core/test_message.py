@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load
 from safetensors.torch import save as save_tensors
 
-from collegium.core.message import MARK, Message, pack, tensors_in, unpack
+from collegium.core.message import MARK, Held, Message, NotHeldError, pack, tensors_in, unpack
 from collegium.core.tensors import Tensors
 from collegium.errors import ProtocolError
 
@@ -217,3 +217,45 @@ def test_tensors_in_gives_paths_and_ties_once():
     weight = torch.ones(2)
     value = {"m": Tensors({"x": weight, "y": weight}), "l": [Tensors({"z": torch.ones(1)}), 3]}
     assert [path for path, _ in tensors_in(value)] == ["m.x", "l[0].z"]
+
+
+BIG = torch.arange(10_000, dtype=torch.float32)
+
+
+def test_what_the_receiver_holds_is_left_out_and_comes_back_in_its_place():
+    held = Held(Tensors({"a": BIG, "b": torch.zeros(2), "n": torch.tensor(3)}))
+    model = Tensors({"x": torch.ones(2), "a": BIG.clone(), "n": torch.tensor(3)})
+    update = Tensors({"a": torch.zeros(10_000), "x": torch.ones(2)})
+    data = pack({"model": model, "update": [update]}, held)
+    assert len(data) < 1000
+    found = unpack(data, held=Held(held.tensors.clone()))  # the same tensors in other memory
+    assert list(found["model"]) == ["x", "a", "n"]
+    for group, wanted in ((found["model"], model), (found["update"][0], update)):
+        assert group.keys() == wanted.keys()
+        assert all(torch.equal(group[name], wanted[name]) for name in wanted)
+        assert all(group[name].dtype == wanted[name].dtype for name in wanted)
+
+
+@pytest.mark.parametrize(
+    "tensor", [BIG + 1, BIG.double(), BIG.reshape(100, 100), torch.full((10_000,), float("nan"))]
+)
+def test_a_tensor_that_differs_from_the_one_held_is_sent(tensor):
+    held = Held(Tensors({"a": BIG}))
+    found = unpack(pack(Tensors({"a": tensor}), held), held=held)["a"]
+    assert found.dtype == tensor.dtype
+    assert found.numpy().tobytes() == tensor.numpy().tobytes()
+
+
+@pytest.mark.parametrize("other", [None, Held(Tensors({"a": BIG + 1})), Held(Tensors({"b": BIG}))])
+def test_a_receiver_that_holds_something_else_says_so(other):
+    with pytest.raises(NotHeldError, match="leaves out tensors that are not held here"):
+        unpack(pack(Tensors({"x": BIG}), Held(Tensors({"a": BIG}))), held=other)
+
+
+@pytest.mark.parametrize(("name", "index"), [("a", -3), ("b", -1), ("b", -2), ("a", 0)])
+def test_a_message_that_leaves_out_what_nobody_holds_is_damaged(name, index):
+    held = Held(Tensors({"a": BIG}))
+    nesting = json.dumps({"model": {MARK: [[name, index]]}})
+    data = save_tensors({}, {"nesting": nesting, "held": held.digest})
+    with pytest.raises(ProtocolError, match="damaged or not a message"):
+        unpack(data, held=held)

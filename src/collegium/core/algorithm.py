@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 from collegium.core.dataset import Batch, Dataset, SampleTransform, unchanged
 from collegium.core.lazy import nn, torch
 from collegium.core.message import Message
-from collegium.core.model_parts import MemoryFormat, ModelParts, fix_roles, set_memory_format
+from collegium.core.model_parts import (
+    MemoryFormat,
+    ModelParts,
+    fix_roles,
+    freeze,
+    set_memory_format,
+)
 from collegium.core.payloads import ModelPart, Numbers, PartSchema, Scores
 from collegium.core.tensors import Mean, Tensors
 from collegium.errors import ConfigError, ProtocolError
@@ -371,11 +377,14 @@ class NetworkBuilder:
         network: builds the network as configured.
         algorithm: extends it; see `Algorithm.extend`.
         memory_format: the order of the weights in memory; see `set_memory_format`.
+        freeze: the parts of the configured network that are not trained; see
+            `collegium.core.model_parts.freeze`. Copies that an algorithm adds have them too.
     """
 
     network: Callable[[], nn.Module]
     algorithm: Algorithm
     memory_format: MemoryFormat = "auto"
+    freeze: Sequence[str] = ()
 
     def __call__(self) -> nn.Module:
         """Return a new network, whose roles are those that it has before it is extended."""
@@ -383,6 +392,7 @@ class NetworkBuilder:
 
         module = self.network()
         fix_roles(module)
+        freeze(module, self.freeze)
         self.algorithm.extend(module)
         use_quick_prelu(module)
         set_memory_format(module, self.memory_format)

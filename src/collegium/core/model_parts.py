@@ -10,7 +10,7 @@ built: `fix_roles` records them first.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal, NamedTuple
 
@@ -46,6 +46,8 @@ class ModelParts:
         decoder: The path up and the head; the head alone for a network without a path up.
         added: What an algorithm added to the network as built; in none of the head, the encoder and
             the decoder.
+        frozen: Parameters that require no gradient, and buffers of layers whose parameters are all
+            so; a layer without parameters counts as what is around it.
     """
 
     names: frozenset[str]
@@ -56,6 +58,7 @@ class ModelParts:
     encoder: frozenset[str]
     decoder: frozenset[str]
     added: frozenset[str] = frozenset()
+    frozen: frozenset[str] = frozenset()
 
     @property
     def body(self) -> frozenset[str]:
@@ -147,7 +150,56 @@ def find_parts(module: nn.Module) -> ModelParts:
         encoder=(below(roles["encoder"]) if "encoder" in roles else names - decoder) - added,
         decoder=decoder - added,
         added=added,
+        frozen=part(_frozen(module, names)),
     )
+
+
+def _frozen(module: nn.Module, names: Collection[str]) -> Iterator[str]:
+    """Yield the frozen tensors among all of a network; see `ModelParts`."""
+    trained = {n: p.requires_grad for n, p in module.named_parameters(remove_duplicate=False)}
+    if all(trained.values()):
+        return
+    for name in names:
+        if name in trained:
+            around = [name]
+        else:
+            place = name.rpartition(".")[0]
+            around = [n for n in trained if n.rpartition(".")[0] == place]
+            while not around and place:
+                around = [n for n in trained if n.startswith(f"{place}.")]
+                place = place.rpartition(".")[0]
+            around = around or [*trained]
+        if not any(trained[n] for n in around):
+            yield name
+
+
+def freeze(module: nn.Module, parts: Collection[str]) -> None:
+    """Stop the training of parts of a network, in place.
+
+    Args:
+        module: the network.
+        parts: roles, or names of submodules or tensors; see `ModelParts.named`.
+
+    Raises:
+        ConfigError: there is no such role or name, it has no parameters, or nothing is left that
+            is trained.
+    """
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    roles = find_parts(module)
+    for part in parts:
+        try:
+            named = roles.named(part) & parameters.keys()
+        except ConfigError as error:
+            raise ConfigError(f"training.freeze: {error}") from error
+        if not named:
+            raise ConfigError(f"training.freeze: {part!r} has no parameters; leave it out")
+        for name in named:
+            parameters[name].requires_grad_(False)
+    if parts and not any(parameter.requires_grad for parameter in parameters.values()):
+        raise ConfigError(
+            f"training.freeze: {', '.join(parts)} is the whole network, and nothing is left to "
+            f"train; name less"
+        )
 
 
 class _AsBuilt(NamedTuple):

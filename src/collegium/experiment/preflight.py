@@ -154,7 +154,9 @@ def check_setups(config: ExperimentConfig, variation: str = "") -> None:
     for algorithm in config.algorithms:
         method = build_algorithm(algorithm)
         check_task(method, "table" if config.federation.table else config.federation.task.name)
-        parts = find_parts(_sample_network(NetworkBuilder(network_of(config), method)))
+        frozen = with_own_training(config, algorithm).training.freeze
+        build = NetworkBuilder(network_of(config), method, freeze=frozen)
+        parts = find_parts(_sample_network(build))
         if other := method.same_as(parts):
             logger.warning(
                 "%s%s is %s on this network with these settings: it has nothing of its own there, "

@@ -35,7 +35,8 @@ def attach_second_network(
         module: the network as built.
         network: the second network; None: one of the same architecture.
         alike: whether the latter starts as a copy of the first one; otherwise its layers draw
-            initial weights of their own, from torch's ambient random state.
+            initial weights of their own, from torch's ambient random state; frozen layers are
+            copies in any case.
 
     Raises:
         ConfigError: the network has a submodule or attribute of that name.
@@ -46,7 +47,8 @@ def attach_second_network(
     if network is None:
         network = copy.deepcopy(module)
         for layer in () if alike else network.modules():
-            if callable(draw := getattr(layer, "reset_parameters", None)):
+            frozen = not all(p.requires_grad for p in layer.parameters(recurse=False))
+            if callable(draw := getattr(layer, "reset_parameters", None)) and not frozen:
                 draw()
     second = SecondNetwork(network)
     module.add_module(SECOND, second)

@@ -19,13 +19,14 @@ from collegium.compression.session.groups import (
     NO_CODECS,
     RESEND_REQUEST,
     Codecs,
+    leaving_parts,
     on_device,
 )
 from collegium.compression.session.layout import ModelLayout
 from collegium.core.algorithm import Algorithm, State
 from collegium.core.dataset import Dataset
 from collegium.core.files import write_atomically
-from collegium.core.message import Message, pack, unpack
+from collegium.core.message import HELD_KEY, Held, Message, NotHeldError, pack, unpack
 from collegium.core.payloads import may_leave
 from collegium.core.tensors import Tensors
 from collegium.core.userfile import client_mistake
@@ -86,6 +87,8 @@ class ClientRuntime(LocalWork):
         rounds: how many rounds the run has.
         pool: the training data of all sites, in a simulation.
         codecs: the codecs of training exchanges; the server must have the same.
+        held: the frozen tensors of the initial model, which messages leave out, as this site draws
+            them. Where the server's are others, it sends them once, and the site keeps them.
     """
 
     def __init__(
@@ -100,6 +103,7 @@ class ClientRuntime(LocalWork):
         rounds: int = 1,
         pool: Dataset | None = None,
         codecs: Codecs = NO_CODECS,
+        held: Held | None = None,
     ) -> None:
         owner = f"site {site.name!r}"
         super().__init__(training, site.train, seed=seed, rounds=rounds, owner=owner)
@@ -107,6 +111,7 @@ class ClientRuntime(LocalWork):
         self.store = Store(root / "states")
         self.ledger = Ledger(root / "ledger.jsonl")
         self._kept = KeptModels(root / KEPT)
+        self._held, self._held_file = held, root / "held.safetensors"
         self.codec_state: State = {}
         self._codecs = codecs
         self._layout = ModelLayout(training.current(), training.parts.trainable) if codecs else None
@@ -138,9 +143,9 @@ class ClientRuntime(LocalWork):
         try:
             reply, sent = self._run(request)
             coded = {"coded": sent.coded} if sent.coded else {}
-            data = pack({"reply": sent.parts, **coded})
+            data = pack({"reply": sent.parts, **coded}, self._held)
             self.ledger.append(
-                reply,
+                leaving_parts(reply, self._held),
                 data,
                 coded=sent.ledger,
                 round=request.round,
@@ -149,7 +154,7 @@ class ClientRuntime(LocalWork):
                 method=request.method,
             )
             return data
-        except LostReference as error:
+        except (LostReference, NotHeldError) as error:
             logger.warning("site %r, round %d: %s", self.id, request.round, error)
             return RESEND_REQUEST
         except Exception as error:
@@ -175,8 +180,9 @@ class ClientRuntime(LocalWork):
         old = self._load(_newest_allowed(before, request.accepted))
         self.round = request.round
         self.begin_work("client", self.id, request.round, request.stage, request.exchange)
+        parts = self._opened(request.payload)
         session = self._session(request)
-        reply = dict(method(self, self._message(request, session)))
+        reply = dict(method(self, self._message(request, parts, session)))
         if self.progress:
             main = self.progress.get("fit") or next(iter(self.progress.values()))
             reply["progress"] = {
@@ -215,16 +221,39 @@ class ClientRuntime(LocalWork):
             return None
         position = (self.id, request.round, request.exchange)
         return ClientSession(
-            self._codecs, self._layout, self.codec_state, seed=self.seed, position=position
+            self._codecs,
+            self._layout,
+            self.codec_state,
+            seed=self.seed,
+            position=position,
+            held=self._held,
         )
 
-    def _message(self, request: Request, session: ClientSession | None) -> Message:
-        """Return a request's parts, on the device where the client computes."""
-        device, sender = self.training.device, f"request {request.method!r}"
-        if session is None:
-            return Message(unpack(request.payload, device), sender)
-        parts = session.decode_request(unpack(request.payload))
-        return Message(on_device(parts, device), sender)
+    def _opened(self, payload: bytes) -> dict[str, Any]:
+        """Return the unpacked parts of a request, with what it leaves out.
+
+        Raises:
+            NotHeldError: it leaves out what this site neither draws nor has received.
+        """
+        try:
+            parts: dict[str, Any] = unpack(payload, held=self._held)
+        except NotHeldError:
+            if not self._held_file.exists():
+                raise
+            self._held = Held(unpack(self._held_file.read_bytes()))
+            parts = unpack(payload, held=self._held)
+        if HELD_KEY in parts:
+            tensors = parts.pop(HELD_KEY)
+            write_atomically(self._held_file, pack(tensors))
+            self._held = Held(tensors)
+        return parts
+
+    def _message(
+        self, request: Request, parts: dict[str, Any], session: ClientSession | None
+    ) -> Message:
+        """Return a request's parts, decoded, on the device where the client computes."""
+        decoded = parts if session is None else session.decode_request(parts)
+        return Message(on_device(decoded, self.training.device), f"request {request.method!r}")
 
     def whole_state(self) -> State:
         """Return the state to store: the algorithm's and that of the codecs."""

@@ -13,6 +13,7 @@ from torch import nn
 from collegium.compression.session.groups import NO_CODECS, Codecs
 from collegium.core.algorithm import Algorithm, NetworkBuilder
 from collegium.core.dataset import ConcatDataset, Dataset
+from collegium.core.message import Held
 from collegium.core.model_parts import find_parts
 from collegium.core.payloads import may_leave
 from collegium.core.randomness import ambient
@@ -96,7 +97,8 @@ class Federation:
 
     def builder(self, algorithm: Algorithm) -> NetworkBuilder:
         """Return what builds the network that an algorithm trains, with what it adds."""
-        return NetworkBuilder(self.network, algorithm, self.training.memory_format)
+        training = self.training
+        return NetworkBuilder(self.network, algorithm, training.memory_format, training.freeze)
 
     def initial_model(self, algorithm: Algorithm, seed: int, k: int = 0) -> Tensors:
         """Return an initial model.
@@ -169,7 +171,9 @@ class Federation:
             return found
 
         methods = {name: algorithm.at_site(name) for name in self.sites}
-        pool = None
+        at_server = local(algorithm)
+        frozen, pool = at_server.current().select(at_server.parts.frozen), None
+        held = Held(frozen) if frozen else None
         if algorithm.simulation_only:
             pool = ConcatDataset([self.sites[name].train for name in self.names])
         return {
@@ -183,6 +187,7 @@ class Federation:
                 rounds=rounds,
                 pool=pool,
                 codecs=codecs,
+                held=held,
             )
             for name, site in self.sites.items()
         }

@@ -19,7 +19,7 @@ from collegium.compression.session.groups import CODEC_KEY, NO_CODECS, RESEND_RE
 from collegium.compression.session.layout import ModelLayout
 from collegium.compression.session.server_session import Exchange, ServerSession
 from collegium.core.algorithm import HOME, Algorithm, Replies, State, check_needs
-from collegium.core.message import Message, pack, unpack
+from collegium.core.message import HELD_KEY, Held, Message, pack, unpack
 from collegium.core.model_parts import ModelParts
 from collegium.core.payloads import Expected, recorded_numbers
 from collegium.core.randomness import claim, generator
@@ -211,6 +211,8 @@ class ServerRuntime:
         self._accepted: dict[str, str] = {}
         layout = ModelLayout(self._initial, parts.trainable) if codecs else None
         self._session = ServerSession(codecs, layout, seed=seed) if layout else None
+        self.held = Held(self._initial.select(parts.frozen)) if parts.frozen else None
+        self._lacking: set[str] = set()
         self._exchange = 0
         self._committed = 0
         self._purposes: set[str] = set()
@@ -276,14 +278,19 @@ class ServerRuntime:
         coded = None
         if self._session is not None and self.stage == "train":
             position = self.round, exchange
-            coded = Exchange(self._session, items, each, names, position=position)
-        common = pack(items) if each is None and coded is None else b""
+            coded = Exchange(self._session, items, each, names, position=position, held=self.held)
+        common = pack(items, self.held) if each is None and coded is None else b""
 
         def request(client: str) -> Request:
+            lacking = client in self._lacking
             if coded is not None:
-                payload = coded.payload(client)
+                payload = coded.payload(client, whole=lacking)
+            elif lacking and self.held is not None:
+                own = {} if each is None else each[client]
+                payload = pack({**items, **own, HELD_KEY: self.held.tensors})
             else:
-                payload = common if each is None else pack({**items, **each[client]})
+                payload = common if each is None else pack({**items, **each[client]}, self.held)
+            self._lacking.discard(client)
             self.client_stats.setdefault(client, ClientStats()).bytes_down += len(payload)
             floor = max(self._committed - 1, 0)
             accepted = self._accepted.get(client, "") if self._acknowledges else None
@@ -349,16 +356,20 @@ class ServerRuntime:
     def _is_asked_again(self, response: Response, missing_since: dict[str, float]) -> bool:
         """Return whether a client is asked again: its request got lost, or the policy wants it.
 
-        One that lost the reference of its codec is sent everything.
+        One that lost the reference of its codec, or lacks what messages leave out, is sent all.
         """
         client = response.client
         if response.missing and self.participation.on_failure == "retry":
             logger.warning("client %r: %s; asking again", client, response.missing)
             began = missing_since.setdefault(client, time.monotonic())
             return time.monotonic() - began < self.participation.retry_seconds
-        if self._session is not None and response.data == RESEND_REQUEST:
-            logger.warning("client %r lost its reference models; sending everything again", client)
-            self._session.forget(client)
+        if (self._session or self.held) and response.data == RESEND_REQUEST:
+            self._lacking.add(client)
+            if self._session is not None:
+                logger.warning(
+                    "client %r lost its reference models; sending everything again", client
+                )
+                self._session.forget(client)
             self._count(response)
             return True
         return response.again
@@ -378,7 +389,7 @@ class ServerRuntime:
         try:
             if response.missing:
                 raise MissingReply(f"{where}: {response.missing}")
-            envelope = _unpacked(response.data, where)
+            envelope = _unpacked(response.data, where, self.held)
             reply = self._check(envelope, where, response.client, coded)
         except ClientError as error:
             if coded is not None:
@@ -546,9 +557,9 @@ class ServerRuntime:
         return models
 
 
-def _unpacked(data: bytes, where: str) -> Any:
+def _unpacked(data: bytes, where: str, held: Held | None) -> Any:
     """Return the envelope in a response; one that is none names who sent it."""
     try:
-        return unpack(data)
+        return unpack(data, held=held)
     except ProtocolError as error:
         raise ProtocolError(f"{where}: {error}") from error

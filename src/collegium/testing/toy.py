@@ -266,7 +266,7 @@ class ShuffledTransport:
                 continue
             for _ in range(2 if self._repeat else 1):
                 reply = respond_here(self._federation.clients()[request.client], request)
-            envelope = unpack(reply.data)
+            envelope = unpack(reply.data, held=self._federation.server.held)
             if "reply" in envelope:
                 self.log.append((request, Message(envelope["reply"])))
             yield reply

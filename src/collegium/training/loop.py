@@ -59,6 +59,8 @@ class TrainingConfig:
         weight_decay: L2 penalty (decoupled for adamw), of all parameters but those that their layer
             exempts; see `collegium.core.model_parts.undecayed`.
         amsgrad: of adam and adamw.
+        freeze: parts of the network that are not trained, each a role ("encoder", "head", "norm",
+            ...) or the name of a submodule or tensor; their running statistics stay as they are.
         batch_size: examples per optimiser step.
         local_epochs: passes over the site's training data per round.
         local_steps: optimiser steps per round instead of epochs, the same at every site whatever
@@ -86,6 +88,7 @@ class TrainingConfig:
     momentum: Fraction = 0.0
     weight_decay: NonNegative = 0.0
     amsgrad: bool = False
+    freeze: tuple[str, ...] = ()
     batch_size: PositiveInt = 8
     local_epochs: PositiveInt = 1
     local_steps: PositiveInt | None = None
@@ -355,6 +358,7 @@ class LocalTraining:
             for n, p in self.module.named_parameters()
             if p.requires_grad and (trainable is None or n in trainable)
         }
+        whole = trainable is None and not self.parts.frozen
         optimizer = config.build_optimizer(trained, lr, self.undecayed)
         if optimizer_state:
             restore_state(optimizer, trained, optimizer_state)
@@ -364,12 +368,13 @@ class LocalTraining:
             trained,
             lr=lr,
             precision=config.precision,
-            compiled=self._compiled if trainable is None and objective is None else None,
+            compiled=self._compiled if whole and objective is None else None,
             whole=config.batch_size,
         )
         hooks = _Hooks(objective or self._task_loss, penalty, correct)
         total, taken = 0.0, 0
-        with ambient(seed, *path, "ambient"), training_mode(self.module, trained):
+        mode = training_mode(self.module, trained, self.parts.frozen)
+        with ambient(seed, *path, "ambient"), mode:
             for taken, samples in enumerate(call.plan(), start=1):
                 batch = self.draw(data, samples, seed, path)
                 with network.compiling(batch["image"]):
@@ -572,19 +577,24 @@ def _correct_gradients(
 
 
 @contextmanager
-def training_mode(module: nn.Module, trained: Mapping[str, nn.Parameter]) -> Iterator[None]:
+def training_mode(
+    module: nn.Module, trained: Mapping[str, nn.Parameter], frozen: Collection[str] = ()
+) -> Iterator[None]:
     """Put a network in training mode, with gradients for the trained parameters alone.
 
     Args:
         module: the network.
         trained: the parameters that are trained, by name.
+        frozen: the tensors that never are; see `ModelParts.frozen`.
     """
     fixed = {*module.parameters()} - {*trained.values()}
     stopped = [parameter for parameter in fixed if parameter.requires_grad]
     module.train()
-    for layer in module.modules():
+    for place, layer in module.named_modules():
         own = {*layer.parameters(recurse=False)}
-        if own and own <= fixed and isinstance(layer, nn.modules.batchnorm._NormBase):
+        buffers = {f"{place}.{name}" for name, _ in layer.named_buffers(recurse=False)}
+        still = own <= fixed if own else not buffers.isdisjoint(frozen)
+        if still and isinstance(layer, nn.modules.batchnorm._NormBase):
             layer.eval()
     for parameter in stopped:
         parameter.requires_grad_(False)

@@ -157,7 +157,7 @@ class _Loop:
             restore_state(optimizer, self.trained, stacked)
         totals, failed, taken = [0.0] * len(fits), dict[int, Exception](), 0
         own = {name: p for name, p in local.module.named_parameters() if p.requires_grad}
-        with training_mode(local.module, own):
+        with training_mode(local.module, own, local.parts.frozen):
             batches = zip(*(planned.batches for planned in self.group), strict=True)
             for taken, drawn in enumerate(batches, start=1):
                 values = self._step(drawn, optimizer)

@@ -17,13 +17,14 @@ from collegium.compression.session.groups import (
     decode_groups,
     encode_groups,
     is_lossless,
+    leaving_parts,
     origin,
     tensor_groups,
     wrap_bytes,
 )
 from collegium.compression.session.layout import ModelLayout
 from collegium.core.algorithm import State
-from collegium.core.message import tensors_in
+from collegium.core.message import Held, tensors_in
 from collegium.core.randomness import generator
 from collegium.core.tensors import Tensors
 from collegium.errors import ProtocolError
@@ -57,6 +58,7 @@ class ClientSession:
             tensors last received ("down"), and what the codec lost ("up").
         seed: of the run.
         position: the client's name, the round and the exchange.
+        held: what messages leave out, which counts nothing in the ledger; None: nothing.
     """
 
     def __init__(
@@ -67,8 +69,9 @@ class ClientSession:
         *,
         seed: int,
         position: tuple[str | int, ...],
+        held: Held | None = None,
     ) -> None:
-        self._codecs, self._layout, self._state = codecs, layout, state
+        self._codecs, self._layout, self._state, self._held = codecs, layout, state, held
         self._rng = partial(generator, seed, "codec", "up", *position)
         self._options: Mapping[str, Any] = {}
         self._received: dict[str, Tensors] = {}
@@ -132,8 +135,9 @@ class ClientSession:
             return group.rest
 
         parts = encode_groups(reply, self._layout, encode)
+        leaving = leaving_parts({name: parts[name] for name in ledger}, self._held)
         for name, line in ledger.items():
-            line["bytes"] += sum(t.numel() * t.element_size() for _, t in tensors_in(parts[name]))
+            line["bytes"] += sum(t.numel() * t.element_size() for _, t in tensors_in(leaving[name]))
         return EncodedReply(parts, coded, ledger)
 
     def _lossless_entry(self, up: Codec | None, group: SplitGroup) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import torch
 from collegium.compression.base import Codec
 from collegium.compression.identity import Identity
 from collegium.compression.session.layout import ModelLayout
-from collegium.core.message import pack
+from collegium.core.message import Held, pack
 from collegium.core.tensors import Tensors
 from collegium.errors import ProtocolError
 
@@ -112,6 +112,18 @@ def on_device(parts: Any, device: torch.device) -> Any:
         device: the device.
     """
     return map_groups(parts, lambda _, group: group.map(lambda tensor: tensor.to(device)))
+
+
+def leaving_parts(parts: Mapping[str, Any], held: Held | None) -> dict[str, Any]:
+    """Return parts of a message without the tensors that it leaves out.
+
+    Args:
+        parts: the parts.
+        held: what the receiver holds; None: nothing is left out.
+    """
+    if held is None:
+        return dict(parts)
+    return dict(map_groups(parts, lambda _, group: held.rest(group)))
 
 
 def map_groups(

@@ -25,7 +25,7 @@ from collegium.compression.session.groups import (
 )
 from collegium.compression.session.layout import ModelLayout
 from collegium.core.algorithm import State
-from collegium.core.message import pack
+from collegium.core.message import HELD_KEY, Held, pack
 from collegium.core.randomness import generator
 from collegium.core.tensors import Tensors
 
@@ -111,6 +111,7 @@ class Exchange:
         each: further parts for single clients.
         clients: the clients that are asked.
         position: the round, and the number of the exchange in it.
+        held: what messages leave out, as the clients hold it; None: nothing.
     """
 
     def __init__(
@@ -121,11 +122,12 @@ class Exchange:
         clients: Collection[str],
         *,
         position: tuple[int, int],
+        held: Held | None = None,
     ) -> None:
         session.plan(position[0])
         session.pruned_state()
         self._session, self._layout, self._position = session, session.layout, position
-        self._items, self._each = items, each
+        self._items, self._each, self._left_out = items, each, held
         self._downloads: dict[Hashable, _Download] = {}
         self._packed: dict[str, bytes] = {}
         self._sent: dict[str, dict[str, Tensors]] = {}
@@ -153,8 +155,12 @@ class Exchange:
         known = self._session.state.get("known", {}).get(path, {})
         return version if version in known and known[version].keys() == set(names) else None
 
-    def payload(self, client: str) -> bytes:
+    def payload(self, client: str, *, whole: bool = False) -> bytes:
         """Return the packed request for a client.
+
+        Args:
+            client: the client.
+            whole: whether it does not hold what messages leave out, and gets it.
 
         Raises:
             ProtocolError: a part cannot be encoded.
@@ -180,12 +186,15 @@ class Exchange:
         self._sent[client], self._received[client] = originals, received
         coding = {"order": dict(self._session.options.get(client, {})), "parts": entries}
         coding = {key: value for key, value in coding.items() if value}
-        return self._pack(rests | ({CODEC_KEY: coding} if coding else {}))
+        message = rests | ({CODEC_KEY: coding} if coding else {})
+        if whole and self._left_out is not None:
+            return pack({**message, HELD_KEY: self._left_out.tensors})
+        return self._pack(message)
 
     def _pack(self, message: dict[str, Any]) -> bytes:
         """Pack a message, once for all clients with equal parts, options and versions."""
         if self._each is not None:
-            return pack(message)
+            return pack(message, self._left_out)
         coding = message.get(CODEC_KEY, {})
         versions = {
             path: ["data" in entry, entry.get("version")]
@@ -193,7 +202,7 @@ class Exchange:
         }
         key = json.dumps([coding.get("order"), versions])
         if key not in self._packed:
-            self._packed[key] = pack(message)
+            self._packed[key] = pack(message, self._left_out)
         return self._packed[key]
 
     def _lossless_entry(self, down: Codec, group: SplitGroup, key: Hashable) -> dict[str, Any]:

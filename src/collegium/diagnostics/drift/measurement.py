@@ -271,7 +271,7 @@ class _Measurement:
             ),
             take=self._take,
         )
-        return self._federation.server(
+        server = self._federation.server(
             algorithm,
             recorder,
             seed=seed,
@@ -279,6 +279,8 @@ class _Measurement:
             rounds=self._config.rounds,
             participation=self._config.participation,
         )
+        recorder.held = server.held
+        return server
 
     def _take(self, number: int, site: str, received: Tensors, trained: Tensors) -> None:
         """Extract a site's features; of several trainings in a round, the first start and end."""

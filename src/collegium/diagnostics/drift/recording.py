@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from collegium.core.dataset import Dataset
-from collegium.core.message import Message, unpack
+from collegium.core.message import Held, Message, unpack
 from collegium.core.model_parts import head_layer
 from collegium.core.randomness import ambient
 from collegium.core.tensors import Tensors
@@ -38,6 +38,9 @@ class RecordingTransport:
         personal: called after a site has trained: gives the model with which it would predict on
             receiving a message, as `collegium.core.algorithm.Algorithm.personal_model` does.
         take: called with the round, the site, the model received and the model after training.
+
+    Attributes:
+        held: what messages leave out, the server's `ServerRuntime.held`.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class RecordingTransport:
     ) -> None:
         self._inner, self._initial, self._personal, self._take = inner, initial, personal, take
         self._own: dict[str, Tensors] = {}
+        self.held: Held | None = None
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[Response]:
         """Deliver the requests and yield the answers, both as they are.
@@ -75,10 +79,10 @@ class RecordingTransport:
         self._inner.close()
 
     def _look(self, request: Request, response: Response) -> None:
-        reply = unpack(response.data).get("reply", {})
+        reply = unpack(response.data, held=self.held).get("reply", {})
         if not PARTS & reply.keys():
             return  # an exchange of something else, or a failure
-        parts, site = unpack(request.payload), response.client
+        parts, site = unpack(request.payload, held=self.held), response.client
         if not isinstance(parts.get("model"), Tensors):
             raise ConfigError(
                 f"{request.method!r} sends each site {', '.join(parts) or 'nothing'} and not one "
