@@ -20,7 +20,13 @@ from typer.testing import CliRunner
 
 from collegium import cli
 from collegium.core.tensors import Tensors
-from collegium.deploy import OpenedModels, export_bundle, open_model, predict_folder
+from collegium.deploy import (
+    OpenedModels,
+    export_bundle,
+    open_model,
+    open_models,
+    predict_folder,
+)
 from collegium.errors import ConfigError, DataError
 from collegium.experiment.config.building import network_of
 from collegium.experiment.config.experiment import ExperimentConfig, parse_config
@@ -261,6 +267,28 @@ def test_a_network_with_a_norm_that_monai_lacks_is_built_by_collegium(tmp_path: 
     assert_equal_masks(random_model(config, tmp_path), images, tmp_path)
     needs = json.loads((tmp_path / "bundle/configs/metadata.json").read_text())
     assert "collegium" in needs["required_packages_version"]
+
+
+def test_adapters_are_added_to_the_weights_that_monai_loads(tmp_path: Path) -> None:
+    images = pictures(tmp_path / "site", count=3) / "images"
+    model = {**UNET, "lora": {"rank": 2}}
+    config = experiment(tmp_path, {"site": {"folder": "site"}}, model=model)
+    torch.manual_seed(4)
+    module = network_of(config)()
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if ".lora_B." in name:
+                parameter.normal_(0, 0.3)
+    export_model(Tensors(module.state_dict()), tmp_path / "adapted.safetensors")
+    opened = open_model(tmp_path / "adapted.safetensors", config=config)
+    assert_equal_masks(opened, images, tmp_path)
+    network = json.loads((tmp_path / "bundle/configs/inference.json").read_text())["network_def"]
+    assert network["_target_"] == "monai.networks.nets.UNet"
+    assert "collegium" not in required(tmp_path / "bundle")
+    again = open_models(tmp_path / "bundle")  # whose network has no adapters
+    assert "lora" not in again.config.model.params
+    bare = experiment(tmp_path, {"site": {"folder": "site"}}, model=UNET)
+    assert again.models["global"].keys() == network_of(bare)().state_dict().keys()
 
 
 @pytest.mark.parametrize(

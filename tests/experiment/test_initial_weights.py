@@ -21,6 +21,7 @@ from collegium.experiment.config.experiment import load_config
 from collegium.experiment.federation import open_configured
 from collegium.experiment.initial_weights import InitialWeights
 from collegium.experiment.runner import read_run_config, run_experiment
+from collegium.runtime.federation import initial_model
 
 
 @pytest.fixture(scope="module")
@@ -150,3 +151,24 @@ def test_a_method_with_several_initial_models_is_refused(experiment: Path) -> No
 def test_a_file_that_is_not_there_is_a_problem_of_the_configuration(experiment: Path) -> None:
     with pytest.raises(ConfigError, match=r"initial_weights.*no\.safetensors cannot be read"):
         load_config(experiment, ["initial_weights=no.safetensors"])
+
+
+def test_a_network_with_adapters_starts_from_weights_of_one_without(experiment: Path) -> None:
+    settings = yaml.safe_load(experiment.read_text())
+    settings["model"]["lora"] = {"rank": 2}
+    experiment.write_text(yaml.safe_dump(settings))
+    federation = open_configured(load_config(experiment), splits=None)
+    model = federation.initial_model(FedAvg(), 0)
+    given = load_file(experiment.parent / "given.safetensors")
+    adapters = {name for name in model if ".lora_A." in name or ".lora_B." in name}
+    assert adapters
+    assert any(".base_layer." in name for name in model)
+    for name in model.keys() - adapters:
+        plain = name.replace(".base_layer.", ".")
+        torch.testing.assert_close(model[name], given[f"net.{plain}"].to(model[name]), msg=name)
+    drawn = initial_model(federation.builder(FedAvg()), 0)
+    assert all(torch.equal(model[name], drawn[name]) for name in adapters)
+    trained = experiment.parent / "trained.safetensors"
+    save_file({name: tensor + 1 for name, tensor in model.items()}, trained)
+    again = InitialWeights(str(trained)).put_into(model)
+    assert all(torch.equal(again[name], model[name] + 1) for name in model)

@@ -16,9 +16,10 @@ from collegium.errors import ConfigError
 class PartialSharing(FedAvg):
     """FedAvg over all but a private part, which stays at the client between rounds.
 
-    A subclass names the part by its role in the network (`collegium.core.model_parts.ModelParts`)
-    and declares what is sent without it. There is no global model: the server's copy of the private
-    part stays as initialised.
+    A subclass names the part by its role in the network or the name of a submodule
+    (`collegium.core.model_parts.ModelParts.named`) and declares what is sent
+    without it. There is no global model: the server's copy of the private part stays as
+    initialised.
     """
 
     has_global: ClassVar[bool] = False
@@ -27,7 +28,7 @@ class PartialSharing(FedAvg):
 
     def check_setup(self, clients: Sequence[str], parts: ModelParts) -> None:
         """Refuse a network of which nothing would be shared. See `Algorithm.check_setup`."""
-        if parts.names <= getattr(parts, self.private):
+        if parts.names <= parts.named(self.private):
             raise ConfigError(
                 f"{type(self).__name__} shares nothing of a network whose tensors are all "
                 f"{self.private}; choose another network, or local or fedavg"
@@ -35,7 +36,7 @@ class PartialSharing(FedAvg):
 
     def same_as(self, parts: ModelParts) -> str | None:
         """Return "fedavg" if nothing of the network stays private. See `Algorithm.same_as`."""
-        return None if getattr(parts, self.private) else "fedavg"
+        return None if parts.named(self.private) else "fedavg"
 
     def round(self, server: Server) -> None:
         """Average the shared part."""
@@ -60,7 +61,7 @@ class PartialSharing(FedAvg):
             client: the site.
             model: the whole model.
         """
-        names: frozenset[str] = getattr(client.parts, self.private)
+        names = client.parts.named(self.private)
         client.state["private"] = model.select(names)
         return Message.of(model=model.without(names), num_examples=client.num_examples)
 

@@ -3,9 +3,9 @@
 The weights are safetensors, nothing is pickled. The bundle repeats the experiment's recipe with
 MONAI's own transforms: orientation, spacing or size, clipping, normalisation, padding, sliding
 window, slices of volumes. What MONAI does otherwise stands in the bundle as an expression, see
-`collegium.deploy.bundlegraph`. Fields of view and voxels that are no numbers are not heeded.
-Networks that MONAI does not have are built by Collegium, which the bundle then names as a
-requirement.
+`collegium.deploy.bundlegraph`. Low-rank adapters are added to the weights of their layers. Fields
+of view and voxels that are no numbers are not heeded. Networks that MONAI does not have are built
+by Collegium, which the bundle then names as a requirement.
 """
 
 from __future__ import annotations
@@ -29,7 +29,13 @@ from collegium.data.site import Case
 from collegium.deploy.bundlegraph import Plan, Sees, inference_of
 from collegium.deploy.bundletexts import metadata_of, readme_of
 from collegium.deploy.cases import new_folder
-from collegium.deploy.models import BUNDLE_MODEL, BUNDLE_SETTINGS, OpenedModels, network_with
+from collegium.deploy.models import (
+    BUNDLE_MODEL,
+    BUNDLE_SETTINGS,
+    OpenedModels,
+    network_with,
+    without_adapters,
+)
 from collegium.errors import CollegiumError, ConfigError
 from collegium.experiment.config.building import build_algorithm, network_of
 from collegium.experiment.config.experiment import AlgorithmConfig, ExperimentConfig
@@ -63,6 +69,7 @@ def export_bundle(opened: OpenedModels, folder: Path, *, pictures: bool | None =
         DataError: The folder is not empty.
         StorageError: A file cannot be written.
     """
+    opened = without_adapters(opened)
     config = opened.config
     if config.federation.table is not None or isinstance(opened.network(), Standardised):
         raise ConfigError("MONAI's bundles are for images; a model for tables stays safetensors")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -29,7 +29,9 @@ from collegium.experiment.job_results import DEPLOYED
 from collegium.experiment.model_settings import extends, read_settings
 from collegium.experiment.runner import RUN_FILE, read_run_config
 from collegium.experiment.scaling import FILE, read_scaling
+from collegium.models.factory import parameters_of
 from collegium.models.files import import_model
+from collegium.models.lora import merge_adapters
 
 BUNDLE_MODEL = Path("models") / "model.safetensors"
 """In a bundle, the model."""
@@ -177,6 +179,27 @@ def network_with(config: ExperimentConfig, algorithm: AlgorithmConfig) -> Networ
     """
     training = with_own_training(config, algorithm).training
     return NetworkBuilder(network_of(config), build_algorithm(algorithm), training.memory_format)
+
+
+def without_adapters(opened: OpenedModels) -> OpenedModels:
+    """Return models whose low-rank adapters are added to the weights of their layers.
+
+    Args:
+        opened: the models; they are returned as they are where their network has no adapters.
+    """
+    config, models = opened.config, {}
+    params = {key: value for key, value in config.model.params.items() if key != "lora"}
+    if params == config.model.params or "lora" in parameters_of(config.model.name):
+        return opened
+    for name, model in opened.models.items():
+        with ambient(0, "adapters"):
+            network = opened.network()
+        network.load_state_dict(dict(model))
+        merge_adapters(network)
+        models[name] = Tensors(network.state_dict())
+    config = replace(config, model=replace(config.model, params=params))
+    network_without = network_with(config, opened.algorithm)
+    return replace(opened, models=models, network=network_without, config=config)
 
 
 def _algorithm_of(model: Tensors, config: ExperimentConfig, label: str | None) -> AlgorithmConfig:

@@ -11,6 +11,7 @@ from pathlib import Path
 from collegium.core.settings import settings
 from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError
+from collegium.models.lora import name_without_adapters
 
 logger = logging.getLogger(__name__)
 
@@ -75,13 +76,16 @@ class InitialWeights:
 
         Args:
             model: the whole model, as the network draws it.
-            added: the names of what an algorithm has added, which stays as it is.
+            added: the names of what an algorithm has added, which stays as it is, as low-rank
+                adapters do that the file lacks.
 
         Raises:
             ConfigError: the file lacks a tensor, or has it in another shape, and ``partly`` is
                 false; or no tensor fits.
         """
-        found, names = self.read(), [name for name in model if name not in {*added}]
+        found = _under_names_of(model, self.read())
+        adapters = {n for n in model if name_without_adapters(n) is None and n not in found}
+        names = [name for name in model if name not in {*added, *adapters}]
         fitting = [n for n in names if n in found and found[n].shape == model[n].shape]
         other = [n for n in names if n not in set(fitting)]
         if not fitting or (other and not self.partly):
@@ -104,6 +108,16 @@ class InitialWeights:
                 " and others" if len(other) > 5 else "",
             )
         return model | Tensors((n, found[n].to(model[n])) for n in fitting)
+
+
+def _under_names_of(model: Tensors, found: Tensors) -> Tensors:
+    """Return a file's tensors by the names of a network, whose layers may have adapters."""
+    names = {
+        plain: name
+        for name in model
+        if name not in found and (plain := name_without_adapters(name)) in found
+    }
+    return Tensors((names.get(name, name), tensor) for name, tensor in found.items())
 
 
 def digest_of_file(path: Path) -> str:

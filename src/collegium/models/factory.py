@@ -23,6 +23,7 @@ from collegium.core.settings import (
     NonNegativeInt,
     PositiveInt,
     argument_problems,
+    from_mapping,
     refusal,
     validated,
 )
@@ -30,6 +31,7 @@ from collegium.core.text import did_you_mean
 from collegium.core.userfile import import_file
 from collegium.errors import ConfigError
 from collegium.models._settings import MonaiNorm, monai_norm, require
+from collegium.models.lora import Lora, add_adapters
 
 Factory: TypeAlias = "Callable[..., nn.Module]"
 
@@ -133,7 +135,9 @@ def build_model(name: str, **params: Any) -> nn.Module:
     Args:
         name: One of `MODELS`, or the user's own as "path/to/file.py:factory" or
             "package.module:factory"; a factory is a class or a function that returns a module.
-        **params: The parameters of the network.
+        **params: The parameters of the network; and ``lora``, the fields of
+            `collegium.models.lora.Lora` by name, which adds adapters, unless the factory has a
+            parameter of that name.
 
     Returns:
         A new network; its initial weights come from torch's ambient random state.
@@ -147,15 +151,21 @@ def build_model(name: str, **params: Any) -> nn.Module:
             f"there is no model {name!r}{did_you_mean(name, MODELS) or ':'} set model.name to one "
             f"of {', '.join(MODELS)}, or to file.py:factory."
         )
-    _check_params(name, factory, params)
-    problems = argument_problems(factory, params)
+    own, adapters = _adapters(factory, params)
+    _check_params(name, factory, own)
+    problems = argument_problems(factory, own)
     if problems:
         raise refusal(name, problems)
-    model = factory(**params)
+    lora, wrong = (None, []) if adapters is None else from_mapping(Lora, adapters, title="lora")
+    if wrong:
+        raise refusal("model.lora", wrong)
+    model = factory(**own)
     if not isinstance(model, nn.Module):
         raise ConfigError(
             f"the model {name!r} returned a {type(model).__name__}: return a torch.nn.Module."
         )
+    if lora is not None:
+        add_adapters(model, lora)
     return model
 
 
@@ -194,6 +204,16 @@ def _out(layer: nn.Module) -> int:
     return found
 
 
+def _adapters(
+    factory: Factory, params: Mapping[str, Any]
+) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
+    """Return the factory's own parameters, and the adapters apart; None without any."""
+    own = dict(params)
+    if "lora" in inspect.signature(factory).parameters:
+        return own, None
+    return own, own.pop("lora", None)
+
+
 def parameters_of(name: str) -> frozenset[str]:
     """Return the names of the parameters that a model takes.
 
@@ -212,7 +232,12 @@ def parameter_problems(name: str, params: Mapping[str, Any]) -> list[Problem]:
         name: One of `MODELS`.
         params: Some of its parameters; that others are missing is no problem.
     """
-    return argument_problems(_load(_PLACES[name]), params, title=name)
+    own, adapters = _adapters(_load(_PLACES[name]), params)
+    wrong = [] if adapters is None else from_mapping(Lora, adapters, title="lora")[1]
+    return [
+        *argument_problems(_load(_PLACES[name]), own, title=name),
+        *(Problem(("lora", *path), text) for path, text in wrong),
+    ]
 
 
 def _check_params(name: str, factory: Factory, params: Mapping[str, Any]) -> None:

@@ -172,8 +172,8 @@ class Federation:
 
         methods = {name: algorithm.at_site(name) for name in self.sites}
         at_server = local(algorithm)
-        frozen, pool = at_server.current().select(at_server.parts.frozen), None
-        held = Held(frozen) if frozen else None
+        frozen = Tensors(at_server.module.state_dict()).select(at_server.parts.frozen).clone()
+        held, pool = Held(frozen) if frozen else None, None
         if algorithm.simulation_only:
             pool = ConcatDataset([self.sites[name].train for name in self.names])
         return {

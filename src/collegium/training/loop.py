@@ -270,7 +270,7 @@ class LocalTraining:
         self.module, self.task, self.config = module.to(device), task, config
         self.device = torch.device(device)
         self.parts, self.undecayed = find_parts(module), undecayed(module)
-        self._added = self.current().select(self.parts.added)
+        self._added = Tensors(module.state_dict()).select(self.parts.added).clone()
         self._compiled = CompiledNetwork(self.module) if config.compile == "on" else None
         self._warned = False
 
