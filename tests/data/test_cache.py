@@ -69,6 +69,9 @@ def test_the_entry_is_named_by_contents_and_recipe_only(case, tmp_path):
     other = make_case(tmp_path / "other", value=1)
     name = entry_name(case, PLAIN, TASK)
     assert entry_name(replace(moved, case="x", patient="y"), PLAIN, TASK) == name
+    one = ImageConfig(normalise="none", inputs=1)
+    named = replace(one, modalities=("t1",))
+    assert entry_name(case, named, TASK) == entry_name(case, one, TASK)
     different = {
         entry_name(other, PLAIN, TASK),
         entry_name(replace(case, fov=None), PLAIN, TASK),

@@ -18,6 +18,7 @@ from collegium.data.federation import (
     list_cases,
     open_federation,
     open_site,
+    site_channels,
     sites_of,
 )
 from collegium.data.sampling import SamplingConfig
@@ -358,6 +359,55 @@ def test_the_home_folder_is_expanded_in_the_root(monkeypatch):
 def test_a_site_has_either_images_or_a_table(both):
     with pytest.raises(ConfigError, match="give one of them, or a folder of images and a manifest"):
         SiteConfig(**both)
+
+
+def test_modalities_of_a_site_are_its_channels_by_name(tmp_path):
+    pixels = np.random.default_rng(0).integers(1, 255, (6, 8, 3), dtype=np.uint8)
+    for folder, bands in (("all", [0, 1, 2]), ("two", [2, 0])):
+        (tmp_path / folder / "images").mkdir(parents=True)
+        for place, band in enumerate(bands):
+            file = tmp_path / folder / "images" / f"c_{place:04d}.png"
+            Image.fromarray(pixels[..., band]).save(file)
+        mask(tmp_path / folder / "labels" / "c.png")
+    sites = {
+        "all": SiteConfig(folder="all"),
+        "some": SiteConfig(folder="all", modalities=("flair",)),
+        "two": SiteConfig(folder="two", modalities=("flair", "t1")),
+    }
+    image = ImageConfig(modalities=("t1", "t2", "flair"), normalise="none")
+    config = FederationConfig("f", sites, str(tmp_path), image=image)
+    assert image.inputs == 3
+    assert {name: site_channels(config, name) for name in sites} == {
+        "all": None, "some": (2,), "two": (2, 0),
+    }  # fmt: skip
+    opened = open_federation(replace(config, splits=SplitConfig(0, 0)), tmp_path / "c", 0, None)
+    expected = np.moveaxis(pixels, 2, 0).astype(float)
+    for name, kept in (("all", [0, 1, 2]), ("some", [2]), ("two", [0, 2])):
+        found = opened[name].train.example(0).batch["image"][0]
+        wanted = np.zeros_like(expected)
+        wanted[kept] = expected[kept]
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("image", "site", "message"),
+    [
+        ({}, {"modalities": ("t1",)}, "site A has the modality 't1', which is not in image.mod"),
+        (
+            {"modalities": ("t1", "flair")}, {"modalities": ("flare",)},
+            "site A has the modality 'flare', which is not in image.modalities; did you mean 'fla",
+        ),
+        ({"modalities": ("t1",)}, {"modalities": ("t1",), "channels": (0,)}, "give one of them"),
+        ({"modalities": ("t1",)}, {"modalities": ("t1", "t1")}, "name each once"),
+        ({"modalities": ("t1",)}, {"modalities": ()}, "name each once"),
+        ({"modalities": ("t1", "t1")}, {}, "name every channel of the network once"),
+        ({"modalities": ()}, {}, "name every channel of the network once"),
+        ({"modalities": ("t1",), "inputs": 2}, {}, "names 1 channels and image.inputs is 2"),
+    ],
+)  # fmt: skip
+def test_modalities_that_cannot_be_meant_are_refused(image, site, message):
+    with pytest.raises(ConfigError, match=message):
+        FederationConfig("f", {"A": SiteConfig("a", **site)}, image=ImageConfig(**image))
 
 
 def test_unknown_sites_are_refused():

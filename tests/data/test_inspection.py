@@ -277,6 +277,14 @@ def test_channels_that_a_site_lacks_are_told_by_number_and_name(tmp_path):
     assert site["missing_channels"] == [{"channel": 1, "name": "T2", "cases": 1}]
 
 
+def test_modalities_name_the_channels_that_a_site_lacks(tmp_path):
+    config = lacking(tmp_path)[0]
+    sites = config.sites | {"less": SiteConfig(folder="less", modalities=("t1", "flair"))}
+    image = ImageConfig(modalities=("t1", "t2 (TSE)", "flair"))
+    _, less = inspect_federation(replace(config, sites=sites, image=image)).sites
+    assert less.missing_channels == (MissingChannel(1, "t2 (TSE)", 1),)
+
+
 def test_the_sizes_of_regions_stand_behind_those_of_classes(tmp_path):
     config, label = lacking(tmp_path)
     site = inspect_federation(config).sites[0]

@@ -310,6 +310,20 @@ def test_every_channel_is_scaled_and_shifted_by_numbers_of_its_own(tmp_path: Pat
     assert abs(torch.corrcoef(slopes.T)[0, 1]) < 0.2
 
 
+def test_a_channel_that_the_site_lacks_stays_zero_and_the_others_are_shifted(
+    tmp_path: Path,
+) -> None:
+    case = prepared(tmp_path, (6, 5), channels=3)
+    image = np.load(case.folder / "image.npy")
+    expected = ImageDataset([case], SamplingConfig(shift=3.0)).batch([0], rngs(1))["image"].clone()
+    image[1] = 0
+    np.save(case.folder / "image.npy", image)
+    lacking = ImageDataset([case], SamplingConfig(shift=3.0)).batch([0], rngs(1))["image"]
+    assert not lacking[0, 1].any()
+    assert torch.equal(lacking[0, [0, 2]], expected[0, [0, 2]])
+    assert torch.all(expected[0, 1] != torch.from_numpy(1000 + np.arange(30.0).reshape(6, 5)))
+
+
 def test_channels_alike_share_their_numbers(tmp_path: Path) -> None:
     case = prepared(tmp_path, (6, 5), channels=2)
     config = SamplingConfig(scale=0.2, shift=3.0, channels_alike=True)

@@ -18,13 +18,16 @@ from collegium.tasks import SegmentationTask
 INPUTS: dict[str, tuple[dict[str, Any], tuple[int, ...], tuple[int, ...]]] = {
     "unet": ({"in_channels": 1, "out_channels": 3}, (2, 1, 16, 16), (2, 3, 16, 16)),
     "iop_unet": ({"in_channels": 1, "out_channels": 3}, (2, 1, 16, 16), (2, 3, 16, 16)),
+    "modality_unet": (
+        {"in_channels": 2, "out_channels": 3, "channels": [4, 8]}, (2, 2, 16, 16), (2, 3, 16, 16),
+    ),
     "densenet": ({"in_channels": 1, "out_channels": 3, "blocks": [1, 1]}, (2, 1, 16, 16), (2, 3)),
     "resnet18": ({"in_channels": 1, "out_channels": 3}, (2, 1, 64, 64), (2, 3)),
     "resnet18_encoder": ({"spatial_dims": 2}, (2, 1, 32, 32), (2, 512, 4, 4)),
     "tabnet": ({"in_features": 4, "out_features": 3}, (2, 4), (2, 3)),
     "mlp": ({"in_features": 4, "out_features": 3}, (2, 4), (2, 3)),
     "logistic": ({"in_features": 4, "out_features": 3}, (2, 4), (2, 3)),
-}
+}  # fmt: skip
 """By model parameters, the shape that enters, and the shape that comes out."""
 
 

@@ -126,7 +126,7 @@ def entry_name(
         labels["regions"] = list(task.regions.items())
     recipe = {
         "format": FORMAT,
-        "image": asdict(image),
+        "image": {key: value for key, value in asdict(image).items() if key != "modalities"},
         "labels": labels if task.name == "segmentation" else None,
         "series": case.series,
         "channels": case.channels,

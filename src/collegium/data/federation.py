@@ -9,6 +9,7 @@ from dataclasses import field, replace
 from pathlib import Path
 
 from collegium.core.settings import NonNegativeInt, settings
+from collegium.core.text import did_you_mean
 from collegium.data.cache import prepare
 from collegium.data.discovery import from_manifest
 from collegium.data.importers import describe_dataset, find_in_folder, find_with_manifest
@@ -42,6 +43,7 @@ class SiteConfig:
         channels: The network's input channels that the site has, counted from 0, if it lacks some;
             the others are 0. Its images hold these, in this order, or all channels, of which only
             these are used. None: all, or what a manifest states for each case.
+        modalities: The same by names of `image.modalities`.
         allow: Names of the parts that may leave; None allows all that an algorithm declares.
         share: Names of opt-in parts that may leave in addition, such as `personal`: the site's
             personal model, for sites outside the federation.
@@ -58,6 +60,7 @@ class SiteConfig:
     options: dict[str, str | int] = field(default_factory=dict)
     label_map: dict[int, int] | None = None
     channels: tuple[NonNegativeInt, ...] | None = None
+    modalities: tuple[str, ...] | None = None
     allow: tuple[str, ...] | None = None
     share: tuple[str, ...] = ()
     forbid: tuple[str, ...] = ()
@@ -77,6 +80,12 @@ class SiteConfig:
             )
         if self.folder is None and (self.layout != "auto" or self.options):
             raise ConfigError("layout and options say how a folder is laid out: name a folder")
+        if self.channels is not None and self.modalities is not None:
+            raise ConfigError("channels and modalities both say what a site has: give one of them")
+        if self.modalities is not None and (
+            not self.modalities or len(set(self.modalities)) < len(self.modalities)
+        ):
+            raise ConfigError(f"modalities is {list(self.modalities)}: name each once")
 
 
 @settings
@@ -149,6 +158,8 @@ class FederationConfig:
                 )
         if self.table is not None and self.task.name != "classification":
             raise ConfigError("tables are learnt from by task.name classification: write that")
+        for name in self.sites:
+            site_channels(self, name)
         mapped = [name for name, site in self.sites.items() if site.label_map is not None]
         if mapped and self.task.name != "segmentation":
             raise ConfigError(f"site {mapped[0]} has a label_map, for segmentations: leave it out")
@@ -158,6 +169,29 @@ class FederationConfig:
                 f"federation.outside names {', '.join(unknown)}, which is not among the sites "
                 f"{', '.join(sorted(self.sites))}: correct the name"
             )
+
+
+def site_channels(config: FederationConfig, name: str) -> tuple[int, ...] | None:
+    """Return the network's channels that a site has, counted from 0; None if it does not say so.
+
+    Args:
+        config: The federation.
+        name: The site.
+
+    Raises:
+        ConfigError: The site has a modality that the federation does not name.
+    """
+    site, known = config.sites[name], config.image.modalities or ()
+    if site.modalities is None:
+        return site.channels
+    unknown = [modality for modality in site.modalities if modality not in known]
+    if unknown:
+        raise ConfigError(
+            f"site {name} has the modality {unknown[0]!r}, which is not in image.modalities"
+            f"{did_you_mean(unknown[0], known) or ':'} name there every channel of the network, in "
+            f"order"
+        )
+    return tuple(map(known.index, site.modalities))
 
 
 def sites_of(config: FederationConfig) -> list[str]:
@@ -324,8 +358,9 @@ def list_cases(config: FederationConfig, name: str) -> tuple[list[Case], list[st
             )
     except DataError as error:
         cases, problems = [], [str(error)]
-    if site.channels is not None:
-        cases = [replace(case, channels=site.channels) for case in cases]
+    channels = site_channels(config, name)
+    if channels is not None:
+        cases = [replace(case, channels=channels) for case in cases]
     classified = config.task.name == "classification"
     remedy = "it has no class: name its class" if classified else "it has no label: add a mask"
     unlabelled = [case for case in cases if (case.target if classified else case.label) is None]
@@ -354,7 +389,7 @@ def label_and_channel_names(config: FederationConfig, name: str) -> SiteNames:
                 name, folder, layout=site.layout, options=_options(site), task=config.task
             )
     label_map = task_of_site(config, name).label_map or {}
-    return SiteNames(name, description, label_map, site.channels)
+    return SiteNames(name, description, label_map, site_channels(config, name))
 
 
 def _options(site: SiteConfig) -> dict[str, str]:

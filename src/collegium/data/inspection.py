@@ -240,7 +240,10 @@ def _inspect_site(
         spacings=dict(found.spacings),
         orientations=dict(found.orientations),
         channels=dict(found.channels),
-        missing_channels=found.missing(channel_names(names, config.image.inputs)),
+        missing_channels=found.missing(
+            channel_names(names, config.image.inputs)
+            | dict(enumerate(config.image.modalities or ()))
+        ),
         intensity=found.intensity,
         labels={str(label): count for label, count in sorted(found.labels.items())},
         sizes=found.sizes(),

@@ -34,7 +34,8 @@ class SamplingConfig:
         foreground: Probability with which a crop is placed so that it holds a random pixel of the
             foreground.
         scale: Every channel is multiplied by a number drawn uniformly from 1 - scale to 1 + scale.
-        shift: To every channel a number is added that is drawn uniformly from -shift to shift.
+        shift: To every channel a number is added that is drawn uniformly from -shift to shift. A
+            channel that is 0 everywhere, such as one that the site lacks, stays 0.
         channels_alike: Whether these two numbers are the same for all channels, as brightness and
             contrast of a picture are, or drawn for each channel.
         rotate: The case, or the slice, is rotated in its first two spatial axes before it is
@@ -161,7 +162,8 @@ class ImageDataset:
         if self.config.scale:
             image = image * (1 + self.config.scale * (2 * torch.rand(shape, generator=rng) - 1))
         if self.config.shift:
-            image = image + self.config.shift * (2 * torch.rand(shape, generator=rng) - 1)
+            shift = self.config.shift * (2 * torch.rand(shape, generator=rng) - 1)
+            image = image + shift * (image != 0).flatten(2).any(2).view(1, -1, *shape[2:])
         return image
 
 

@@ -16,7 +16,9 @@ class ImageConfig:
     Attributes:
         channels: "keep", "grey", "rgb" or "green".
         inputs: The number of the network's channels; an image with another number is refused. None:
-            as many as the files hold.
+            as many as the files hold, or as there are modalities.
+        modalities: The names of the network's channels, in order, by which a site may say which
+            ones it has.
         spacing: Millimetres per axis to resample volumes to, the image linearly and labels by
             nearest neighbour; None: as stored. Two numbers leave the third axis as it is.
         size: One number: the longest side after resizing; several: the exact size; None: as stored.
@@ -33,6 +35,7 @@ class ImageConfig:
 
     channels: Channels = "keep"
     inputs: PositiveInt | None = None
+    modalities: tuple[str, ...] | None = None
     spacing: tuple[Positive, ...] | None = None
     size: tuple[PositiveInt, ...] | PositiveInt | None = None
     slices_along: Literal["x", "y", "z", "acquisition"] = "z"
@@ -46,6 +49,21 @@ class ImageConfig:
             raise ConfigError("image.spacing and image.size both say how large: give one of them")
         if self.clip is not None and not self.clip[0] < self.clip[1]:
             raise ConfigError(f"image.clip is {self.clip!r}: give the least and the greatest value")
+        if self.modalities is not None:
+            self._check_modalities(self.modalities)
+
+    def _check_modalities(self, names: tuple[str, ...]) -> None:
+        """Set `inputs` to the number of modalities, or refuse another number."""
+        if not names or len(set(names)) < len(names):
+            raise ConfigError(
+                f"image.modalities is {list(names)}: name every channel of the network once"
+            )
+        if self.inputs not in (None, len(names)):
+            raise ConfigError(
+                f"image.modalities names {len(names)} channels and image.inputs is {self.inputs}: "
+                f"leave image.inputs out"
+            )
+        object.__setattr__(self, "inputs", len(names))
 
 
 @settings

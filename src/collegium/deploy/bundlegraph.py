@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from collegium.data.federation import site_channels
 from collegium.data.formats import nifti, pictures
 from collegium.data.preprocessing import THICK
 from collegium.data.settings import ImageConfig, TaskConfig
@@ -260,8 +261,8 @@ def _resizing(plan: Plan) -> dict[str, str]:
 
 def _preprocessing(plan: Plan) -> list[dict[str, Any]]:
     image, steps = plan.image, _loading(plan)
-    site = plan.config.federation.sites.get(plan.name)
-    channels = site.channels if site is not None else None
+    federation = plan.config.federation
+    channels = site_channels(federation, plan.name) if plan.name in federation.sites else None
     if image.channels in _CHANNELS:
         steps.append({"_target_": "Lambdad", "func": _CHANNELS[image.channels]})
     if channels is not None and len(channels) < (image.inputs or 0):

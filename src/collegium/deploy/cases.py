@@ -17,7 +17,7 @@ from collegium.core.dataset import Dataset
 from collegium.core.randomness import ambient
 from collegium.data.cache import PreparedCase, prepare
 from collegium.data.columns import SUFFIXES
-from collegium.data.federation import task_of_site
+from collegium.data.federation import site_channels, task_of_site
 from collegium.data.formats import write_mask
 from collegium.data.sampling import ImageDataset
 from collegium.data.site import Case
@@ -109,7 +109,7 @@ def open_cases(opened: OpenedModels, place: Path, labels: Path | None, *, site: 
         more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
         raise DataError(f"{problems[0]}{more}")
     if site in federation.sites:
-        task, own = task_of_site(federation, site), federation.sites[site].channels
+        task, own = task_of_site(federation, site), site_channels(federation, site)
         cases = [replace(case, channels=case.channels or own) for case in cases]
     prepared = [prepare(case, federation.image, task, cache_folder()) for case in cases]
     _check_images(prepared, opened)

@@ -105,6 +105,7 @@ def _is_stride(stride: int | tuple[int, ...], spatial_dims: int) -> bool:
 _PLACES: Mapping[str, str] = {
     "unet": "collegium.models.factory:monai_unet",
     "iop_unet": "collegium.models.unet:IOPUNet",
+    "modality_unet": "collegium.models.modality_unet:ModalityUNet",
     "densenet": "collegium.models.densenet:monai_densenet",
     "resnet18": "collegium.models.resnet:monai_resnet18",
     "resnet18_encoder": "collegium.models.resnet:ResNet18Encoder",
@@ -118,6 +119,7 @@ MODELS: Mapping[str, str] = MappingProxyType(
     {
         "unet": "MONAI's U-Net with residual units, for 2-D and 3-D images",
         "iop_unet": "the 2-D U-Net of the IOP-FL paper (7.8 million parameters)",
+        "modality_unet": "a U-Net with an encoder for each channel, of which images may lack some",
         "densenet": "MONAI's DenseNet-BC for classification, by default that of the pFedNet paper",
         "resnet18": "MONAI's ResNet-18 for classification of 2-D and 3-D images",
         "resnet18_encoder": "ResNet-18 up to its last feature map, by which sites are compared",
