@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from collegium.algorithms.l2gd import L2GD
     from collegium.algorithms.lcfed import LCFed
     from collegium.algorithms.local import Local
+    from collegium.algorithms.modalityencoders import ModalityEncoders
     from collegium.algorithms.moon import Moon
     from collegium.algorithms.perfedavg import PerFedAvg
     from collegium.algorithms.pfedla import PFedLA
@@ -118,6 +119,7 @@ _HOMES = {
     "algorithms.l2gd": ("L2GD",),
     "algorithms.lcfed": ("LCFed",),
     "algorithms.local": ("Local",),
+    "algorithms.modalityencoders": ("ModalityEncoders",),
     "algorithms.moon": ("Moon",),
     "algorithms.perfedavg": ("PerFedAvg",),
     "algorithms.pfedla": ("PFedLA",),
@@ -198,6 +200,7 @@ __all__ = [
     "LCFed",
     "Local",
     "Message",
+    "ModalityEncoders",
     "Moon",
     "NoAdaptation",
     "PFedLA",

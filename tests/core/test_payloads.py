@@ -76,8 +76,19 @@ def test_part_of_the_model_is_that_and_no_more(expected):
     }  # fmt: skip
 
 
+def test_some_of_the_model_may_be_left_out_and_nothing_be_added(expected):
+    part = ModelPart(some=True, without="head")
+    for names in ({"0.weight", "1.bias"}, {"0.bias"}, set()):
+        part.check(expected.model.select(names), expected)
+    with pytest.raises(ProtocolError, match=r"unexpected 2\.weight"):
+        part.check(expected.model.select({"0.weight", "2.weight"}), expected)
+    with pytest.raises(ProtocolError, match=r"0\.bias is \(4,\)"):
+        part.check(Tensors({"0.bias": torch.zeros(4)}), expected)
+
+
 def test_part_says_what_it_is():
     assert ModelPart().description == "the model"
+    assert ModelPart(some=True).description == "some of the model"
     assert ModelPart(without="norm").description == "the model without norm"
     assert ModelPart(only="trainable").description == "the model's trainable tensors"
 

@@ -87,7 +87,7 @@ class DistanceAware(SurveyMixin, Algorithm):
     def has_personal(self) -> bool:
         """Whether sites have models of their own: with clusters every method's have."""
         bare = super().personal_model == MethodType(Algorithm.personal_model, self)
-        return self.mode == "clusters" or not bare
+        return self.mode == "clusters" or (not bare and super().has_personal)
 
     def check_setup(self, clients: Sequence[str], parts: ModelParts) -> None:
         """Refuse too few sites, an unusable encoder, and what the method refuses.

@@ -63,17 +63,20 @@ class ModelPart:
             stands in the network, such as "lora_A", to which the tensors are limited; None: the
             whole model.
         without: a role or name whose tensors are left out.
+        some: whether a reply may leave out any of the tensors.
         opt_in: see `PartSchema.opt_in`.
     """
 
     only: str | None = None
     without: str | None = None
     opt_in: bool = False
+    some: bool = False
 
     @property
     def description(self) -> str:
         """See `PartSchema.description`."""
         which = f"the model's {self.only} tensors" if self.only else "the model"
+        which = f"some of {which}" if self.some else which
         return f"{which} without {self.without}" if self.without else which
 
     def names(self, parts: ModelParts) -> frozenset[str]:
@@ -90,6 +93,8 @@ class ModelPart:
         if not isinstance(value, Tensors):
             raise ProtocolError(f"expected tensors, found {type(value).__name__}")
         reference = expected.model.select(self.names(expected.parts))
+        if self.some and value.keys() <= reference.keys():
+            reference = reference.select(value)
         require_same_names(reference, value)
         for name, tensor in value.items():
             wanted = reference[name]
