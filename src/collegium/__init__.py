@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from collegium.algorithms.lcfed import LCFed
     from collegium.algorithms.local import Local
     from collegium.algorithms.modalityencoders import ModalityEncoders
+    from collegium.algorithms.modalityfilters import ModalityFilters
     from collegium.algorithms.moon import Moon
     from collegium.algorithms.perfedavg import PerFedAvg
     from collegium.algorithms.pfedla import PFedLA
@@ -120,6 +121,7 @@ _HOMES = {
     "algorithms.lcfed": ("LCFed",),
     "algorithms.local": ("Local",),
     "algorithms.modalityencoders": ("ModalityEncoders",),
+    "algorithms.modalityfilters": ("ModalityFilters",),
     "algorithms.moon": ("Moon",),
     "algorithms.perfedavg": ("PerFedAvg",),
     "algorithms.pfedla": ("PFedLA",),
@@ -201,6 +203,7 @@ __all__ = [
     "Local",
     "Message",
     "ModalityEncoders",
+    "ModalityFilters",
     "Moon",
     "NoAdaptation",
     "PFedLA",

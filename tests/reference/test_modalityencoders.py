@@ -311,7 +311,7 @@ def images(name: str, count: int, seed: int) -> dict[str, Tensor]:
     with ambient(seed, f"modalities of {name}"):
         found = torch.randn(count, 3, 8, 8)
     label = (found.sum(1) > 0.5).long()
-    found[:, [k for k in range(3) if k not in OWNED[name]]] = 0
+    found[:, [k for k in range(3) if k not in OWNED.get(name, range(3))]] = 0
     return {"image": found, "label": label}
 
 

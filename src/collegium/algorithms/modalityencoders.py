@@ -6,14 +6,19 @@ The part of FedMEPD (https://arxiv.org/abs/2603.04887) that needs no data at the
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-from collegium.algorithms._modalities import encoders_of, owned_modalities
+from collegium.algorithms._modalities import (
+    absent_encoders,
+    encoders_by_owners,
+    encoders_of,
+    sum_over_senders,
+)
 from collegium.algorithms.fedavg import FedAvg
-from collegium.core.algorithm import Client, Replies, Server, handler
+from collegium.core.algorithm import Client, Server, handler
 from collegium.core.message import Message
 from collegium.core.model_parts import ModelParts
 from collegium.core.payloads import ModelPart, PartSchema
 from collegium.core.settings import settings
-from collegium.core.tensors import Mean, Tensors
+from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError
 
 
@@ -74,13 +79,9 @@ class ModalityEncoders(FedAvg):
     def round(self, server: Server) -> None:
         """Average every encoder over its owners, and the decoder over all."""
         replies = server.ask(self.train, model=server.state["model"]).collect()
-        encoders = encoders_of(server.parts)
-        for names in encoders.values():
-            owners = sum_over_senders(replies, names, replies.weights(None))
-            if owners.total > 0:
-                server.state["model"] |= owners.result()
+        server.state["model"] |= encoders_by_owners(server.parts, replies)
         if self.decoder == "shared":
-            decoder = server.parts.names.difference(*encoders.values())
+            decoder = server.parts.names.difference(*encoders_of(server.parts).values())
             sites = sum_over_senders(replies, decoder, replies.weights(self.weight))
             server.state["model"] |= sites.result()
 
@@ -94,15 +95,12 @@ class ModalityEncoders(FedAvg):
         """
         own: Tensors = client.state.get("private", Tensors())
         model = client.fit(request["model"] | own)
-        encoders = encoders_of(client.parts)
-        decoder = client.parts.names.difference(*encoders.values())
-        owned = owned_modalities(client) if encoders else []
-        sent = frozenset[str]().union(*(encoders[k] for k in encoders.keys() & owned))
+        kept = absent_encoders(client)
         if self.decoder == "private":
+            decoder = client.parts.names.difference(*encoders_of(client.parts).values())
             client.state["private"] = model.select(decoder)
-        else:
-            sent |= decoder
-        return Message.of(model=model.select(sent), num_examples=client.num_examples)
+            kept |= decoder
+        return Message.of(model=model.without(kept), num_examples=client.num_examples)
 
     def personal_model(self, client: Client, request: Message) -> Tensors | None:
         """Return the encoders with the site's own decoder, if decoders are private.
@@ -114,19 +112,3 @@ class ModalityEncoders(FedAvg):
         own: Tensors = client.state.get("private", Tensors())
         model: Tensors = request["model"]
         return model | own
-
-
-def sum_over_senders(replies: Replies, names: frozenset[str], weights: Mapping[str, float]) -> Mean:
-    """Return the running mean of some tensors over the clients that sent them.
-
-    Args:
-        replies: with ``model``, some tensors of a model.
-        names: of the tensors, of which a client sends all or none.
-        weights: by client.
-    """
-    running = Mean()
-    for client, reply in replies:
-        own = reply["model"].select(names)
-        if own:
-            running.add(own, weights[client], source=f"client {client!r}")
-    return running

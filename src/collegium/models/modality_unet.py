@@ -20,7 +20,8 @@ class ModalityUNet(nn.Module):
     averaged, sample by sample, and the decoder goes up from these means, as in HeMIS (Havaei et
     al., MICCAI 2016, https://arxiv.org/abs/1607.05194), which adds the variance. FedMEPD
     (https://arxiv.org/abs/2603.04887) masks absent modalities in its fusion too; how it fuses could
-    not be read. A sample without any modality has features of 0.
+    not be read. A sample without any modality has features of 0. The way up enlarges by repetition
+    and has no transposed convolutions.
 
     A modality is absent from a sample if its channel is exactly 0 everywhere, as in the cases of
     sites that lack it. So a model needs nothing but images, wherever it predicts. The encoder does
@@ -67,10 +68,11 @@ class ModalityUNet(nn.Module):
             )
 
         def up(source: int, width: int) -> nn.Module:
-            return Convolution(
-                spatial_dims, source, width, 2,
-                norm=MONAI_NORMS[norm], dropout=dropout, is_transposed=True,
-            )  # fmt: skip
+            larger = nn.Upsample(scale_factor=2)  # nearest, whose gradient is the same every time
+            convolution = Convolution(
+                spatial_dims, source, width, norm=MONAI_NORMS[norm], dropout=dropout
+            )
+            return nn.Sequential(larger, convolution)
 
         steps = [*pairwise(channels)]
         self.encoders = nn.ModuleDict(
