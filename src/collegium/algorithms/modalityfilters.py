@@ -6,7 +6,7 @@ Most of FedMEPD (https://arxiv.org/abs/2603.04887), without its anchors.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from collegium.algorithms._filters import combined, filters_of, judged, newcomer, overlaid
 from collegium.algorithms._modalities import (
@@ -71,7 +71,7 @@ class ModalityFilters(FedAvg):
     """
 
     sends: ClassVar[Mapping[str, PartSchema]] = {"model": ModelPart(some=True)}
-    needs_public: ClassVar[bool] = True
+    needs_public: ClassVar[Literal["images", "labels"] | None] = "labels"
     neutral: ClassVar[Mapping[str, Any] | None] = None
 
     retain: UnitInterval = 0.3
@@ -90,18 +90,9 @@ class ModalityFilters(FedAvg):
                 )
 
     def setup(self, server: Server) -> None:
-        """Start with all filters of all clients shared.
-
-        Raises:
-            ConfigError: the server's images have no masks.
-        """
+        """Start with all filters of all clients shared."""
         super().setup(server)
-        data, model = server.public.examples, server.initial_model
-        if len(data) and "label" not in data.example(0).batch:
-            raise ConfigError(
-                "modalityfilters trains at the server on federation.public, which has no labels; "
-                "name them there"
-            )
+        model = server.initial_model
         first = newcomer(model.select(layers_of(model, server.parts)), self.patience)
         server.state["filters"] = dict.fromkeys(server.clients, first)
 
