@@ -2,6 +2,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,6 +12,8 @@ from collegium.tasks.losses import (
     Loss,
     cross_entropy_loss,
     dice_ce_loss,
+    exclusion_loss,
+    merge_unlabelled,
     region_cross_entropy_loss,
     region_dice_ce_loss,
     region_dice_loss,
@@ -147,6 +150,137 @@ def test_weighted_focal_loss_without_focus_is_weighted_cross_entropy() -> None:
     alpha = torch.tensor([1.0, 0.5, 3.0])
     expected = torch.nn.functional.cross_entropy(logits, label, alpha, reduction="sum") / 7
     assert torch.isclose(weighted_focal_loss(logits, label, alpha, gamma=0.0), expected)
+
+
+# --- masks that annotate some of the classes only
+
+
+def probabilities(case: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The logits (1, 4, 3) of three pixels, and their labels."""
+    p = torch.tensor(case["P"], dtype=torch.float64)
+    return p.T[None].log(), torch.tensor([case["y"]])
+
+
+def several(seed: int = 0, classes: int = 5) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    rng = torch.Generator().manual_seed(seed)
+    logits = torch.randn(2, classes, 5, 4, generator=rng, dtype=torch.float64)
+    label = torch.tensor([0, 2, 4])[torch.randint(3, (2, 5, 4), generator=rng)]
+    return logits, label, torch.rand(2, 5, 4, generator=rng) < 0.6
+
+
+def test_the_merged_background_and_the_marginal_losses_are_the_reference_values(
+    newer_golden: dict[str, Any],
+) -> None:
+    case = newer_golden["marginal_exclusion"]
+    logits, label = probabilities(case)
+    merged, numbers = merge_unlabelled(logits, label, case["labelled"])
+    background = merged.softmax(dim=1)[0, 0].tolist()
+    assert background == pytest.approx(case["merged_background"], rel=1e-9)
+    ce = float(cross_entropy_loss(merged, numbers))
+    assert ce == pytest.approx(case["marginal_ce"], rel=1e-6)
+    dice = float(soft_dice_loss(merged, numbers, smooth=0.0))
+    assert dice == pytest.approx(sum(case["marginal_dice_per_channel"]) / 2, rel=1e-6)
+    plain = float(cross_entropy_loss(logits, label))
+    assert plain == pytest.approx(case["plain_ce_for_comparison"], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("form", "key"), [("dice", "exclusion_dice_overlap_mean"), ("ce", "exclusion_ce")]
+)
+def test_exclusion_losses_are_the_reference_values(
+    newer_golden: dict[str, Any], form: Any, key: str
+) -> None:
+    case = newer_golden["marginal_exclusion"]
+    logits, label = probabilities(case)
+    value = float(exclusion_loss(logits, label, case["labelled"], form=form))
+    assert value == pytest.approx(case[key], rel=1e-6)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_marginal_and_exclusion_losses_are_those_of_summed_probabilities(masked: bool) -> None:
+    """In numpy, with two labelled and two unlabelled classes, of which one is in the labels."""
+    logits, label, mask = several()
+    merged, numbers = merge_unlabelled(logits, label, [4, 2])
+    inside = mask if masked else torch.ones_like(mask)
+    p = logits.softmax(1).movedim(1, -1)[inside].numpy()
+    y = label[inside].numpy()
+    background = p[:, 0] + p[:, 1] + p[:, 3]
+    own = np.select([y == 2, y == 4], [p[:, 2], p[:, 4]], background)
+    mask_or_none = mask if masked else None
+    ce = float(cross_entropy_loss(merged, numbers, mask_or_none))
+    assert ce == pytest.approx(-np.log(own).mean(), rel=1e-12)
+    channels = ((background, (y != 2) & (y != 4)), (p[:, 2], y == 2), (p[:, 4], y == 4))
+    overlaps = [2 * (q * g).sum() / (q.sum() + g.sum()) for q, g in channels]
+    dice = float(soft_dice_loss(merged, numbers, mask_or_none, smooth=0.0))
+    assert dice == pytest.approx(1 - np.mean(overlaps), rel=1e-12)
+    e = (y == 2) | (y == 4)
+    apart = [2 * (p[:, c] * e).sum() / (p[:, c].sum() + e.sum()) for c in (1, 3)]
+    found = exclusion_loss(logits, label, [4, 2], mask_or_none)
+    assert float(found) == pytest.approx(np.mean(apart), rel=1e-12)
+    logs = (e[:, None] * np.log(1 + p[:, [1, 3]])).sum() / len(y)
+    found = exclusion_loss(logits, label, [4, 2], mask_or_none, form="ce")
+    assert float(found) == pytest.approx(logs, rel=1e-12)
+
+
+def test_moving_probability_between_background_and_unlabelled_classes_changes_nothing(
+    loss: Loss,
+) -> None:
+    logits, label, _ = several()
+    p, moved = logits.softmax(1), logits.softmax(1).clone()
+    moved[:, 0] += 0.9 * p[:, 1]
+    moved[:, 1] *= 0.1
+    moved[:, 3] += 0.5 * p[:, 0]
+    moved[:, 0] -= 0.5 * p[:, 0]
+    values = [loss(*merge_unlabelled(q.log(), label, [2, 4]), None) for q in (p, moved)]
+    torch.testing.assert_close(values[0], values[1], rtol=1e-12, atol=0.0)
+    plain = [loss(q.log(), label, None) for q in (p, moved)]
+    assert abs(float(plain[0] - plain[1])) > 0.01
+
+
+def test_a_label_of_a_class_that_is_not_labelled_is_background(loss: Loss) -> None:
+    logits, label, _ = several()
+    other = torch.where(label == 0, 3, label)
+    values = [loss(*merge_unlabelled(logits, y, [2, 4]), None) for y in (label, other)]
+    assert torch.equal(values[0], values[1])
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_with_all_classes_labelled_the_marginal_loss_is_the_plain_one_bit_by_bit(
+    loss: Loss, masked: bool
+) -> None:
+    found = []
+    for merge in (False, True):
+        logits, label, mask = several()
+        logits.requires_grad_()
+        both = merge_unlabelled(logits, label, [1, 2, 3, 4]) if merge else (logits, label)
+        value = loss(*both, mask if masked else None)
+        value.backward()
+        assert logits.grad is not None
+        found.append((value.detach(), logits.grad))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+    assert float(exclusion_loss(logits, label, [1, 2, 3, 4]).detach()) == 0.0
+
+
+@pytest.mark.parametrize("form", ["dice", "ce"])
+def test_the_exclusion_loss_is_0_where_nothing_counts_or_is_labelled(form: Any) -> None:
+    logits, label, mask = several()
+    logits.requires_grad_()
+    nothing = exclusion_loss(logits, label, [2], torch.zeros_like(mask), form=form)
+    absent = exclusion_loss(logits, torch.zeros_like(label), [2], form=form)
+    (nothing + absent).backward()
+    assert float(nothing.detach()) == float(absent.detach()) == 0.0
+    assert logits.grad is not None
+    assert torch.equal(logits.grad, torch.zeros_like(logits))
+
+
+def test_merged_logits_far_apart_stay_finite_and_half_precision_is_widened() -> None:
+    logits = torch.tensor([[[300.0], [-300.0], [200.0], [299.0]]]).to(torch.bfloat16)
+    merged, numbers = merge_unlabelled(logits, torch.tensor([[2]]), [2])
+    assert merged.dtype == torch.float32
+    assert numbers.tolist() == [[1]]
+    expected = math.log(math.exp(0) + math.exp(float(logits[0, 3, 0]) - 300)) + 300 - 200
+    assert float(cross_entropy_loss(merged, numbers)) == pytest.approx(expected, rel=1e-6)
 
 
 # --- regions that may overlap

@@ -538,6 +538,74 @@ def test_two_to_eight_structures_are_also_scored_one_by_one(classes: int, apart:
     assert len(task.scores(label, example(torch.zeros(1, 1, 4, 4), label), ["dice"])) == 1
 
 
+ORGANS = ("background", "liver", "spleen", "kidney")
+
+
+def test_a_task_of_some_labelled_classes_has_the_marginal_loss_and_the_exclusion_loss() -> None:
+    rng = torch.Generator().manual_seed(1)
+    logits = torch.randn(2, 4, 6, 5, generator=rng, dtype=torch.float64)
+    label = 2 * torch.randint(2, (2, 6, 5), generator=rng)
+    mask = torch.rand(2, 6, 5, generator=rng) < 0.7
+    p = logits.softmax(1).movedim(1, -1)[mask].numpy()
+    spleen = label[mask].numpy() == 2
+    ce = -np.log(np.where(spleen, p[:, 2], 1 - p[:, 2])).mean()
+    apart = np.mean([2 * p[spleen, c].sum() / (p[:, c].sum() + spleen.sum()) for c in (1, 3)])
+    logs = (spleen[:, None] * np.log(1 + p[:, [1, 3]])).sum() / len(p)
+    batch = {"label": label, "mask": mask}
+    for exclusion, form, expected in (
+        (0.0, "dice", ce), (0.5, "dice", ce + 0.5 * apart), (2.0, "ce", ce + 2 * logs),
+    ):  # fmt: skip
+        task = SegmentationTask(ORGANS, "ce", exclusion=exclusion, exclusion_form=form)  # type: ignore[arg-type]
+        found = task.with_labelled(["spleen"]).loss(logits, batch)
+        assert float(found) == pytest.approx(expected, rel=1e-12)
+        plain = functional.cross_entropy(logits.movedim(1, -1)[mask], label[mask])
+        torch.testing.assert_close(task.loss(logits, batch), plain)
+
+
+def test_a_task_of_all_labelled_classes_is_the_task_itself() -> None:
+    task = SegmentationTask(ORGANS, exclusion=1.0)
+    assert task.with_labelled(["kidney", "liver", "spleen"]) is task
+    regions = SegmentationTask(ORGANS, regions={"all": (1, 2, 3), "liver": (1,)})
+    assert regions.with_labelled(["all", "liver"]) is regions
+
+
+def test_scores_of_classes_that_are_not_labelled_are_undefined_and_in_no_mean() -> None:
+    label, found = torch.zeros(2, 1, 9, 9, dtype=torch.int64)
+    label[0, :3], found[0, 1:4] = 1, 1  # liver: 18 of 27 pixels
+    label[0, 8, :2], found[0, 8, :2] = 3, 3  # kidney
+    found[0, 6] = 2  # spleen, which may well be there
+    case = example(torch.zeros(1, 1, 9, 9), label, (1.0, 1.0))
+    task = SegmentationTask(ORGANS, metrics=("dice", "hd95")).with_labelled(["kidney", "liver"])
+    scores = task.scores(found, case)
+    assert scores["dice_liver"] == pytest.approx(2 / 3)
+    assert (scores["dice_kidney"], scores["dice_spleen"], scores["hd95_spleen"]) == (1, None, None)
+    assert scores["dice"] == pytest.approx((2 / 3 + 1) / 2)
+    assert scores["hd95"] == pytest.approx(0.5)
+    assert scores.keys() | {"hd95_px"} == {k for k in task.units if "px_" not in k}
+    every = SegmentationTask(ORGANS, metrics=("dice", "hd95")).scores(found, case)
+    assert every["dice"] == pytest.approx((2 / 3 + 1) / 3)
+    assert every["hd95"] is None
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["lung"], "labelled names 'lung', which is no structure: choose from liver, spleen, k"),
+        (["background", "liver"], "labelled names 'background', which is no structure"),
+        ([], "labelled is empty: choose from liver, spleen, kidney"),
+    ],
+)
+def test_labelled_classes_that_cannot_be_meant_are_refused(names: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        SegmentationTask(ORGANS).with_labelled(names)
+
+
+def test_some_of_several_regions_cannot_be_labelled_alone() -> None:
+    task = SegmentationTask(ORGANS, regions={"all": (1, 2, 3), "liver": (1,)})
+    with pytest.raises(ConfigError, match="the loss of regions has no form that leaves some"):
+        task.with_labelled(["liver"])
+
+
 class Flat(Threshold):
     """A network that halves the planes twice and the slices once."""
 

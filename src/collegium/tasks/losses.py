@@ -12,7 +12,7 @@ a boolean mask (B, *spatial) that is True where the loss counts. A mask without 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Literal, TypeAlias
 
 from collegium.core.lazy import functional, torch
@@ -145,6 +145,76 @@ def region_dice_ce_loss(
     return region_dice_loss(logits, regions, mask) + region_cross_entropy_loss(
         logits, regions, mask
     )
+
+
+def merge_unlabelled(
+    logits: torch.Tensor, label: torch.Tensor, labelled: Collection[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return logits and label in which the classes that masks do not annotate are background.
+
+    Any of `LOSSES` between the two is the marginal loss of Shi et al. (2021,
+    https://arxiv.org/abs/2007.03868): the probability of the merged background is the sum of those
+    of the background and of all unlabelled classes, taken in log space, so that the softmax is
+    computed once. Of the paper only the abstract could be read. With all classes labelled, the
+    logits stay as they are.
+
+    Args:
+        logits: (B, C, *spatial).
+        label: (B, *spatial), int64; a class that is not labelled counts as background.
+        labelled: the classes that the masks annotate, without the background.
+
+    Returns:
+        Logits (B, 1 + labelled, *spatial), the merged background first and then the labelled
+        classes in their order; and the label of the same shape with their numbers.
+    """
+    channels, kept = _at_least_float32(logits).unbind(dim=1), sorted(labelled)
+    others = [channel for index, channel in enumerate(channels) if index not in kept]
+    background = torch.logsumexp(torch.stack(others, dim=1), dim=1)
+    merged = torch.stack([background, *(channels[index] for index in kept)], dim=1)
+    number = [kept.index(index) + 1 if index in kept else 0 for index in range(len(channels))]
+    return merged, torch.tensor(number, device=label.device)[label]
+
+
+def exclusion_loss(
+    logits: torch.Tensor,
+    label: torch.Tensor,
+    labelled: Collection[int],
+    mask: torch.Tensor | None = None,
+    *,
+    form: Literal["dice", "ce"] = "dice",
+) -> torch.Tensor:
+    """Return how far the unlabelled classes overlap the labelled foreground, where they cannot be.
+
+    With p_c the softmax of an unlabelled class and E the pixels of all labelled ones: "dice" is the
+    mean over c of 2 sum p_c E / (sum p_c + sum E), "ce" the sum over c of E log(1 + p_c), averaged
+    over all pixels. It goes with the marginal loss, see `merge_unlabelled`, and is 0 where all
+    classes are labelled. The forms are as third parties describe them; the paper could not be read.
+
+    Args:
+        logits: (B, C, *spatial).
+        label: (B, *spatial), int64.
+        labelled: the classes that the masks annotate, without the background.
+        mask: (B, *spatial), bool; None: everything counts.
+        form: "dice" or "ce".
+
+    Returns:
+        A scalar.
+    """
+    channels = functional.softmax(_at_least_float32(logits), dim=1).unbind(dim=1)
+    outside = [p for index, p in enumerate(channels) if index and index not in labelled]
+    if not outside:
+        return 0.0 * logits.sum()
+    p = torch.stack(outside, dim=1)
+    foreground = torch.stack([label == index for index in labelled]).any(dim=0)
+    if mask is not None:
+        p, foreground = p.masked_fill(~mask.unsqueeze(1), 0.0), foreground & mask
+    e = foreground.unsqueeze(1).to(p)
+    if form == "ce":
+        counted = label.numel() if mask is None else mask.sum().clamp(min=1)
+        return (e * p.log1p()).sum() / counted
+    space = [dim for dim in range(p.ndim) if dim != 1]
+    either = p.sum(dim=space) + e.sum(dim=space)
+    return (2 * (p * e).sum(dim=space) / either.clamp(min=1e-5)).mean()
 
 
 def weighted_focal_loss(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
 
 from collegium.core.lazy import functional, nn, torch
 from collegium.errors import ConfigError, DataError
 from collegium.tasks.base import CaseScores, device_of
-from collegium.tasks.losses import LOSSES, REGION_LOSSES
+from collegium.tasks.losses import LOSSES, REGION_LOSSES, exclusion_loss, merge_unlabelled
 from collegium.tasks.metrics.overlap import dice, hd95, iou, region_mask, structures_of
 
 if TYPE_CHECKING:
@@ -47,6 +47,9 @@ class SegmentationTask:
     "hd95_px", in pixels: two units never share a name. With two to eight structures every metric is
     also computed for each of them, as "dice_<structure>".
 
+    Where masks annotate some of the classes only, see `with_labelled`, the loss is the marginal
+    loss, and other classes have no scores.
+
     Args:
         classes: Names of the classes, or their number.
         loss: "dice_ce", "dice" or "ce".
@@ -58,6 +61,9 @@ class SegmentationTask:
         metric: The headline metric, "dice" or "iou".
         batch_size: Windows or slices in one forward pass.
         regions: The classes of each region, by its name; None: every pixel has one class.
+        exclusion: Weight of the exclusion loss, which is added where masks annotate some of the
+            classes only.
+        exclusion_form: "dice" or "ce", see `collegium.tasks.losses.exclusion_loss`.
     """
 
     def __init__(
@@ -71,6 +77,8 @@ class SegmentationTask:
         metric: str = "dice",
         batch_size: int = 4,
         regions: Mapping[str, Sequence[int]] | None = None,
+        exclusion: float = 0.0,
+        exclusion_form: Literal["dice", "ce"] = "dice",
     ) -> None:
         self.classes = classes if isinstance(classes, int) else len(classes)
         self.regions = regions
@@ -80,6 +88,9 @@ class SegmentationTask:
         self.window = None if window is None else tuple(window)
         self.overlap = overlap
         self.batch_size = batch_size
+        self.exclusion = exclusion
+        self.exclusion_form = exclusion_form
+        self.labelled: tuple[int, ...] | None = None
         losses = LOSSES if regions is None else REGION_LOSSES
         if loss not in losses:
             raise ConfigError(f"loss is {loss!r}: set it to one of {', '.join(losses)}.")
@@ -125,11 +136,17 @@ class SegmentationTask:
 
     def loss(self, output: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return the loss between logits and label, inside the mask if any. See `Task.loss`."""
-        label = batch["label"]
+        label, mask, output = batch["label"], batch.get("mask"), self._checked(output)
+        if self.labelled is not None:
+            loss = self._loss(*merge_unlabelled(output, label, self.labelled), mask)
+            if not self.exclusion:
+                return loss
+            apart = exclusion_loss(output, label, self.labelled, mask, form=self.exclusion_form)
+            return loss + self.exclusion * apart
         if self.regions is not None:
             masks = [region_mask(label, region) for region in self.regions.values()]
             label = torch.stack(masks, dim=1)
-        return self._loss(self._checked(output), label, batch.get("mask"))
+        return self._loss(output, label, mask)
 
     def predict(self, module: nn.Module, example: Example) -> torch.Tensor:
         """Return the most probable class of every pixel.
@@ -221,6 +238,41 @@ class SegmentationTask:
         other.batch_size = size
         return other
 
+    def with_labelled(self, names: Collection[str]) -> SegmentationTask:
+        """Return the task at a site whose masks annotate some of the classes only.
+
+        What belongs to another class is background in these masks. The loss merges these classes
+        with the background (`collegium.tasks.losses.merge_unlabelled`), and has the exclusion loss
+        added to it if that has a weight. Their scores are undefined, and means over structures are
+        over the annotated ones. Predictions have all classes.
+
+        Args:
+            names: Names of the annotated classes, without the background, which always is.
+
+        Returns:
+            This task, if these are all classes.
+
+        Raises:
+            ConfigError: There is no such class or none is named, or regions overlap.
+        """
+        unknown = sorted(set(names) - self.structures.keys())
+        if unknown or not names:
+            named = f"names {unknown[0]!r}, which is no structure" if unknown else "is empty"
+            raise ConfigError(
+                f"labelled {named}: choose from {', '.join(self.structures)}, without the "
+                f"background."
+            )
+        if len(set(names)) == len(self.structures):
+            return self
+        if self.regions is not None:
+            raise ConfigError(
+                "labelled is of classes, and regions overlap: the loss of regions has no form that "
+                "leaves some of them out; give the classes without task.regions."
+            )
+        other = copy.copy(self)
+        other.labelled = tuple(sorted(self.structures[name][0] for name in set(names)))
+        return other
+
     def scores(
         self, prediction: torch.Tensor, example: Example, metrics: Sequence[str] | None = None
     ) -> dict[str, float | None]:
@@ -232,7 +284,8 @@ class SegmentationTask:
             metrics: Some of the task's metrics; None: all of them, also for each structure.
 
         Returns:
-            A value for each metric; None if it is undefined.
+            A value for each metric; None if it is undefined, as for a class that the masks do not
+            annotate.
 
         Raises:
             DataError: The spacing has another number of axes than the image.
@@ -250,20 +303,27 @@ class SegmentationTask:
         if spacing is not None and len(spacing) != label.ndim:
             spacing = None
 
-        regions = list(self.structures.values())
+        known = self._annotated_structures()
+        regions = list(known.values())
         found = structures_of(prediction, label, mask=mask, spacing=spacing, regions=regions)
-        by_name = dict(zip(self.structures, found, strict=True))
+        by_name = {name: [structure] for name, structure in zip(known, found, strict=True)}
         result: dict[str, float | None] = {}
         for name in self.metrics if metrics is None else metrics:
             key = "hd95_px" if name == "hd95" and spacing is None else name
             result[key] = METRICS[name](found)
             for structure in self._separate_structures() if metrics is None else ():
-                result[f"{key}_{structure}"] = METRICS[name]([by_name[structure]])
+                result[f"{key}_{structure}"] = METRICS[name](by_name.get(structure, []))
         return result
 
     def add_set_scores(self, rows: Sequence[CaseScores]) -> list[CaseScores]:
         """Return the rows unchanged: every case has its own scores."""
         return [*rows]
+
+    def _annotated_structures(self) -> Mapping[str, Sequence[int]]:
+        """Return the structures that the masks annotate."""
+        if self.labelled is None:
+            return self.structures
+        return {name: (k,) for name, (k, *_) in self.structures.items() if k in self.labelled}
 
     def _separate_structures(self) -> Mapping[str, Sequence[int]]:
         """Return the structures that are also scored one by one."""
