@@ -15,6 +15,7 @@ from collegium.data.federation import (
     SiteConfig,
     expand_root,
     find_cases,
+    labels_problem,
     list_cases,
     open_federation,
     open_site,
@@ -415,3 +416,80 @@ def test_unknown_sites_are_refused():
         FederationConfig("f", {"A": SiteConfig(folder="a")}, outside=("D",))
     with pytest.raises(ConfigError, match="the federation f has no site D: choose one of A"):
         find_cases(FederationConfig("f", {"A": SiteConfig(folder="a")}), "D")
+
+
+# --- sites whose masks annotate some of the classes only
+
+ORGANS = TaskConfig(classes=("background", "liver", "spleen"))
+
+
+def organs(root: Path, values: dict[str, list[int]], **sites: object) -> FederationConfig:
+    """Sites with three cases each, whose masks hold the values given for the site."""
+    for name, held in values.items():
+        for number in range(3):
+            picture(root / name / "images" / f"p{number}.png", number)
+            mask = np.zeros((6, 8), np.uint8)
+            mask.flat[: len(held)] = held
+            (root / name / "labels").mkdir(parents=True, exist_ok=True)
+            Image.fromarray(mask).save(root / name / "labels" / f"p{number}.png")
+    named = {name: SiteConfig(folder=name, **{"labelled": sites.get(name)}) for name in values}  # type: ignore[arg-type]
+    return FederationConfig("f", named, root=str(root), task=ORGANS)
+
+
+def test_a_site_has_the_classes_that_it_has_labelled(tmp_path):
+    config = organs(tmp_path, {"A": [1], "B": [0, 1, 2]}, A=("liver",))
+    found = open_federation(config, tmp_path / "cache", 0, None)
+    assert {name: site.labelled for name, site in found.items()} == {"A": ("liver",), "B": None}
+    assert [case.labelled for case in find_cases(config, "A")] == [(1,)] * 3
+
+
+def test_a_mask_that_holds_a_class_which_is_not_labelled_is_refused_also_if_it_is_cached(tmp_path):
+    config = organs(tmp_path, {"A": [1, 2], "B": [1, 2]})
+    open_federation(config, tmp_path / "cache", 0, None)
+    partial = replace(config, sites={**config.sites, "A": SiteConfig("A", labelled=("liver",))})
+    words = r"site A, case p0: .*p0\.png: the mask holds spleen, which the site's labelled leaves"
+    with pytest.raises(DataError, match=words):
+        open_federation(partial, tmp_path / "cache", 0, None)
+    mapped = SiteConfig("A", labelled=("liver",), label_map={2: 0})
+    opened = open_federation(
+        replace(config, sites={**config.sites, "A": mapped}), tmp_path / "cache", 0, None
+    )
+    label = opened["A"].train.example(0).batch["label"]
+    assert (int((label == 1).sum()), int((label == 2).sum())) == (1, 0)
+
+
+def test_classes_that_no_site_inside_has_labelled_are_named(tmp_path):
+    config = organs(tmp_path, {"A": [1], "B": [0], "C": [2]}, A=("liver",), B=("liver",))
+    assert labels_problem(config) is None
+    problem = labels_problem(replace(config, outside=("C",)))
+    assert problem is not None
+    assert problem.startswith("no site that trains has labelled spleen: nothing can be learnt")
+    away = {**config.sites, "B": SiteConfig(remote=True)}
+    assert labels_problem(replace(config, outside=("C",), sites=away)) is None
+
+
+@pytest.mark.parametrize(
+    ("labelled", "task", "words"),
+    [
+        (("lung",), ORGANS, "site A has labelled 'lung': choose from liver, spleen; the backgr"),
+        (("background",), ORGANS, "site A has labelled 'background': choose from liver, spleen"),
+        ((), ORGANS, "site A has labelled nothing: choose from liver, spleen"),
+        (("liver",), TaskConfig("classification"), "site A says which classes it has labelled"),
+        (
+            ("liver",),
+            replace(ORGANS, regions={"all": (1, 2)}),
+            r"the task is no segmentation into classes \(task\.name, task\.regions\): leave",
+        ),
+    ],
+)
+def test_labelled_classes_that_cannot_be_meant_are_refused(labelled, task, words):
+    with pytest.raises(ConfigError, match=words):
+        FederationConfig("f", {"A": SiteConfig("A", labelled=labelled)}, task=task)
+
+
+def test_the_exclusion_loss_of_what_has_no_labelled_classes_is_refused():
+    for task in ({"name": "classification"}, {"regions": {"all": (1,)}}):
+        with pytest.raises(ConfigError, match=r"task\.exclusion is for segmentations into classes"):
+            TaskConfig(**task, exclusion=1.0)
+    with pytest.raises(ConfigError, match="a remote site is described in its own file"):
+        SiteConfig(remote=True, labelled=("liver",))

@@ -340,3 +340,35 @@ def test_volumes_that_are_cut_across_their_slices_are_a_note(tmp_path):
         ],
         [],
     ]
+
+
+def test_classes_that_a_site_has_not_labelled_are_told_and_nowhere_labelled_ones_are_a_problem(
+    tmp_path,
+):
+    for name, value in (("A", 1), ("B", 2), ("C", 2)):
+        for index in range(3):
+            label = np.zeros((4, 4))
+            label[index, 0] = value
+            case(tmp_path / name, f"p{index}", np.arange(16).reshape(4, 4) + 20 * index, label)
+    task = TaskConfig(classes=("background", "liver", "spleen", "kidney"))
+    known = {"A": ("liver",), "B": ("spleen", "kidney"), "C": ("liver",)}
+    sites = {name: SiteConfig(folder=name, labelled=those) for name, those in known.items()}
+    config = FederationConfig("f", sites, root=str(tmp_path), task=task)
+    found = inspect_federation(config)
+    assert {site.name: site.labelled for site in found.sites} == known
+    a, b, c = found.sites
+    assert a.notes == (
+        "its masks annotate liver only; spleen, kidney may be anywhere in their background",
+    )
+    assert b.notes == ("its masks annotate spleen, kidney only; liver may be anywhere in their "
+                       "background",)  # fmt: skip
+    assert (a.problems, b.problems) == ((), ())
+    assert len(c.problems) == 3
+    assert "the mask holds spleen, which the site's labelled leaves out" in c.problems[0]
+    assert found.problems == ()
+    assert json.loads(json.dumps(found.to_dict()))["sites"][1]["labelled"] == ["spleen", "kidney"]
+    alone = inspect_federation(replace(config, outside=("B",)))
+    (problem,) = alone.problems
+    assert problem.startswith("no site that trains has labelled spleen, kidney: nothing can be")
+    everything = replace(config, sites={"A": SiteConfig("A", labelled=task.classes[1:])})
+    assert inspect_federation(everything).sites[0].notes == ()

@@ -124,6 +124,8 @@ def entry_name(
     labels: dict[str, object] = {"classes": task.classes, "label_map": task.label_map}
     if task.regions:
         labels["regions"] = list(task.regions.items())
+    if case.labelled is not None:
+        labels["labelled"] = case.labelled
     recipe = {
         "format": FORMAT,
         "image": {key: value for key, value in asdict(image).items() if key != "modalities"},

@@ -11,13 +11,14 @@ from pathlib import Path
 from collegium.core.settings import NonNegativeInt, settings
 from collegium.core.text import did_you_mean
 from collegium.data.cache import prepare
+from collegium.data.decoded_image import listed
 from collegium.data.discovery import from_manifest
 from collegium.data.importers import describe_dataset, find_in_folder, find_with_manifest
 from collegium.data.importers.common import DatasetDescription
 from collegium.data.name_consistency import SiteNames, name_problems
 from collegium.data.sampling import ImageDataset, SamplingConfig
 from collegium.data.settings import ImageConfig, TaskConfig
-from collegium.data.site import Case, EgressPolicy, Site
+from collegium.data.site import Case, EgressPolicy, Site, never_labelled
 from collegium.data.splits import SPLITS, SplitConfig, load_or_draw_splits
 from collegium.data.table_site import open_table_site, table_cases
 from collegium.data.tables import Table, TableConfig, read_table
@@ -40,6 +41,9 @@ class SiteConfig:
         layout: The layout of the folder, see `collegium.data.importers`; "auto" detects it.
         options: Settings of the layout, such as {modality: T1w} for BIDS.
         label_map: Stored value to class at this site, instead of task.label_map.
+        labelled: Names of the classes that the site's masks annotate, if these are not all of
+            task.classes; the background is among them always. What belongs to another class is
+            background in these masks. None: all.
         channels: The network's input channels that the site has, counted from 0, if it lacks some;
             the others are 0. Its images hold these, in this order, or all channels, of which only
             these are used. None: all, or what a manifest states for each case.
@@ -59,6 +63,7 @@ class SiteConfig:
     layout: str = "auto"
     options: dict[str, str | int] = field(default_factory=dict)
     label_map: dict[int, int] | None = None
+    labelled: tuple[str, ...] | None = None
     channels: tuple[NonNegativeInt, ...] | None = None
     modalities: tuple[str, ...] | None = None
     allow: tuple[str, ...] | None = None
@@ -69,7 +74,8 @@ class SiteConfig:
     def __post_init__(self) -> None:
         images = self.folder is not None or self.manifest is not None
         if self.remote:
-            if images or self.table or self.share or self.forbid or self.allow is not None:
+            said = images, self.table, self.share, self.forbid, self.labelled
+            if any(said) or self.allow is not None:
                 raise ConfigError("a remote site is described in its own file: leave the rest out")
             return
         if images == (self.table is not None):
@@ -163,12 +169,30 @@ class FederationConfig:
         mapped = [name for name, site in self.sites.items() if site.label_map is not None]
         if mapped and self.task.name != "segmentation":
             raise ConfigError(f"site {mapped[0]} has a label_map, for segmentations: leave it out")
+        self._check_labelled()
         unknown = sorted(set(self.outside) - self.sites.keys())
         if unknown:
             raise ConfigError(
                 f"federation.outside names {', '.join(unknown)}, which is not among the sites "
                 f"{', '.join(sorted(self.sites))}: correct the name"
             )
+
+    def _check_labelled(self) -> None:
+        """Refuse annotated classes that are none, or of which the loss has no form."""
+        stated = {n: site.labelled for n, site in self.sites.items() if site.labelled is not None}
+        if stated and (self.task.name != "segmentation" or self.task.regions):
+            raise ConfigError(
+                f"site {min(stated)} says which classes it has labelled, and the task is no "
+                f"segmentation into classes (task.name, task.regions): leave labelled out"
+            )
+        for name, labelled in stated.items():
+            wrong = sorted(set(labelled) - set(self.task.classes[1:]))
+            if wrong or not labelled:
+                said = f"{wrong[0]!r}" if wrong else "nothing"
+                raise ConfigError(
+                    f"site {name} has labelled {said}: choose from "
+                    f"{listed(self.task.classes[1:])}; the background always is"
+                )
 
 
 def site_channels(config: FederationConfig, name: str) -> tuple[int, ...] | None:
@@ -197,6 +221,16 @@ def site_channels(config: FederationConfig, name: str) -> tuple[int, ...] | None
 def sites_of(config: FederationConfig) -> list[str]:
     """Return the names of the inside sites, sorted."""
     return sorted(set(config.sites) - set(config.outside))
+
+
+def labels_problem(config: FederationConfig) -> str | None:
+    """Return a sentence on the classes that no site which trains annotates; None without any.
+
+    A site that is described elsewhere counts as one that annotates all.
+    """
+    return never_labelled(
+        config.task.classes[1:], [config.sites[name].labelled for name in sites_of(config)]
+    )
 
 
 def open_site(
@@ -265,7 +299,7 @@ def _open(
         "site %s: %d cases (train %d, val %d, test %d)",
         name, len(cases), len(train), len(val), len(test),
     )  # fmt: skip
-    return Site(name, train, val, test, policy)
+    return Site(name, train, val, test, policy, labelled=site.labelled)
 
 
 def open_federation(
@@ -361,6 +395,9 @@ def list_cases(config: FederationConfig, name: str) -> tuple[list[Case], list[st
     channels = site_channels(config, name)
     if channels is not None:
         cases = [replace(case, channels=channels) for case in cases]
+    if site.labelled is not None:
+        numbers = tuple(sorted(map(config.task.classes.index, site.labelled)))
+        cases = [replace(case, labelled=numbers) for case in cases]
     classified = config.task.name == "classification"
     remedy = "it has no class: name its class" if classified else "it has no label: add a mask"
     unlabelled = [case for case in cases if (case.target if classified else case.label) is None]

@@ -10,6 +10,7 @@ from typing import Any
 from collegium.data.federation import (
     FederationConfig,
     label_and_channel_names,
+    labels_problem,
     list_cases,
     task_of_site,
 )
@@ -55,6 +56,7 @@ class SiteInspection:
         with_fov: Number of cases with a field of view.
         notes: What was noticed and corrected while reading, and files that are not used.
         problems: One sentence for each problem, with its remedy.
+        labelled: Names of the classes that the masks annotate; None: all.
     """
 
     name: str
@@ -77,6 +79,7 @@ class SiteInspection:
     with_fov: int
     notes: tuple[str, ...]
     problems: tuple[str, ...]
+    labelled: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -167,6 +170,7 @@ def inspect_federation(config: FederationConfig, seed: int = 0) -> Inspection:
     ]
     sites = tuple(site for site, _, _ in inspected)
     problems = name_problems(names, config.task, config.image.inputs)
+    problems += [missing] if (missing := labels_problem(config)) else []
     channels = {count for site in sites for count in site.channels}
     if len(channels) > 1 and config.image.inputs is None:
         listed = ", ".join(f"{site.name}: {'/'.join(site.channels)}" for site in sites)
@@ -250,8 +254,14 @@ def _inspect_site(
         targets=dict(sorted(found.targets.items())),
         foreground=found.foreground / found.counted if found.counted else None,
         with_fov=sum(case.fov is not None for case in cases),
-        notes=(*own.description.notes, *_merge(found.notes), *_slicing_notes(config, found)),
+        notes=(
+            *own.description.notes,
+            *_merge(found.notes),
+            *_slicing_notes(config, found),
+            *_labelled_notes(config, name),
+        ),
         problems=tuple(problems + _shape_problems(config, name, found)),
+        labelled=config.sites[name].labelled,
     )
     return site, splits, found
 
@@ -292,6 +302,18 @@ def _slicing_notes(config: FederationConfig, found: ImageStatistics) -> list[str
         f"{count} of {found.count} cases: their voxels are longest along {'xyz'[axis]}, but slices "
         f"are taken along {along}: set image.slices_along to acquisition"
         for axis, count in sorted(found.thick.items())
+    ]
+
+
+def _labelled_notes(config: FederationConfig, name: str) -> list[str]:
+    """Return a note on the classes that a site's masks do not annotate."""
+    labelled = config.sites[name].labelled
+    others = [word for word in config.task.classes[1:] if word not in (labelled or ())]
+    if labelled is None or not others:
+        return []
+    return [
+        f"its masks annotate {', '.join(labelled)} only; {', '.join(others)} may be anywhere in "
+        f"their background"
     ]
 
 

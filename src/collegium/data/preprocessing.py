@@ -199,6 +199,7 @@ def decode_case(case: Case, image: ImageConfig, task: TaskConfig) -> RawCase:
                 like=first,
                 both=both,
             )
+            _check_labelled(case, label.array, task)
         fov = None if case.fov is None else read_mask(case.fov, first)
     except DataError as error:
         raise DataError(f"{case}: {error}") from error
@@ -224,6 +225,19 @@ def decode_case(case: Case, image: ImageConfig, task: TaskConfig) -> RawCase:
         measured=measured,
         orientation=first.orientation,
     )
+
+
+def _check_labelled(case: Case, label: Array, task: TaskConfig) -> None:
+    """Refuse a mask that holds a class which the site has not labelled."""
+    if case.labelled is None:
+        return
+    held = sorted({*np.unique(label).tolist()} - {0, *case.labelled})
+    if held:
+        names = listed([task.classes[value] for value in held])
+        raise DataError(
+            f"{case.label}: the mask holds {names}, which the site's labelled leaves out: add it "
+            f"there, or map it to 0 by the site's label_map"
+        )
 
 
 def _measured(part: DecodedImage) -> Array:

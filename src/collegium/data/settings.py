@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from collegium.core.settings import Positive, PositiveInt, settings
+from collegium.core.settings import NonNegative, Positive, PositiveInt, settings
 from collegium.data.decoded_image import listed
 from collegium.data.reading import Channels, Normalisation
 from collegium.data.tables import MISSING, plain_code
@@ -82,6 +82,9 @@ class TaskConfig:
         metric: The metric that selects models on validation cases; None: Dice, or accuracy.
         weights: For a classification, the weight of a case of each class in the loss, in the order
             of `classes`; the loss is still divided by the number of cases. None: 1 each.
+        exclusion: For a segmentation, the weight of the exclusion loss at sites whose masks
+            annotate some of the classes only.
+        exclusion_form: "dice" or "ce", see `collegium.tasks.losses.exclusion_loss`.
     """
 
     name: Literal["segmentation", "classification"] = "segmentation"
@@ -91,6 +94,8 @@ class TaskConfig:
     coding: dict[str, str] | None = None
     metric: str | None = None
     weights: tuple[Positive, ...] | None = None
+    exclusion: NonNegative = 0.0
+    exclusion_form: Literal["dice", "ce"] = "dice"
 
     def __post_init__(self) -> None:
         if not 2 <= len(self.classes) <= 256:
@@ -100,6 +105,11 @@ class TaskConfig:
             )
         if self.name != "segmentation" and (self.regions or self.label_map):
             raise ConfigError("task.regions and task.label_map are for segmentations: leave both")
+        if self.exclusion and (self.name != "segmentation" or self.regions):
+            raise ConfigError(
+                "task.exclusion is for segmentations into classes of which some sites annotate "
+                "some only: leave it out"
+            )
         wrong = [
             name
             for name, values in (self.regions or {}).items()

@@ -1,5 +1,6 @@
 """A site: an institution's cases, its data as the library sees it, and what may leave it."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,7 @@ class Case:
         stated: Whether the patient's id was stated, by a manifest, a datalist, a BIDS subject or a
             column of a table; otherwise it was derived from a file's name, which means nothing at
             other sites.
+        labelled: The classes that the label annotates, without the background; None: all.
     """
 
     site: str
@@ -39,6 +41,7 @@ class Case:
     series: str | None = None
     channels: tuple[int, ...] | None = None
     stated: bool = False
+    labelled: tuple[int, ...] | None = None
 
     def __str__(self) -> str:
         return f"site {self.site}, case {self.case}"
@@ -75,6 +78,8 @@ class Site:
         test: The cases that are scored.
         policy: What may leave the site.
         scaling: The scaling of its table's numbers, if the site determines it by itself.
+        labelled: Names of the classes that its masks annotate, without the background, if these are
+            not all: what belongs to another class is background there. None: all.
     """
 
     name: str
@@ -83,3 +88,25 @@ class Site:
     test: Dataset
     policy: EgressPolicy = EgressPolicy()
     scaling: Scaling | None = None
+    labelled: tuple[str, ...] | None = None
+
+
+def never_labelled(classes: Iterable[str], sites: Iterable[Sequence[str] | None]) -> str | None:
+    """Return a sentence on the classes that no site annotates; None if there is none.
+
+    Args:
+        classes: Names of the classes without the background.
+        sites: What each of the sites that train annotates; None: all classes.
+    """
+    known: set[str] = set()
+    for labelled in sites:
+        if labelled is None:
+            return None
+        known |= {*labelled}
+    missing = [name for name in classes if name not in known]
+    if not missing:
+        return None
+    return (
+        f"no site that trains has labelled {', '.join(missing)}: nothing can be learnt about it; "
+        f"take it out of task.classes, or name it at a site whose masks annotate it"
+    )

@@ -56,7 +56,7 @@ def write_adaptation(
     sources = Sources(
         models,
         federation.builder(build_algorithm(job.algorithm)),
-        federation.task,
+        federation.task_at(site, job.config.federation.sites[site].labelled),
         federation.device,
         job.seed,
         models.server,

@@ -274,6 +274,7 @@ class OpenedExperiment:
         sample = check_network(config, federation)
         if sample is not None and not self._only:  # otherwise other machines have the data
             check_early_stopping(config, federation)
+            federation.check_labelled()
         for algorithm in config.algorithms:
             own = as_trained_by(federation, config, algorithm)
             own.check(build_algorithm(algorithm))

@@ -12,7 +12,7 @@ from collegium.core.algorithm import NetworkBuilder, check_needs
 from collegium.core.model_parts import find_parts
 from collegium.core.randomness import ambient, generator
 from collegium.core.tensors import Tensors
-from collegium.data.federation import sites_of
+from collegium.data.federation import labels_problem, sites_of
 from collegium.errors import CollegiumError, ConfigError
 from collegium.experiment.config.building import (
     adapters_of,
@@ -79,7 +79,7 @@ def check_network(config: ExperimentConfig, federation: Federation) -> Sample | 
         ConfigError: the network cannot be built, or does not suit the images or the task.
         DataError: a site's images do not fit into one batch.
     """
-    network, task = _sample_network(federation.network).eval(), federation.task
+    network = _sample_network(federation.network).eval()
     if federation.start is not None:
         federation.start(Tensors(network.state_dict()), ())
     trainings = [with_own_training(config, each).training for each in config.algorithms]
@@ -97,7 +97,7 @@ def check_network(config: ExperimentConfig, federation: Federation) -> Sample | 
         try:
             with torch.no_grad():
                 output = network(batch["image"])
-                task.loss(output, batch)
+                federation.task_at(site.name, site.labelled).loss(output, batch)
         except CollegiumError:
             raise
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
@@ -169,6 +169,8 @@ def check_setups(config: ExperimentConfig, variation: str = "") -> None:
             )
         for left_out, fold in folds_of(config):
             try:
+                if problem := labels_problem(fold.federation):
+                    raise ConfigError(problem)
                 check_needs(method, sorted(sites_of(fold.federation)), parts)
             except ConfigError as error:
                 names = [variation, f"without {left_out}" if left_out else "", algorithm.label]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from collegium.core.model_parts import find_parts
 from collegium.core.payloads import may_leave
 from collegium.core.randomness import ambient
 from collegium.core.tensors import Tensors
-from collegium.data.site import Site
+from collegium.data.site import Site, never_labelled
 from collegium.errors import ConfigError, EgressError
 from collegium.runtime.client import ClientRuntime
 from collegium.runtime.early_stopping import EarlyStopping
@@ -29,6 +30,8 @@ from collegium.runtime.selection import DEFAULT, Selection
 from collegium.runtime.server import ServerRuntime, Transport
 from collegium.tasks import ClassificationTask, SegmentationTask, Task
 from collegium.training.loop import LocalTraining, TrainingConfig
+
+logger = logging.getLogger(__name__)
 
 Network = Callable[[], nn.Module]
 """Builds a new network.
@@ -95,6 +98,60 @@ class Federation:
         rows = held is not None and held.example(0).batch["image"].ndim == 2
         return "table" if rows else "classification"
 
+    def task_at(self, site: str, labelled: Sequence[str] | None) -> Task:
+        """Return the task at a site: loss and scores leave out what its masks do not annotate.
+
+        Args:
+            site: the site's name.
+            labelled: see `Site.labelled`.
+
+        Raises:
+            ConfigError: these are no classes of the task, or its loss has no form for some of them.
+        """
+        if labelled is None:
+            return self.task
+        if not isinstance(self.task, SegmentationTask):
+            raise ConfigError(
+                f"site {site!r} has labelled some classes only, and the loss of "
+                f"{type(self.task).__name__} has no form for that; use a SegmentationTask, or "
+                f"sites that annotate everything"
+            )
+        try:
+            return self.task.with_labelled(labelled)
+        except ConfigError as error:
+            raise ConfigError(f"site {site!r}: {error}") from error
+
+    @property
+    def partial(self) -> dict[str, Sequence[str]]:
+        """The classes that the masks of each site annotate, where that is not all of them.
+
+        Raises:
+            ConfigError: see `task_at`.
+        """
+        return {
+            name: site.labelled
+            for name, site in sorted(self.sites.items())
+            if site.labelled is not None and self.task_at(name, site.labelled) is not self.task
+        }
+
+    def check_labelled(self) -> None:
+        """Check what the masks of all sites together annotate, and say what follows for the loss.
+
+        Raises:
+            ConfigError: no site annotates a class, or see `task_at`.
+        """
+        partial = self.partial
+        if isinstance(self.task, SegmentationTask):
+            sites = [site.labelled for site in self.sites.values()]
+            if problem := never_labelled(self.task.structures, sites):
+                raise ConfigError(problem)
+        if partial:
+            logger.warning(
+                "masks annotate some classes only (%s): the loss there is the marginal loss, which "
+                "merges the other classes with the background, and these have no scores",
+                "; ".join(f"{name}: {', '.join(known)}" for name, known in partial.items()),
+            )
+
     def builder(self, algorithm: Algorithm) -> NetworkBuilder:
         """Return what builds the network that an algorithm trains, with what it adds."""
         training = self.training
@@ -128,8 +185,8 @@ class Federation:
         """Check before round 0 that an algorithm suits the recipe and every site's policy.
 
         Raises:
-            ConfigError: the algorithm needs another optimiser or public data, or is made for
-                another task.
+            ConfigError: the algorithm needs another optimiser or public data, is made for another
+                task, or pools the data of sites that annotate some classes only.
             EgressError: a site's policy forbids what the algorithm sends.
         """
         check_optimizer(algorithm, self.training)
@@ -137,6 +194,11 @@ class Federation:
             check_task(algorithm, self.task_name)
         if algorithm.needs_public is not None:
             check_public(algorithm, self.public)
+        if algorithm.simulation_only and self.partial:
+            raise ConfigError(
+                f"{type(algorithm).__name__} has one loss for the data of all sites, and site "
+                f"{min(self.partial)!r} has labelled some classes only; choose another algorithm"
+            )
         for site in self.sites.values():
             check_policy(algorithm, site.name, site.policy.allow, site.policy.forbid)
 
@@ -180,7 +242,7 @@ class Federation:
             name: ClientRuntime(
                 site,
                 methods[name],
-                local(methods[name]),
+                local(methods[name]).with_task(self.task_at(name, site.labelled)),
                 make_model=partial(self.initial_model, methods[name], seed),
                 seed=seed,
                 root=root / "clients" / name,

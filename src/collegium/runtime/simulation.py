@@ -132,6 +132,7 @@ def simulate(
         public=None if public is None else as_dataset(public),
     )
     federation.check(algorithm)
+    federation.check_labelled()
     check_home_rounds(home_rounds, rounds)
     check_warm_up(federation.training, rounds)
     if early_stopping is not None:
@@ -145,6 +146,7 @@ def simulate(
             name: [len(site.train), len(site.val), len(site.test)]
             for name, site in federation.sites.items()
         },
+        **({"labelled": dict(federation.partial)} if federation.partial else {}),
         "rounds": rounds,
         "seed": seed,
         "evaluate_every": evaluate_every,

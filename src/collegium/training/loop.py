@@ -289,6 +289,12 @@ class LocalTraining:
         found.config = replace(self.config, **settings)
         return found
 
+    def with_task(self, task: Task) -> LocalTraining:
+        """Return the same network and recipe with another task, such as that of one site."""
+        other = copy.copy(self)
+        other.task = task
+        return other
+
     def load(self, model: Tensors) -> None:
         """Load ``model``, which must be whole, into the network.
 

@@ -112,7 +112,8 @@ class _Planned:
         self.batches: Iterator[Batch] = chain([first], drawn)
         kinds = {name: (value.dtype, value.shape) for name, value in sorted(first.items())}
         counts = tuple(map(len, plan))
-        self.shapes = (fit.lr, counts, *kinds.items(), *_steps_of(fit.optimizer_state))
+        steps = _steps_of(fit.optimizer_state)
+        self.shapes = (id(local.task), fit.lr, counts, *kinds.items(), *steps)
 
 
 def _steps_of(state: Mapping[str, Any] | None) -> Iterator[Any]:

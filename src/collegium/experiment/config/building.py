@@ -209,4 +209,5 @@ def task_of(config: ExperimentConfig) -> Task:
     return SegmentationTask(
         kind.classes, loss or "dice_ce", window=inference.window, overlap=inference.overlap,
         batch_size=inference.batch_size, metric=kind.metric or "dice", regions=kind.regions,
+        exclusion=kind.exclusion, exclusion_form=kind.exclusion_form,
     )  # fmt: skip
