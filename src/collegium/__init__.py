@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collegium.adaptation.routing import Routing
     from collegium.adaptation.tent import Tent
     from collegium.algorithms.apfl import APFL
+    from collegium.algorithms.condist import ConDistFL
     from collegium.algorithms.distance import Distance
     from collegium.algorithms.ditto import Ditto
     from collegium.algorithms.fedadam import FedAdam
@@ -87,6 +88,7 @@ _HOMES = {
     "adaptation.routing": ("Routing",),
     "adaptation.tent": ("Tent",),
     "algorithms.apfl": ("APFL",),
+    "algorithms.condist": ("ConDistFL",),
     "algorithms.distance": ("Distance",),
     "algorithms.ditto": ("Ditto",),
     "algorithms.fedadam": ("FedAdam",),
@@ -168,6 +170,7 @@ __all__ = [
     "ClassificationTask",
     "Client",
     "CollegiumError",
+    "ConDistFL",
     "Dataset",
     "Distance",
     "Ditto",

@@ -73,6 +73,7 @@ def test_names_are_spelled_as_in_the_field_and_own_labels_kept():
     assert method_name("fedavg", "global") == "FedAvg global"
     assert method_name("lcfed", "personal") == "LC-Fed personal"
     assert method_name("fedlws", "global") == "FedLWS global"
+    assert method_name("condist", "global") == "ConDistFL global"
     assert method_name("ditto lam=1", "personal") == "ditto lam=1 personal"
 
 

@@ -63,7 +63,12 @@ _SPELLED = {
         "GRACE", "HarmoFL", "IFCA", "LGFedAvg", "Local", "MOON", "PerFedAvg", "pFedLA", "pFedMe",
         "pFedNet", "Pooled", "ResFIM", "SCAFFOLD", "SiloBN", "SuperFed", "TTT",
     )
-} | {"iopfl": "IOP-FL", "lcfed": "LC-Fed", "distance": "Distance-aware"}  # fmt: skip
+} | {
+    "condist": "ConDistFL",
+    "iopfl": "IOP-FL",
+    "lcfed": "LC-Fed",
+    "distance": "Distance-aware",
+}  # fmt: skip
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)")
 
 
