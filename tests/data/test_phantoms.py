@@ -10,6 +10,7 @@ import yaml
 from PIL import Image
 
 from collegium.data.phantoms import (
+    ORGANS,
     SCANNERS,
     UNEQUAL,
     PhantomSite,
@@ -203,3 +204,37 @@ def test_an_earlier_phantom_federation_is_drawn_anew(tmp_path):
     other = make_federation(tmp_path / "other", 1, cases=1, size=SIZE, seed=2).parent
     name = "alder/images/alder_001.png"
     assert digests(tmp_path)[name] == digests(other)[name]
+
+
+@pytest.mark.parametrize(
+    ("sites", "labelled"),
+    [
+        (1, [["gland", "liver", "spleen", "kidneys"]]),
+        (2, [["gland", "spleen"], ["liver", "kidneys"]]),
+        (3, [["gland", "kidneys"], ["liver"], ["spleen"]]),
+        (5, [["gland"], ["liver"], ["spleen"], ["kidneys"], ["gland"]]),
+    ],
+)
+def test_sites_with_organs_annotate_different_ones_which_are_all_of_them(tmp_path, sites, labelled):
+    path = make_federation(tmp_path, sites, cases=2, size=SIZE, organs=True)
+    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    classes = content["task"]["classes"]
+    assert classes == ["background", *ORGANS]
+    assert [site["labelled"] for site in content["sites"].values()] == labelled
+    for site, names in zip(content["sites"], labelled, strict=True):
+        for row in manifest(tmp_path, site):
+            found = set(np.unique(pixels(tmp_path / row["label"])))
+            assert found == {0, *(classes.index(name) for name in names)}
+
+
+def test_organs_leave_images_and_the_gland_as_they_are_and_do_not_overlap(root, tmp_path):
+    folder = make_federation(tmp_path, 1, cases=3, size=SIZE, seed=3, organs=True).parent
+    for row in manifest(folder, "alder"):
+        assert (folder / row["image"]).read_bytes() == (root / row["image"]).read_bytes()
+        mask = pixels(folder / row["label"])
+        np.testing.assert_array_equal(mask == 1, pixels(root / row["label"]) > 0)
+        middle = [np.argwhere(mask == value).mean(0) for value in (2, 3)]
+        assert middle[0][1] < SIZE / 2 < middle[1][1]  # the liver is on the left of the image
+        left, right = (mask[:, half] == 4 for half in (slice(SIZE // 2), slice(SIZE // 2, None)))
+        assert left.sum() > 10
+        assert right.sum() > 10

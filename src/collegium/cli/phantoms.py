@@ -39,6 +39,9 @@ def phantoms(
     unequal: Annotated[
         bool, typer.Option("--unequal", help="The four sites of the demo, of unequal sizes.")
     ] = False,
+    organs: Annotated[
+        bool, typer.Option("--organs", help="The sites annotate different structures.")
+    ] = False,
     size: Annotated[int, typer.Option(help="Pixels along each side of an image.")] = 96,
     seed: Annotated[int, typer.Option(help="The random seed.")] = 0,
 ) -> None:
@@ -52,7 +55,8 @@ def phantoms(
         )
     chosen = UNEQUAL if unequal else 4 if sites is None else sites
     number = 16 if cases is None else cases
-    typer.echo(make_federation(folder, chosen, cases=number, size=size, seed=seed))
+    typer.echo(make_federation(folder, chosen, cases=number, size=size, seed=seed, organs=organs))
     experiment = folder / "experiment.yaml"
-    write_atomically(experiment, (files("collegium") / "demo.yaml").read_bytes())
+    name = "organs.yaml" if organs else "demo.yaml"
+    write_atomically(experiment, (files("collegium") / name).read_bytes())
     typer.echo(experiment)

@@ -1,16 +1,17 @@
 """Phantom federations: drawn scans of several sites, written as files in place of hospital data.
 
 Every patient is a slice through a body: fat, muscle, a spine, a liver, a spleen, two kidneys and,
-between them, the gland that is to be segmented. The sites differ as hospitals do: in the scanner
-(contrast, blur, noise, bias field, pixel size, range of the stored integers) and in how outlines
-are drawn. A model that is right at one site is therefore wrong at another.
+between them, the gland that is to be segmented, with the other organs if so wanted. The sites
+differ as hospitals do: in the scanner (contrast, blur, noise, bias field, pixel size, range of the
+stored integers) and in how outlines are drawn. A model that is right at one site is therefore wrong
+at another.
 
 The same arguments give the same pixels; each case draws from generators of its own, so that adding
 sites or cases does not change the others.
 """
 
 import csv
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice, takewhile
 from pathlib import Path
@@ -29,6 +30,8 @@ Image = NDArray[np.float64]
 HEADER = "# A phantom federation, drawn by `collegium phantoms`. No person was ever scanned.\n"
 SMALLEST = 32
 LEVELS = {8: np.uint8, 16: np.uint16}
+ORGANS = ("gland", "liver", "spleen", "kidneys")
+"""The structures of a federation whose sites annotate different ones; their values begin at 1."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,7 @@ def make_federation(
     cases: int = 16,
     size: int = 96,
     seed: int = 0,
+    organs: bool = False,
 ) -> Path:
     """Write a phantom federation under ``folder`` and return the path of its ``federation.yaml``.
 
@@ -125,6 +129,8 @@ def make_federation(
           twice.
       size: pixels along each side of an image.
       seed: selects the federation that is drawn.
+      organs: whether the sites annotate different structures, those of `ORGANS` in turn, instead of
+          the gland all of them.
 
     Raises:
       ConfigError: a number is too small, or the folder describes other data.
@@ -142,9 +148,13 @@ def make_federation(
         drawn = {name: (scanner_of(name, seed), _scans_of(cases)) for name in names}
     else:
         drawn = {name: (site.scanner, _scans_with_splits(site)) for name, site in sites.items()}
+    shown = {
+        name: ORGANS[place % len(ORGANS) :: len(drawn)] if organs else None
+        for place, name in enumerate(drawn)
+    }
     for name, (scanner, scans) in drawn.items():
-        _write_site(folder, name, scanner, scans, size=size, seed=seed)
-    content = yaml.safe_dump(_federation(list(drawn)), sort_keys=False)
+        _write_site(folder, name, scanner, scans, size=size, seed=seed, organs=shown[name])
+    content = yaml.safe_dump(_federation(shown), sort_keys=False)
     description.write_text(HEADER + content, encoding="utf-8")
     return description
 
@@ -170,15 +180,23 @@ def scanner_of(site: str, seed: int) -> ScannerModel:
 
 
 def draw_case(
-    scanner: ScannerModel, *, size: int, patient: np.random.Generator, visit: np.random.Generator
+    scanner: ScannerModel,
+    *,
+    size: int,
+    patient: np.random.Generator,
+    visit: np.random.Generator,
+    organs: Sequence[str] | None = None,
 ) -> tuple[NDArray[Any], NDArray[np.uint8]]:
-    """Return the stored pixels and the mask (0 or 255) of one scan, (size, size) each.
+    """Return the stored pixels and the mask of one scan, (size, size) each.
+
+    The mask holds 0 and 255, which is the gland; or the values of organs, see `ORGANS`.
 
     Args:
       scanner: the site's scanner.
       size: pixels along each side.
       patient: draws what belongs to the patient: the same for every scan of theirs.
       visit: draws what belongs to the scan: the slice's position, the noise and the bias field.
+      organs: names of those that the mask holds; None: the gland alone, as 255.
     """
     canvas = _PhantomSlice(size, scanner.zoom)
     gland = canvas.anatomy(patient, visit)
@@ -189,7 +207,11 @@ def draw_case(
     signal *= np.exp(scanner.bias * _smooth_field(visit, size, size / 4))
     pixels = _measure(signal, scanner, visit)
     mask = gland > -scanner.margin
-    return pixels, mask.astype(np.uint8) * 255
+    if organs is None:
+        return pixels, mask.astype(np.uint8) * 255
+    canvas.organs[mask] = 1
+    held = np.isin(canvas.organs, [ORGANS.index(name) + 1 for name in organs])
+    return pixels, np.where(held, canvas.organs, 0).astype(np.uint8)
 
 
 def _measure(signal: Image, scanner: ScannerModel, rng: np.random.Generator) -> NDArray[Any]:
@@ -211,6 +233,7 @@ class _PhantomSlice:
         self.pixel = 2 / size / zoom
         self.tissue: Image = np.zeros((size, size))
         self.body: Image = np.zeros((size, size))
+        self.organs: NDArray[np.uint8] = np.zeros((size, size), np.uint8)
 
     def anatomy(self, patient: np.random.Generator, visit: np.random.Generator) -> Image:
         """Paint one slice and return the distance to the gland's edge (pixels; inside > 0)."""
@@ -225,16 +248,17 @@ class _PhantomSlice:
         cavity = self.outline(patient, (0.0, -0.06), (wide - rim - 0.08, high - rim - 0.13), 0.02)
         self.paint(cavity, 0.52, visit, texture=0.10)  # bowel and visceral fat
         organs = (
-            ((-0.42, -0.14), (0.25, 0.27), 0.60),  # liver
-            ((0.48, -0.18), (0.15, 0.20), 0.64),  # spleen
-            ((-0.34, 0.26), (0.11, 0.13), 0.72),  # right kidney
-            ((0.36, 0.26), (0.11, 0.13), 0.72),  # left kidney
-            ((0.17, -0.34), (0.15, 0.09), 0.30),  # stomach
+            ((-0.42, -0.14), (0.25, 0.27), 0.60, 2),  # liver
+            ((0.48, -0.18), (0.15, 0.20), 0.64, 3),  # spleen
+            ((-0.34, 0.26), (0.11, 0.13), 0.72, 4),  # right kidney
+            ((0.36, 0.26), (0.11, 0.13), 0.72, 4),  # left kidney
+            ((0.17, -0.34), (0.15, 0.09), 0.30, 0),  # stomach
         )
-        for (x, y), radii, level in organs:
+        for (x, y), radii, level, value in organs:
             at = (x + patient.normal(scale=0.03), y + patient.normal(scale=0.03))
             shape = self.outline(patient, at, radii, 0.08)
             self.paint(shape, level + patient.normal(scale=0.02), visit, texture=0.04)
+            self.organs[shape > 0] = value
         bone = self.outline(patient, (0.0, 0.40), (0.13, 0.11), 0.03)
         self.paint(bone, 0.95, visit, texture=0.05)
         marrow = self.outline(patient, (0.0, 0.40), (0.05, 0.045), 0.0)
@@ -315,7 +339,14 @@ class _Scan(NamedTuple):
 
 
 def _write_site(
-    folder: Path, site: str, scanner: ScannerModel, scans: list[_Scan], *, size: int, seed: int
+    folder: Path,
+    site: str,
+    scanner: ScannerModel,
+    scans: list[_Scan],
+    *,
+    size: int,
+    seed: int,
+    organs: Sequence[str] | None,
 ) -> None:
     from PIL import Image as PILImage
 
@@ -329,6 +360,7 @@ def _write_site(
             size=size,
             patient=_numpy_generator(seed, site, "patient", patient),
             visit=_numpy_generator(seed, site, "patient", patient, "visit", visit),
+            organs=organs,
         )
         files = {"image": f"{site}/images/{case}.png", "label": f"{site}/masks/{case}.png"}
         PILImage.fromarray(pixels).save(folder / files["image"])
@@ -366,16 +398,19 @@ def _site_names(count: int) -> list[str]:
     return known + [f"site_{number:02d}" for number in range(len(known) + 1, count + 1)]
 
 
-def _federation(sites: list[str]) -> dict[str, Any]:
+def _federation(sites: Mapping[str, Sequence[str] | None]) -> dict[str, Any]:
+    """Return the description of a federation, given the organs that each site annotates."""
+    gland = {"classes": ["background", "gland"], "label_map": {0: 0, 255: 1}}
+    several = {"classes": ["background", *ORGANS]}
     return {
         "name": "phantoms",
         "root": ".",
-        "sites": {site: {"manifest": f"{site}/manifest.csv"} for site in sites},
-        "task": {
-            "name": "segmentation",
-            "classes": ["background", "gland"],
-            "label_map": {0: 0, 255: 1},
+        "sites": {
+            site: {"manifest": f"{site}/manifest.csv"}
+            | ({} if organs is None else {"labelled": [*organs]})
+            for site, organs in sites.items()
         },
+        "task": {"name": "segmentation", **(several if any(sites.values()) else gland)},
         "image": {"channels": "grey", "normalise": "zscore"},
         "sampling": {"flips": True, "rotations": False},
         "splits": {"validation": 0.2, "test": 0.4},
