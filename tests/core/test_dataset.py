@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from collegium.core.dataset import ConcatDataset, TensorDataset, join
+from collegium.core.dataset import ConcatDataset, TensorDataset, UnlabelledDataset, join
 from collegium.core.randomness import generator
 from collegium.errors import DataError
 
@@ -67,3 +67,14 @@ def test_different_shapes_do_not_fit_into_a_batch():
     small, large = torch.zeros(1, 1, 2, 2), torch.zeros(1, 1, 2, 3)
     with pytest.raises(DataError, match=r"\(1, 2, 2\), \(1, 2, 3\).*sampling.crop or image.size"):
         join([{"image": small}, {"image": large}])
+
+
+def test_an_unlabelled_dataset_has_the_cases_of_another_without_their_labels():
+    data = three(5)
+    bare = UnlabelledDataset(data)
+    assert len(bare) == 3
+    batch = bare.batch([2, 0], [generator(0, "a"), generator(0, "b")])
+    assert {key: value.tolist() for key, value in batch.items()} == {"image": [[7.0], [5.0]]}
+    example = bare.example(1)
+    assert (example.case, example.patient, [*example.batch]) == ("1", "p", ["image"])
+    assert "label" in data.example(1).batch

@@ -17,6 +17,7 @@ from collegium.data.federation import (
     find_cases,
     labels_problem,
     list_cases,
+    list_unlabelled,
     open_federation,
     open_site,
     site_channels,
@@ -493,3 +494,60 @@ def test_the_exclusion_loss_of_what_has_no_labelled_classes_is_refused():
             TaskConfig(**task, exclusion=1.0)
     with pytest.raises(ConfigError, match="a remote site is described in its own file"):
         SiteConfig(remote=True, labelled=("liver",))
+
+
+# --- cases without a label
+
+
+def half_labelled(
+    root: Path, *, task: TaskConfig | None = None, unlabelled: bool = False
+) -> FederationConfig:
+    """Seven images of six patients; of patients held out one case has no label, and two others."""
+    rows = [
+        ("a", "1", "yes", "train"), ("b", "2", "yes", "val"), ("c", "3", "yes", "test"),
+        ("d", "3", "", ""), ("e", "1", "", "test"), ("f", "4", "", ""), ("g", "5", "", "val"),
+    ]  # fmt: skip
+    column = "label" if task is None else "class"
+    lines = [f"image,patient,{column},split"]
+    for number, (case, patient, label, split) in enumerate(rows):
+        picture(root / f"{case}.png", number)
+        mask(root / f"{case}_m.png")
+        named = label and (f"{case}_m.png" if task is None else label)
+        lines.append(f"{case}.png,{patient},{named},{split}")
+    manifest(root / "m.csv", "\n".join(lines))
+    sites = {"A": SiteConfig(manifest="m.csv", unlabelled=unlabelled)}
+    return FederationConfig("f", sites, root=str(root), task=task or TaskConfig())
+
+
+@pytest.mark.parametrize(
+    "task", [None, TaskConfig("classification", ("no", "yes"))], ids=["masks", "classes"]
+)
+def test_cases_without_a_label_are_kept_apart_where_a_site_may_have_them(tmp_path, task):
+    config = half_labelled(tmp_path, task=task, unlabelled=True)
+    assert [case.case for case in find_cases(config, "A")] == ["a", "b", "c"]
+    assert [case.case for case in list_unlabelled(config, "A")] == ["d", "e", "f", "g"]
+    site = open_federation(config, tmp_path / "cache", 0, tmp_path / "splits")["A"]
+    assert [len(part) for part in (site.train, site.val, site.test)] == [1, 1, 1]
+    # d belongs to a test patient, and g to the validation; e to a patient who is trained on
+    examples = [site.unlabelled.example(index) for index in range(len(site.unlabelled))]
+    assert [example.case for example in examples] == ["e", "f"]
+    assert all("label" not in example.batch for example in examples)
+    batch = site.unlabelled.batch([0, 1], [generator(0, "a"), generator(0, "b")])
+    assert "label" not in batch
+    assert batch["image"].shape == (2, 1, 6, 8)
+    assert "label" in site.train.batch([0], [generator(0, "a")])
+    again = open_federation(config, tmp_path / "cache", 0, tmp_path / "splits")["A"]
+    assert len(again.unlabelled) == 2
+
+
+def test_cases_without_a_label_are_refused_elsewhere(tmp_path):
+    with pytest.raises(DataError, match=r"case d: the manifest names no label: add it or remove"):
+        find_cases(half_labelled(tmp_path), "A")
+    assert list_unlabelled(half_labelled(tmp_path), "A") == []
+
+
+def test_cases_without_a_label_are_of_manifests_of_images_and_of_tables():
+    with pytest.raises(ConfigError, match="unlabelled is of a manifest that names images, or of a"):
+        SiteConfig(folder="A", unlabelled=True)
+    with pytest.raises(ConfigError, match="a remote site is described in its own file"):
+        SiteConfig(remote=True, unlabelled=True)

@@ -372,3 +372,29 @@ def test_classes_that_a_site_has_not_labelled_are_told_and_nowhere_labelled_ones
     assert problem.startswith("no site that trains has labelled spleen, kidney: nothing can be")
     everything = replace(config, sites={"A": SiteConfig("A", labelled=task.classes[1:])})
     assert inspect_federation(everything).sites[0].notes == ()
+
+
+def test_cases_without_a_label_are_counted_by_split_and_read(tmp_path):
+    lines = ["image,label,patient,split"]
+    for index, (patient, split) in enumerate(
+        [("a", "train"), ("b", "val"), ("c", "test"), ("c", ""), ("d", ""), ("e", "val")]
+    ):
+        case(tmp_path, f"p{index}", np.arange(16).reshape(4, 4) + 20 * index, np.eye(4) * 255)
+        label = f"labels/p{index}.png" if index < 3 else ""
+        lines.append(f"images/p{index}.png,{label},{patient},{split}")
+    (tmp_path / "m.csv").write_text("\n".join(lines), "utf-8")
+    sites = {"A": SiteConfig(manifest="m.csv", unlabelled=True)}
+    config = FederationConfig("f", sites, root=str(tmp_path))
+    (site,) = inspect_federation(config).sites
+    assert (site.cases, site.patients, site.problems) == (3, 3, ())
+    assert site.splits == {"train": 1, "val": 1, "test": 1}
+    assert site.unlabelled == {"train": 1, "val": 1, "test": 1}
+    assert site.foreground == 12 / 48
+    (note,) = [note for note in site.notes if "no label" in note]
+    assert note == (
+        "3 cases have no label (train 1, val 1, test 1): they are kept apart, and nothing is "
+        "trained or scored on them"
+    )
+    (tmp_path / "images" / "p4.png").write_bytes(b"x")
+    (problem,) = inspect_federation(config).sites[0].problems
+    assert problem.startswith("site A, case p4: ")

@@ -105,6 +105,30 @@ def test_a_row_without_a_class_is_said_to_have_none(tmp_path: Path, word: str) -
     assert inspect_tables(config).sites[0].problems == (expected,)
 
 
+@pytest.mark.parametrize("word", ["", "NA", "?"])
+def test_rows_without_a_class_are_kept_apart_where_a_site_may_have_them(
+    tmp_path: Path, word: str
+) -> None:
+    config = federation(tmp_path)
+    config = replace(config, sites={"north": SiteConfig(table="north.csv", unlabelled=True)})
+    lines = (tmp_path / "north.csv").read_text().splitlines()
+    lines[1] = f"p1,1,train,{word}"
+    lines[6] = f"p5,-7,test,{word}"
+    (tmp_path / "north.csv").write_text("\n".join(lines))
+    site = open_federation(config, tmp_path, 0, None)["north"]
+    assert [site.train.example(index).case for index in range(len(site.train))] == ["2", "3", "4"]
+    assert len(site.test) == 0
+    apart = [site.unlabelled.example(index) for index in range(len(site.unlabelled))]
+    assert [(example.case, "label" in example.batch) for example in apart] == [("1", False)]
+    known = np.array([3.0, 8.0])  # the fourth is missing; rows apart have no say in the scaling
+    assert apart[0].batch["image"].item() == pytest.approx((1 - known.mean()) / known.std())
+    (found,) = inspect_tables(config).sites
+    assert found.unlabelled == {"train": 1, "test": 1}
+    assert found.cases == sum(found.targets.values()) == sum(found.splits.values()) == 4
+    assert found.problems == ()
+    assert found.notes[-1].startswith("2 cases have no label (train 1, test 1): they are kept ap")
+
+
 def test_no_message_repeats_what_stands_in_the_column_of_the_class(tmp_path: Path) -> None:
     config = federation(tmp_path)
     text = (tmp_path / "north.csv").read_text()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Protocol, TypeAlias
 
@@ -103,6 +103,33 @@ class TensorDataset:
         patient = case if self.patients is None else self.patients[index]
         rows = {key: value[index : index + 1] for key, value in self.inputs.items()}
         return Example(case, patient, rows, None)
+
+
+class UnlabelledDataset:
+    """The cases of a dataset, without their labels.
+
+    Args:
+        data: The dataset; whatever labels its cases have are not used.
+    """
+
+    def __init__(self, data: Dataset) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def batch(self, indices: Sequence[int], rngs: Sequence[torch.Generator]) -> Batch:
+        """Return samples without labels. See `Dataset.batch`."""
+        return _without_label(self._data.batch(indices, rngs))
+
+    def example(self, index: int) -> Example:
+        """Return a whole case without its label."""
+        example = self._data.example(index)
+        return replace(example, batch=_without_label(example.batch))
+
+
+def _without_label(batch: Batch) -> Batch:
+    return {key: tensor for key, tensor in batch.items() if key != "label"}
 
 
 class ConcatDataset:

@@ -33,7 +33,9 @@ DICOM_UID = re.compile(r"\d+(\.\d+){3,}")
 _ALIASES = {"patient_id": "patient", "case_id": "case", "mask": "label"}
 
 
-def from_manifest(site: str, root: Path, manifest: Path) -> tuple[list[Case], list[str]]:
+def from_manifest(
+    site: str, root: Path, manifest: Path, *, unlabelled: bool = False
+) -> tuple[list[Case], list[str]]:
     """Return the usable cases of a manifest and one sentence for each problem.
 
     Args:
@@ -42,14 +44,17 @@ def from_manifest(site: str, root: Path, manifest: Path) -> tuple[list[Case], li
             folder.
         manifest: The CSV file, with the columns image and label (or class, for classification), and
             optionally case, patient, fov, split, series, channels and site. An image may be several
-            files separated by `FILE_SEPARATOR`, each with some of its channels.
+            separated by `FILE_SEPARATOR`, each with some of its channels.
+        unlabelled: Whether a line may name no label.
 
     Raises:
         DataError: The manifest as a whole is unusable.
     """
     bases = (root, manifest.parent)
     rows = rows_of_site(site, manifest)
-    return collect_cases(rows, lambda row, where: _case_of_row(site, row, bases, where))
+    return collect_cases(
+        rows, lambda row, where: _case_of_row(site, row, bases, where, unlabelled=unlabelled)
+    )
 
 
 def rows_of_site(site: str, manifest: Path, *, ids_only: bool = False) -> dict[str, Row]:
@@ -163,7 +168,9 @@ def _read_text(site: str, manifest: Path) -> str:
         ) from error
 
 
-def _case_of_row(site: str, row: Row, bases: Sequence[Path], where: str) -> Case:
+def _case_of_row(
+    site: str, row: Row, bases: Sequence[Path], where: str, *, unlabelled: bool
+) -> Case:
     case, target = case_of_row(row), row.get("class") or None
     if not case:
         raise DataError(f"{where} names no case and no image: fill in the line or remove it")
@@ -178,7 +185,7 @@ def _case_of_row(site: str, row: Row, bases: Sequence[Path], where: str) -> Case
         site=site,
         case=case,
         patient=row.get("patient") or case,
-        label=find(label, "label") if label or target is None else None,
+        label=find(label, "label") if label or not (target or unlabelled) else None,
         fov=find(fov, "fov") if fov else None,
         images=tuple(find(name, "image") for name in files_of_row(row)),
         split=split,

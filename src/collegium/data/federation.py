@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import field, replace
 from pathlib import Path
 
+from collegium.core.dataset import UnlabelledDataset
 from collegium.core.settings import NonNegativeInt, settings
 from collegium.core.text import did_you_mean
 from collegium.data.cache import prepare
@@ -19,9 +20,9 @@ from collegium.data.name_consistency import SiteNames, name_problems
 from collegium.data.sampling import ImageDataset, SamplingConfig
 from collegium.data.settings import ImageConfig, TaskConfig
 from collegium.data.site import Case, EgressPolicy, Site, never_labelled
-from collegium.data.splits import SPLITS, SplitConfig, load_or_draw_splits
+from collegium.data.splits import SPLITS, SplitConfig, load_or_draw_splits, split_unlabelled
 from collegium.data.table_site import open_table_site, table_cases
-from collegium.data.tables import Table, TableConfig, read_table
+from collegium.data.tables import MISSING, Table, TableConfig, read_table
 from collegium.errors import ConfigError, DataError
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,9 @@ class SiteConfig:
         labelled: Names of the classes that the site's masks annotate, if these are not all of
             task.classes; the background is among them always. What belongs to another class is
             background in these masks. None: all.
+        unlabelled: Whether lines of the site's manifest, or rows of its table, may have an empty
+            label or class: such cases are kept apart, and nothing is trained or scored on them.
+            False: they are refused.
         channels: The network's input channels that the site has, counted from 0, if it lacks some;
             the others are 0. Its images hold these, in this order, or all channels, of which only
             these are used. None: all, or what a manifest states for each case.
@@ -64,6 +68,7 @@ class SiteConfig:
     options: dict[str, str | int] = field(default_factory=dict)
     label_map: dict[int, int] | None = None
     labelled: tuple[str, ...] | None = None
+    unlabelled: bool = False
     channels: tuple[NonNegativeInt, ...] | None = None
     modalities: tuple[str, ...] | None = None
     allow: tuple[str, ...] | None = None
@@ -74,7 +79,7 @@ class SiteConfig:
     def __post_init__(self) -> None:
         images = self.folder is not None or self.manifest is not None
         if self.remote:
-            said = images, self.table, self.share, self.forbid, self.labelled
+            said = images, self.table, self.share, self.forbid, self.labelled, self.unlabelled
             if any(said) or self.allow is not None:
                 raise ConfigError("a remote site is described in its own file: leave the rest out")
             return
@@ -83,6 +88,11 @@ class SiteConfig:
                 f"a site has folder {self.folder!r}, manifest {self.manifest!r} and table "
                 f"{self.table!r}: give one of them, or a folder of images and a manifest of their "
                 f"ids"
+            )
+        if self.unlabelled and self.folder is not None:
+            raise ConfigError(
+                f"unlabelled is of a manifest that names images, or of a table, and a site has the "
+                f"folder {self.folder!r}: list its images in a manifest, with an empty label"
             )
         if self.folder is None and (self.layout != "auto" or self.options):
             raise ConfigError("layout and options say how a folder is laid out: name a folder")
@@ -279,13 +289,22 @@ def _open(
     site = config.sites[name]
     allow = None if site.allow is None else frozenset(site.allow)
     policy = EgressPolicy(allow, frozenset(site.share), frozenset(site.forbid), site.case_scores)
+    labelled = {case: splits[case.case] for case in cases}
+    apart = split_unlabelled(list_unlabelled(config, name), labelled)
+    apart_to_train = [case for case, split in apart.items() if split == "train"]
     if config.table is not None:
         return open_table_site(
-            name, read_site_table(config, name), splits, (config.table, config.task), policy
+            name,
+            read_site_table(config, name),
+            splits,
+            (config.table, config.task),
+            policy,
+            unlabelled=[case.case for case in apart_to_train],
         )
     task = task_of_site(config, name)
     prepared = [prepare(case, config.image, task, cache) for case in cases]
-    channels = {case.shape[0] for case in prepared}
+    unlabelled = [prepare(case, config.image, task, cache) for case in apart_to_train]
+    channels = {case.shape[0] for case in [*prepared, *unlabelled]}
     if len(channels) > 1:
         raise DataError(
             f"site {name}: its images have {sorted(channels)} channels: "
@@ -299,7 +318,17 @@ def _open(
         "site %s: %d cases (train %d, val %d, test %d)",
         name, len(cases), len(train), len(val), len(test),
     )  # fmt: skip
-    return Site(name, train, val, test, policy, labelled=site.labelled)
+    if apart:
+        logger.info("site %s: %d cases without a label are kept apart", name, len(apart))
+    return Site(
+        name,
+        train,
+        val,
+        test,
+        policy,
+        labelled=site.labelled,
+        unlabelled=UnlabelledDataset(ImageDataset(unlabelled, config.sampling)),
+    )
 
 
 def open_federation(
@@ -358,6 +387,8 @@ def find_cases(config: FederationConfig, name: str) -> list[Case]:
 def list_cases(config: FederationConfig, name: str) -> tuple[list[Case], list[str]]:
     """Return the usable cases of a site, sorted by id, and one sentence for each problem.
 
+    Cases without a label are problems, unless the site may have some: see `list_unlabelled`.
+
     Args:
         config: The federation.
         name: The site.
@@ -365,6 +396,45 @@ def list_cases(config: FederationConfig, name: str) -> tuple[list[Case], list[st
     Raises:
         ConfigError: There is no such site, or its layout, options or root are wrong.
     """
+    found, problems = _all_cases(config, name)
+    cases = [case for case in found if _has_label(config, case)]
+    site = config.sites[name]
+    if not site.unlabelled:
+        classified = config.task.name == "classification"
+        remedy = "it has no class: name its class" if classified else "it has no label: add a mask"
+        lacking = [case for case in found if not _has_label(config, case)]
+        problems += [f"{case}: {remedy}, or take it out" for case in lacking]
+    if not found and not problems:
+        place = site.manifest or site.folder or site.table
+        problems = [f"site {name}: {place} holds no cases of it: add some or take the site out"]
+    return sorted(cases, key=lambda case: case.case), problems
+
+
+def list_unlabelled(config: FederationConfig, name: str) -> list[Case]:
+    """Return the cases of a site that have no label, sorted by id; none unless it may have some.
+
+    Args:
+        config: The federation.
+        name: The site.
+    """
+    if not config.sites[name].unlabelled:
+        return []
+    found, _ = _all_cases(config, name)
+    lacking = (case for case in found if not _has_label(config, case))
+    return sorted(lacking, key=lambda case: case.case)
+
+
+def _has_label(config: FederationConfig, case: Case) -> bool:
+    """Return whether a case has a mask, or a class where cases are classified."""
+    if config.task.name != "classification":
+        return case.label is not None
+    # elsewhere the class of a row is read with its number, which the error names
+    empty = MISSING if config.table is not None and config.sites[case.site].unlabelled else ()
+    return case.target is not None and case.target.lower() not in empty
+
+
+def _all_cases(config: FederationConfig, name: str) -> tuple[list[Case], list[str]]:
+    """Return the cases of a site, with a label or not, and one sentence for each problem."""
     if name not in config.sites:
         known = ", ".join(sorted(config.sites))
         raise ConfigError(f"the federation {config.name} has no site {name}: choose one of {known}")
@@ -384,7 +454,8 @@ def list_cases(config: FederationConfig, name: str) -> tuple[list[Case], list[st
                 name, folder, manifest, layout=site.layout, options=_options(site)
             )
         elif site.manifest is not None:
-            cases, problems = from_manifest(name, root, root / site.manifest)
+            manifest = root / site.manifest
+            cases, problems = from_manifest(name, root, manifest, unlabelled=site.unlabelled)
         else:
             folder = root / str(site.folder)
             cases, problems = find_in_folder(
@@ -398,15 +469,7 @@ def list_cases(config: FederationConfig, name: str) -> tuple[list[Case], list[st
     if site.labelled is not None:
         numbers = tuple(sorted(map(config.task.classes.index, site.labelled)))
         cases = [replace(case, labelled=numbers) for case in cases]
-    classified = config.task.name == "classification"
-    remedy = "it has no class: name its class" if classified else "it has no label: add a mask"
-    unlabelled = [case for case in cases if (case.target if classified else case.label) is None]
-    problems += [f"{case}: {remedy}, or take it out" for case in unlabelled]
-    cases = [case for case in cases if (case.target if classified else case.label) is not None]
-    if not cases and not problems:
-        place = site.manifest or site.folder or site.table
-        problems = [f"site {name}: {place} holds no cases of it: add some or take the site out"]
-    return sorted(cases, key=lambda case: case.case), problems
+    return cases, problems
 
 
 def label_and_channel_names(config: FederationConfig, name: str) -> SiteNames:

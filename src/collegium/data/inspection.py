@@ -3,7 +3,7 @@
 import secrets
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from collegium.data.federation import (
     label_and_channel_names,
     labels_problem,
     list_cases,
+    list_unlabelled,
     task_of_site,
 )
 from collegium.data.fingerprints import find_copies
@@ -26,6 +27,7 @@ from collegium.data.splits import (
     count_shared_patients,
     draw_splits,
     equal_channels_finding,
+    split_unlabelled,
 )
 from collegium.errors import CollegiumError
 
@@ -57,6 +59,8 @@ class SiteInspection:
         notes: What was noticed and corrected while reading, and files that are not used.
         problems: One sentence for each problem, with its remedy.
         labelled: Names of the classes that the masks annotate; None: all.
+        unlabelled: Number of cases without a label per split of their patients; they are not among
+            the cases that are counted elsewhere.
     """
 
     name: str
@@ -80,6 +84,7 @@ class SiteInspection:
     notes: tuple[str, ...]
     problems: tuple[str, ...]
     labelled: tuple[str, ...] | None = None
+    unlabelled: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -233,6 +238,8 @@ def _inspect_site(
     found = ImageStatistics(task_of_site(config, name), config.image, salt)
     problems += _read_cases(cases, found)
     splits, counts = count_splits(config, cases, seed, problems)
+    apart, lacking = count_unlabelled(config, name, cases, splits)
+    problems += _read_cases(lacking, ImageStatistics(found.task, config.image, salt), labels=False)
     site = SiteInspection(
         name=name,
         inside=name not in config.outside,
@@ -259,19 +266,56 @@ def _inspect_site(
             *_merge(found.notes),
             *_slicing_notes(config, found),
             *_labelled_notes(config, name),
+            *unlabelled_notes(apart),
         ),
         problems=tuple(problems + _shape_problems(config, name, found)),
         labelled=config.sites[name].labelled,
+        unlabelled=apart,
     )
     return site, splits, found
 
 
-def _read_cases(cases: Sequence[Case], statistics: ImageStatistics) -> list[str]:
-    """Add cases to statistics; return one sentence for each that cannot be read."""
+def count_unlabelled(
+    config: FederationConfig, name: str, cases: Sequence[Case], splits: Mapping[str, str]
+) -> tuple[dict[str, int], list[Case]]:
+    """Return the number of a site's cases without a label per split, and these cases.
+
+    Args:
+        config: The federation.
+        name: The site.
+        cases: The cases with a label.
+        splits: The split of each of these, by its id; empty if there is none.
+    """
+    lacking = list_unlabelled(config, name)
+    labelled = {case: splits[case.case] for case in cases if splits}
+    found = [*split_unlabelled(lacking, labelled).values()]
+    return {split: found.count(split) for split in SPLITS if split in found}, lacking
+
+
+def unlabelled_notes(counts: Mapping[str, int]) -> list[str]:
+    """Return a note on the cases without a label, given their number per split."""
+    if not counts:
+        return []
+    by_split = ", ".join(f"{split} {count}" for split, count in counts.items())
+    return [
+        f"{sum(counts.values())} cases have no label ({by_split}): they are kept apart, and "
+        f"nothing is trained or scored on them"
+    ]
+
+
+def _read_cases(
+    cases: Sequence[Case], statistics: ImageStatistics, *, labels: bool = True
+) -> list[str]:
+    """Add cases to statistics; return one sentence for each that cannot be read.
+
+    Without labels they are read only.
+    """
     problems = []
     for case in cases:
         try:
-            statistics.add(case, decode_case(case, statistics.image, statistics.task))
+            raw = decode_case(case, statistics.image, statistics.task)
+            if labels:
+                statistics.add(case, raw)
         except CollegiumError as error:
             problems.append(str(error))
     return problems

@@ -4,8 +4,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from collegium.core.dataset import Dataset
+from collegium.core.dataset import Dataset, TensorDataset
 from collegium.data.tables import Scaling
+
+NO_CASES = TensorDataset({})
+"""A dataset without cases."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,8 @@ class Site:
         scaling: The scaling of its table's numbers, if the site determines it by itself.
         labelled: Names of the classes that its masks annotate, without the background, if these are
             not all: what belongs to another class is background there. None: all.
+        unlabelled: Cases without a label, of patients who are not held out; no method of this
+            library trains on them, and none is scored on them.
     """
 
     name: str
@@ -89,6 +94,7 @@ class Site:
     policy: EgressPolicy = EgressPolicy()
     scaling: Scaling | None = None
     labelled: tuple[str, ...] | None = None
+    unlabelled: Dataset = NO_CASES
 
 
 def never_labelled(classes: Iterable[str], sites: Iterable[Sequence[str] | None]) -> str | None:

@@ -107,6 +107,20 @@ def load_or_draw_splits(
     return splits
 
 
+def split_unlabelled(cases: Sequence[Case], labelled: Mapping[Case, str]) -> dict[Case, str]:
+    """Return the split of cases without a label, so that no patient is in two.
+
+    It is that of the patient's cases with a label; without any, the one that the manifest names, or
+    else the training.
+
+    Args:
+        cases: The cases without a label.
+        labelled: The split of each case with one.
+    """
+    by_patient = {case.patient: split for case, split in labelled.items()}
+    return {case: by_patient.get(case.patient, case.split or "train") for case in cases}
+
+
 @dataclass(frozen=True)
 class LeakageFinding:
     """A leak between splits or sites, or a copy, that makes scores look better than they are.

@@ -2,11 +2,16 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from collegium.data.decoded_image import listed
 from collegium.data.federation import FederationConfig, list_cases, read_site_table, sites_of
-from collegium.data.inspection import FederationInspection, count_splits
+from collegium.data.inspection import (
+    FederationInspection,
+    count_splits,
+    count_unlabelled,
+    unlabelled_notes,
+)
 from collegium.data.site import Case
 from collegium.data.splits import check_across_sites, count_shared_patients
 from collegium.errors import DataError
@@ -28,6 +33,8 @@ class TableSiteInspection:
         unknown: By column, the words that are not in the vocabulary, and their counts.
         notes: What was noticed while reading.
         problems: One sentence for each problem, with its remedy.
+        unlabelled: Number of rows without a class per split of their patients; they are not among
+            the cases that are counted elsewhere.
     """
 
     name: str
@@ -41,6 +48,7 @@ class TableSiteInspection:
     unknown: dict[str, dict[str, int]]
     notes: tuple[str, ...]
     problems: tuple[str, ...]
+    unlabelled: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -90,14 +98,17 @@ def _inspect(
     seed: int,
 ) -> TableSiteInspection:
     problems, targets = list(problems), Counter[str]()
-    table = read_site_table(config, name) if cases else None
+    table, known = read_site_table(config, name) if cases else None, {case.case for case in cases}
     for row, word in enumerate(table.targets if table else (), 1):
+        if table is None or table.cases[row - 1] not in known:
+            continue
         try:
             found = config.task.class_of(word, f"site {name}, row {row}", row=True)
             targets[config.task.classes[found]] += 1
         except DataError as error:
             problems.append(str(error))
-    _, counts = count_splits(config, cases, seed, problems)
+    splits, counts = count_splits(config, cases, seed, problems)
+    apart, _ = count_unlabelled(config, name, cases, splits)
     return TableSiteInspection(
         name=name,
         inside=name not in config.outside,
@@ -107,8 +118,9 @@ def _inspect(
         targets={word: targets[word] for word in config.task.classes},
         missing=dict(table.missing) if table else {},
         unknown={column: dict(words) for column, words in table.unknown.items()} if table else {},
-        notes=table.notes if table else (),
+        notes=(*(table.notes if table else ()), *unlabelled_notes(apart)),
         problems=tuple(problems),
+        unlabelled=apart,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,22 +49,25 @@ def open_table_site(
     splits: Mapping[str, str],
     settings: tuple[TableConfig, TaskConfig],
     policy: EgressPolicy,
+    *,
+    unlabelled: Collection[str] = (),
 ) -> Site:
     """Build a site from its table.
 
     Args:
         name: The site.
         table: Its rows.
-        splits: The split of every case.
+        splits: The split of every case that has a class.
         settings: The columns and the classes.
         policy: What may leave the site.
+        unlabelled: The cases without a class that are kept apart.
 
     Raises:
         DataError: A row has no class or an unknown one, or there is no training row to scale by.
     """
     config, task = settings
-    targets = _classes(table, task, f"site {name}, ")
-    of_split = np.array([splits[case] for case in table.cases])
+    targets = _classes(table, task, f"site {name}, ", splits)
+    of_split = np.array([splits.get(case, "") for case in table.cases])
     if config.scale == "site" and "train" not in of_split:
         raise DataError(
             f"site {name} has no training cases to scale its numbers by; add some, or set "
@@ -83,7 +86,10 @@ def open_table_site(
         datasets.append(TensorDataset(inputs, *ids))
     train_set, val_set, test_set = datasets
     own = scaling if config.scale == "site" else None
-    return Site(name, train_set, val_set, test_set, policy, own)
+    chosen = np.flatnonzero([case in unlabelled for case in table.cases])
+    ids = [[names[index] for index in chosen] for names in (table.patients, table.cases)]
+    apart = TensorDataset({"image": torch.from_numpy(rows[chosen])}, *ids)
+    return Site(name, train_set, val_set, test_set, policy, own, unlabelled=apart)
 
 
 def rows_to_predict(
@@ -118,14 +124,19 @@ def rows_to_predict(
     rows = encode(table, config, scaling)
     inputs = {"image": torch.from_numpy(rows)}
     if all(word.lower() not in MISSING for word in table.targets):
-        inputs["label"] = torch.from_numpy(_classes(table, task, ""))
+        inputs["label"] = torch.from_numpy(_classes(table, task, "", table.cases))
     return TensorDataset(inputs, table.patients, table.cases)
 
 
-def _classes(table: Table, task: TaskConfig, where: str) -> NDArray[np.int64]:
-    """Return the class of every row."""
-    words = enumerate(table.targets, start=1)
-    return np.array([task.class_of(word, f"{where}row {row}", row=True) for row, word in words])
+def _classes(
+    table: Table, task: TaskConfig, where: str, cases: Collection[str]
+) -> NDArray[np.int64]:
+    """Return the class of every row that is among the cases, and -1 for others."""
+    words = enumerate(zip(table.cases, table.targets, strict=True), start=1)
+    return np.array([
+        task.class_of(word, f"{where}row {row}", row=True) if case in cases else -1
+        for row, (case, word) in words
+    ])  # fmt: skip
 
 
 def _scaling(table: Table, config: TableConfig, train: NDArray[np.bool_]) -> Scaling | None:
