@@ -10,17 +10,22 @@ from typer.testing import CliRunner, Result
 
 from collegium import cli
 
-KNOWN = {"alder": ["gland", "kidneys"], "birch": ["liver"], "cedar": ["spleen"]}
+KNOWN = {"alder": "gland", "birch": "liver", "cedar": "spleen", "elm": "kidneys", "hazel": "gland"}
+OUTSIDE = "hazel"
 
 
 def call(*arguments: str) -> Result:
     return CliRunner().invoke(cli.app, arguments)
 
 
+def labelled() -> dict[str, list[str]]:
+    return {site: [organ] for site, organ in KNOWN.items()}
+
+
 @pytest.fixture
 def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    options = ("--organs", "--sites", "3", "--cases", "8", "--size", "32")
+    options = ("--organs", "--sites", "5", "--cases", "8", "--size", "32")
     result = call("phantoms", "data", *options)
     assert result.exit_code == 0, result.output
     return tmp_path / "data"
@@ -32,7 +37,7 @@ def test_organs_come_with_an_experiment_for_sites_that_annotate_different_ones(d
     config = yaml.safe_load(shown.stdout)
     assert [each["name"] for each in config["algorithms"]] == ["local", "fedavg", "condist"]
     sites = config["federation"]["sites"]
-    assert {name: site["labelled"] for name, site in sites.items()} == KNOWN
+    assert {name: site["labelled"] for name, site in sites.items()} == labelled()
 
 
 @pytest.mark.slow
@@ -42,28 +47,33 @@ def test_sites_that_annotate_different_organs_train_and_have_gaps_in_the_tables(
     inspected = call("inspect", "data/federation.yaml", "--json")
     assert inspected.exit_code == 0, inspected.output
     found = json.loads(inspected.stdout)["sites"]
-    assert {site["name"]: site["labelled"] for site in found} == KNOWN
-    without = 'federation.outside=["birch"]'
+    assert {site["name"]: site["labelled"] for site in found} == labelled()
+    without = f'federation.outside=["birch","{OUTSIDE}"]'
     refused = call("run", "data/experiment.yaml", without, "output=refused")
     assert refused.exit_code == 2
     assert "no site that trains has labelled liver" in refused.output
-    settings = ("rounds=2", "algorithms=[fedavg,condist]", "engine.jobs=1", "output=run")
-    trained = call(
-        "run", "data/experiment.yaml", *settings, "training.local_steps=2", "evaluation.every=1"
-    )
+    settings = (
+        f'federation.outside=["{OUTSIDE}"]', "algorithms=[fedavg,condist]", "adapters=[none]",
+        "rounds=2", "training.local_steps=2", "evaluation.every=1", "engine.jobs=1", "output=run",
+    )  # fmt: skip
+    trained = call("run", "data/experiment.yaml", *settings)
     assert trained.exit_code == 0, trained.output
     assert call("tables", "run").exit_code == 0
+    methods, inside = ("FedAvg global", "ConDistFL global"), KNOWN.keys() - {OUTSIDE}
     for organ in ("gland", "liver", "spleen", "kidneys"):
         with (drawn.parent / "run" / "tables" / f"dice_{organ}.csv").open(newline="") as file:
             rows = {(row["method"], row["column"]): row["mean"] for row in csv.DictReader(file)}
-        for method in ("FedAvg global", "ConDistFL global"):
-            gaps = {site for site in KNOWN if not rows[method, site]}
-            assert gaps == {site for site, names in KNOWN.items() if organ not in names}
-            (only,) = KNOWN.keys() - gaps
+        for method in methods:
+            (only,) = {site for site in inside if rows[method, site]}
+            assert KNOWN[only] == organ
             assert rows[method, "average"] == rows[method, only]
     with (drawn.parent / "run" / "tables" / "dice.csv").open(newline="") as file:
         rows = {(row["method"], row["column"]): row["mean"] for row in csv.DictReader(file)}
-    assert all(0 <= float(rows["ConDistFL global", site]) <= 1 for site in KNOWN)
-    text = (drawn.parent / "run" / "tables" / "dice_liver.txt").read_text("utf-8")
-    line = next(line for line in text.splitlines() if line.startswith("FedAvg global "))
-    assert (line.split()[2], line.split()[4]) == ("\N{EN DASH}",) * 2
+    assert all(0 <= float(rows[method, site]) <= 1 for method in methods for site in inside)
+    with (drawn.parent / "run" / "results.csv").open(newline="") as file:
+        scored = [row for row in csv.DictReader(file) if row["split"] == "outside" and row["case"]]
+    assert {row["site"] for row in scored} == {OUTSIDE}
+    given = {row["metric"] for row in scored if row["value"]}
+    assert "dice_gland" in given
+    assert {row["metric"] for row in scored if not row["value"]} >= {"dice_liver", "dice_spleen"}
+    assert not {"dice_liver", "dice_spleen", "dice_kidneys"} & given
