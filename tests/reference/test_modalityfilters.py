@@ -16,6 +16,7 @@ from collegium.core.tensors import Tensors
 from collegium.data.site import Site
 from collegium.errors import ConfigError
 from collegium.models.factory import build_model
+from collegium.runtime.federation import Federation
 from collegium.tasks import SegmentationTask
 from collegium.testing.conformance import ON_EVERY_KIND, Conformance
 from collegium.testing.toy import Kind, toy_workers
@@ -274,8 +275,9 @@ def test_transposed_convolutions_and_data_without_masks_are_refused(
         ModalityFilters().extend(build_model("unet", channels=[2, 4], in_channels=1))
     ModalityFilters().extend(build_model("modality_unet", channels=[2, 4], in_channels=1))
     unlabelled = TensorDataset({"image": public.inputs["image"]})
-    with pytest.raises(ConfigError, match=r"federation\.public, which has no labels"):
-        federation.run(ModalityFilters(), network=network, public=unlabelled, rounds=1)
+    runtime = Federation({}, network, federation.task, federation.recipe, public=unlabelled)
+    with pytest.raises(ConfigError, match=r"those of federation\.public have none"):
+        runtime.check(ModalityFilters())
 
 
 # --- the U-Net, on the conformance suite

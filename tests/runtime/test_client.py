@@ -564,7 +564,9 @@ def test_whole_cases_are_seen_in_the_windows_in_which_they_are_predicted(tmp_pat
     task = SegmentationTask(2, window=(4, 4), overlap=0.5, batch_size=3)
     local = LocalTraining(network, task, TRAINING)
     site = Site("A", whole, Cropped(whole.inputs), whole)
-    runtime = ClientRuntime(site, LooksAtWholeCases(), local, seed=7, root=tmp_path)
+    runtime = ClientRuntime(
+        site, LooksAtWholeCases(), local, make_model=local.current, seed=7, root=tmp_path
+    )
     assert "reply" in unpack(runtime.handle(request(model=model)))
     seen = runtime.state["seen"]
     assert [tuple(batch["image"].shape) for batch in seen] == [(2, 1, 4, 4)] * 2
@@ -580,8 +582,9 @@ def test_without_a_field_of_view_padding_alone_does_not_count(tmp_path):
     whole = TensorDataset({"image": images, "label": torch.zeros(1, 3, 4, dtype=torch.int64)})
     local = LocalTraining(nn.Conv2d(1, 2, 1), SegmentationTask(2, window=(4, 4)), TRAINING)
     model = local.current()
+    site = Site("A", whole, whole, whole)
     runtime = ClientRuntime(
-        Site("A", whole, whole, whole), LooksAtWholeCases(), local, seed=7, root=tmp_path
+        site, LooksAtWholeCases(), local, make_model=local.current, seed=7, root=tmp_path
     )
     assert "reply" in unpack(runtime.handle(request(model=model)))
     [batch] = runtime.state["seen"]
