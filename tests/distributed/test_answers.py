@@ -107,6 +107,28 @@ def test_sites_that_are_ready_say_what_they_share(kits):
     assert not remote.shares(remote.config)
 
 
+def test_a_class_that_no_site_says_to_annotate_is_refused(kits):
+    task = {"name": "segmentation", "classes": ["background", "a", "b", "c"]}
+    federation = {"name": "two", "sites": {s: {"remote": True} for s in ("alder", "birch")}}
+
+    def ask(alder, birch, **changes):
+        said = {"alder": alder, "birch": birch}
+        answers = [
+            Answer(site, {"share": [], **({} if names is None else {"labelled": names})})
+            for site, names in said.items()
+        ]
+        check(kits, answers, federation={**federation, "task": task, **changes})
+
+    ask(["a", "b"], ["c"])
+    ask(["a"], None)
+    with pytest.raises(ConfigError, match="no site that trains has labelled b, c: nothing can be"):
+        ask(["a"], ["a"])
+    with pytest.raises(ConfigError, match="no site that trains has labelled c: nothing can be"):
+        ask(["a", "b"], ["c"], outside=["birch"])
+    with pytest.raises(ProtocolError, match="site birch: its answer has no labelled that could be"):
+        ask(["a"], "c")
+
+
 def test_sites_whose_data_are_elsewhere_may_be_stopped_early(kits):
     check(kits, [FINE, Answer("birch", {"share": []})], early_stopping={"patience": 1})
 

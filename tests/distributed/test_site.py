@@ -283,6 +283,14 @@ def test_no_variation_changes_what_the_sites_own_file_says(process, told, model,
     check_answers(process, told, model)
 
 
+def test_a_site_says_which_classes_it_annotates_if_these_are_not_all(own, told):
+    process = SiteProcess(replace(own, data=replace(own.data, labelled=("gland",))))
+    settings = json.loads(json.dumps(told["settings"]))
+    settings["federation"]["task"]["classes"].append("spleen")
+    answer = process.answer(call({**told, "settings": settings}, "open"), b"")
+    assert answer == ({"share": [], "labelled": ["gland"]}, b"")
+
+
 def test_the_servers_word_on_paths_policy_and_device_is_ignored(own, told, model):
     process = SiteProcess(replace(own, data=replace(own.data, forbid=("num_examples",))))
     settings = json.loads(json.dumps(told["settings"]))

@@ -198,9 +198,11 @@ def test_exclusion_losses_are_the_reference_values(
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_marginal_and_exclusion_losses_are_those_of_summed_probabilities(masked: bool) -> None:
-    """In numpy, with two labelled and two unlabelled classes, of which one is in the labels."""
-    logits, label, mask = several()
+    """In numpy, with two labelled and two unlabelled classes, which are in the labels too."""
+    logits, _, mask = several()
+    label = torch.randint(5, (2, 5, 4), generator=torch.Generator().manual_seed(3))
     merged, numbers = merge_unlabelled(logits, label, [4, 2])
+    assert torch.equal(merged[:, 1:], logits[:, [2, 4]])
     inside = mask if masked else torch.ones_like(mask)
     p = logits.softmax(1).movedim(1, -1)[inside].numpy()
     y = label[inside].numpy()

@@ -6,7 +6,7 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -17,7 +17,7 @@ from collegium.core.files import write_atomically
 from collegium.core.message import pack, unpack
 from collegium.data.federation import sites_of
 from collegium.data.public import open_public
-from collegium.data.site import Site
+from collegium.data.site import Site, never_labelled
 from collegium.diagnostics.assessment.survey import Assessment
 from collegium.distributed.connection import Answer, Call, Connection
 from collegium.distributed.description import describe
@@ -38,7 +38,7 @@ from collegium.evaluation.report.overlays import INDEX, PICTURES
 from collegium.experiment.config.building import network_of, task_of
 from collegium.experiment.config.experiment import AdapterConfig, ExperimentConfig
 from collegium.experiment.federation import OpenedExperiment, cache_folder
-from collegium.experiment.grid import Job
+from collegium.experiment.grid import Job, folds_of
 from collegium.experiment.job_results import (
     ACCOUNT_FILE,
     DEPLOYED,
@@ -115,19 +115,31 @@ class RemoteExperiment(OpenedExperiment):
         super().check()
         calls = (self._call(site, "open") for site in sorted(self.config.federation.sites))
         shares: dict[str, set[str]] = {}
+        labelled: dict[str, list[str]] = {}
         failures: list[CollegiumError] = []
         for answer in self._ask(calls):
             try:
                 self._checked(answer)
                 shares[answer.site] = set(_field(answer, "share", list))
+                if "labelled" in answer.header:
+                    labelled[answer.site] = [*map(str, _field(answer, "labelled", list))]
             except CollegiumError as error:
                 failures.append(error)
         if failures:  # of every site, so that all can be mended before the next try
             failures.sort(key=str)
             raise type(failures[0])("; ".join(map(str, failures)))
+        self._check_labelled(labelled)
         self._shares = shares
         for variation in self.variations:  # again, now that it is known who shares a model
             self.check_adapters(variation, None)
+
+    def _check_labelled(self, labelled: Mapping[str, Sequence[str]]) -> None:
+        """Refuse classes that no site of a fold annotates, given what sites with some only say."""
+        for variation in self.variations.values():
+            for _, fold in folds_of(variation):
+                said = [labelled.get(site) for site in sites_of(fold.federation)]
+                if problem := never_labelled(fold.federation.task.classes[1:], said):
+                    raise ConfigError(problem)
 
     def shares(self, config: ExperimentConfig) -> bool:
         """Return whether a site that trains in a fold shares its personal model, as it said itself.

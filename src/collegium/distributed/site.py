@@ -346,7 +346,9 @@ class SiteExperiment:
             )
         for variation in self._opened.variations:
             self._opened.check_data(variation)
-        return {"share": sorted(self._opened.config.federation.sites[self._name].share)}
+        own = self._opened.config.federation.sites[self._name]
+        known = {} if own.labelled is None else {"labelled": [*own.labelled]}
+        return {"share": sorted(own.share), **known}
 
     def _finish(self, header: Mapping[str, Any], data: bytes) -> dict[str, Any]:
         """Write the site's own rows and pictures; return the pictures that may leave."""
