@@ -14,7 +14,7 @@ from collegium import cli
 
 MODALITIES = ["t1", "t2", "flair"]
 SITES = ["site_1", "site_2", "site_3"]
-METHODS = ["fedavg", "modalityencoders", "private"]
+METHODS = ["fedavg", "modalityencoders", "private", "modalityfilters"]
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,9 @@ def test_sites_that_lack_a_modality_train_are_compared_and_predict(
     federation["sites"] = {site: {"manifest": "sites.csv"} for site in SITES}
     federation["sites"]["site_1"]["modalities"] = [MODALITIES[k] for k in kept["site_1"]]
     federation["image"] |= {"channels": "rgb", "modalities": MODALITIES}
-    federation["image"].pop("inputs", None)
+    call("phantoms", "hub", "--size", "32", "--cases", "6", "--sites", "1", "--seed", "7")
+    hub = next((tmp_path / "hub").glob("*/images")).parent
+    federation["public"] = {"images": str(hub / "images"), "labels": str(hub / "masks")}
     (tmp_path / "data" / "lacking.yaml").write_text(yaml.safe_dump(federation))
 
     looked = json.loads(call("inspect", "data/lacking.yaml", "--json"))
@@ -66,6 +68,7 @@ def test_sites_that_lack_a_modality_train_are_compared_and_predict(
             "fedavg",
             "modalityencoders",
             {"name": "modalityencoders", "decoder": "private", "label": "private"},
+            {"name": "modalityfilters", "warm_up": 0, "patience": 1},
         ],
         "rounds": 2,
         "training": {"batch_size": 2, "local_steps": 2},
@@ -89,8 +92,10 @@ def test_sites_that_lack_a_modality_train_are_compared_and_predict(
     for method in METHODS[1:]:
         call(
             "predict", "run", images, "--algorithm", method, "--output", f"masks-{method}",
-            *(["--site", "site_1"] if method == "private" else []),
+            *(["--site", "site_1"] if method != "modalityencoders" else []),
         )  # fmt: skip
         assert len([*(tmp_path / f"masks-{method}").rglob("*.png")]) == 8
     call("export", "run", "--algorithm", "private", "--site", "site_1", "--output", "bundle")
-    assert (tmp_path / "bundle" / "configs").is_dir()
+    graph = (tmp_path / "bundle" / "configs" / "inference.json").read_text()
+    places = [kept["site_1"].index(k) if k in kept["site_1"] else None for k in range(3)]
+    assert f"for k in {places}]" in graph
