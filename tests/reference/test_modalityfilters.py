@@ -274,10 +274,12 @@ def test_transposed_convolutions_and_data_without_masks_are_refused(
     ):
         ModalityFilters().extend(build_model("unet", channels=[2, 4], in_channels=1))
     ModalityFilters().extend(build_model("modality_unet", channels=[2, 4], in_channels=1))
+    there = {site.name: site for site in federation.sites()}
     unlabelled = TensorDataset({"image": public.inputs["image"]})
-    runtime = Federation({}, network, federation.task, federation.recipe, public=unlabelled)
-    with pytest.raises(ConfigError, match=r"those of federation\.public have none"):
-        runtime.check(ModalityFilters())
+    for data, words in ((None, "there are none"), (unlabelled, "name their labels")):
+        runtime = Federation(there, network, federation.task, federation.recipe, public=data)
+        with pytest.raises(ConfigError, match=words):
+            runtime.check(ModalityFilters())
 
 
 # --- the U-Net, on the conformance suite
