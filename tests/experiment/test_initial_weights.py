@@ -15,10 +15,11 @@ from collegium.algorithms.ifca import IFCA
 from collegium.core.tensors import Tensors
 from collegium.data.phantoms import make_federation
 from collegium.distributed.description import describe
+from collegium.distributed.experiment import RemoteExperiment
 from collegium.errors import CheckpointError, ConfigError
 from collegium.experiment.config.building import network_of
 from collegium.experiment.config.experiment import load_config
-from collegium.experiment.federation import open_configured
+from collegium.experiment.federation import OpenedExperiment, open_configured
 from collegium.experiment.initial_weights import InitialWeights
 from collegium.experiment.runner import read_run_config, run_experiment
 from collegium.runtime.federation import initial_model
@@ -172,3 +173,11 @@ def test_a_network_with_adapters_starts_from_weights_of_one_without(experiment: 
     save_file({name: tensor + 1 for name, tensor in model.items()}, trained)
     again = InitialWeights(str(trained)).put_into(model)
     assert all(torch.equal(again[name], model[name] + 1) for name in model)
+
+
+def test_the_coordinator_of_a_network_starts_from_the_file(experiment: Path) -> None:
+    config = load_config(experiment)
+    here = open_configured(config, splits=None).initial_model(FedAvg(), 0)
+    opened: Any = OpenedExperiment(config)
+    there = RemoteExperiment.variation(opened, "").initial_model(FedAvg(), 0)
+    assert all(torch.equal(here[name], there[name]) for name in here)

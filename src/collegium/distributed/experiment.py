@@ -37,7 +37,7 @@ from collegium.evaluation import sent_estimates
 from collegium.evaluation.report.overlays import INDEX, PICTURES
 from collegium.experiment.config.building import network_of, task_of
 from collegium.experiment.config.experiment import AdapterConfig, ExperimentConfig
-from collegium.experiment.federation import OpenedExperiment, cache_folder
+from collegium.experiment.federation import OpenedExperiment, cache_folder, start_of
 from collegium.experiment.grid import Job, folds_of
 from collegium.experiment.job_results import (
     ACCOUNT_FILE,
@@ -103,6 +103,7 @@ class RemoteExperiment(OpenedExperiment):
             network_of(config),
             task_of(config),
             config.training,
+            start=start_of(config),
             public=open_public(config.federation, cache_folder()),
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -107,7 +107,7 @@ def open_configured(config: ExperimentConfig, *, splits: Path | None, only: str 
         DataError: A site's files are unusable.
         ConfigError: There is no such model, or a site's files are elsewhere.
     """
-    federation, start = config.federation, config.initial_weights
+    federation = config.federation
     if only:
         federation = replace(federation, sites={only: federation.sites[only]}, outside=())
     return Federation(
@@ -116,9 +116,19 @@ def open_configured(config: ExperimentConfig, *, splits: Path | None, only: str 
         task_of(config),
         config.training,
         config.engine.device,
-        start.put_into if start is not None and start.file else None,
+        start_of(config),
         open_public(federation, cache_folder()),
     )
+
+
+def start_of(config: ExperimentConfig) -> Callable[[Tensors, Collection[str]], Tensors] | None:
+    """Return what puts the weights of an experiment's file into an initial model, if it has one.
+
+    Args:
+        config: The experiment.
+    """
+    start = config.initial_weights
+    return start.put_into if start is not None and start.file else None
 
 
 def for_training(
