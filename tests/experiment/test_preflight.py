@@ -126,6 +126,20 @@ def test_an_encoder_that_is_not_there_is_named(tmp_path: Path, phantoms: dict[st
     assert "'res'" in said
 
 
+@pytest.mark.parametrize(
+    ("training", "says"),
+    [
+        ({"freeze": ["enkoder"]}, "the network has no role and no submodule or tensor 'enkoder'"),
+        ({"freeze": ["names"]}, "names is the whole network, and nothing is left to train"),
+    ],
+)
+def test_what_an_algorithm_cannot_freeze_is_refused_at_once(
+    tmp_path: Path, phantoms: dict[str, Any], training: dict[str, Any], says: str
+) -> None:
+    said = refusal(tmp_path, phantoms, {"name": "ditto", "training": training})
+    assert said.startswith(f"training.freeze: {says}")
+
+
 # --- models that a method does not have
 
 

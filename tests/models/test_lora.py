@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from collegium.algorithms.fedavg import FedAvg
 from collegium.algorithms.fedper import FedPer
+from collegium.core.algorithm import NetworkBuilder
 from collegium.core.dataset import TensorDataset
 from collegium.core.model_parts import find_parts
 from collegium.core.payloads import ModelPart
@@ -232,6 +233,13 @@ def test_adapters_and_head_alone_are_trained_and_sent() -> None:
     for record in found.records[1:3]:
         assert all(trained < sent < trained + 3000 for sent in record.bytes_up.values())
         assert all(trained < sent < trained + 3000 for sent in record.bytes_down.values())
+
+
+def test_the_first_factors_can_be_frozen_too() -> None:
+    parts = find_parts(NetworkBuilder(wide, FedAvg(), freeze=["lora_A"])())
+    assert {name for name in parts.frozen if ".lora_A." in name}
+    expected = {name for name in parts.names if ".lora_B." in name} | parts.head
+    assert parts.trainable == expected
 
 
 @settings

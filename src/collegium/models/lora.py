@@ -61,13 +61,13 @@ def add_adapters(module: nn.Module, lora: Lora) -> None:
         for name, layer in _adaptable(module)
         if f"{name}.weight" not in head and _is_named(name, lora.modules)
     ]
-    for wanted in lora.modules or ("",):
-        if not any(_is_named(name, (wanted,) if wanted else ()) for name in names):
-            raise ConfigError(
-                f"model.lora: {type(module).__name__} has no linear layer or convolution that can "
-                f"have an adapter{f' in a submodule {wanted!r}' if wanted else ''}; correct "
-                f"model.lora.modules, or leave lora out"
-            )
+    lacking = [w for w in lora.modules if not any(_is_named(name, (w,)) for name in names)]
+    if lacking or not names:
+        where = f" in a submodule {lacking[0]!r}" if lacking else ""
+        raise ConfigError(
+            f"model.lora: {type(module).__name__} has no linear layer or convolution that can have "
+            f"an adapter{where}; correct model.lora.modules, or leave lora out"
+        )
     trained = [p for name, p in module.named_parameters() if name in head and p.requires_grad]
     config = peft.LoraConfig(
         r=lora.rank,

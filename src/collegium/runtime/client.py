@@ -154,8 +154,11 @@ class ClientRuntime(LocalWork):
                 method=request.method,
             )
             return data
-        except (LostReference, NotHeldError) as error:
+        except LostReference as error:
             logger.warning("site %r, round %d: %s", self.id, request.round, error)
+            return RESEND_REQUEST
+        except NotHeldError as error:  # as it is once where the server began with other weights
+            logger.info("site %r, round %d: %s", self.id, request.round, error)
             return RESEND_REQUEST
         except Exception as error:
             reported = client_mistake(error)
