@@ -47,6 +47,16 @@ def test_coded_messages_have_the_bits_of_a_run_in_one_process(federation):
 
 
 @pytest.mark.slow
+def test_frozen_parts_that_no_message_holds_have_the_bits_of_a_run_in_one_process(federation):
+    training = {**PLAIN, "freeze": ["encoder"]}
+    found = run_both(federation, "frozen", algorithms=["fedavg"], training=training)
+    for site in federation.names:
+        ledger = found[f"fedavg/seed-0/clients/{site}/ledger.jsonl"]
+        assert b'["model.2.' in ledger
+        assert b'["model.0.' not in ledger  # the outermost way down
+
+
+@pytest.mark.slow
 def test_methods_with_several_exchanges_have_the_bits_of_a_run_in_one_process(federation):
     methods = [
         "fedbn",
