@@ -1,7 +1,7 @@
 from typing import Any
 
 from collegium.evaluation.comparisons import adapting_table, joining_table
-from collegium.evaluation.report.answers import answer_outside, answer_sites
+from collegium.evaluation.report.answers import answer_outside, answer_sites, distinct
 from collegium.evaluation.results import results_frame
 
 ABOUT: dict[str, Any] = {"experiment": "e", "seed": 0, "site": "A", "metric": "dice"}
@@ -33,6 +33,19 @@ def test_the_answer_is_the_chosen_methods_verdict_and_counts_those_that_can_be_j
     assert (answer.chosen.algorithm, answer.outcome) == ("a", "better")
     assert answer.counts == "1 better, 1 worse, 0 cannot tell"
     assert [c.algorithm for c in answer.methods] == ["a", "all", "b"]
+
+
+def test_a_model_with_several_names_counts_once():
+    rows = [validation("a", 0.5), validation("same", 0.9), validation("b", 0.1)]
+    rows += final("local", ALONE)
+    for name, gain in {"a": 0.1, "same": 0.1, "b": -0.1}.items():
+        joined = [v + gain + d for v, d in zip(ALONE, SPREAD, strict=True)]
+        rows += final(name, joined)
+    answer = answer_sites(joining_table(results_frame(rows), "dice"))["A"]
+    assert len(answer.methods) == 3
+    assert (answer.models, answer.counts) == (2, "1 better, 1 worse, 0 cannot tell")
+    assert answer.chosen is not None
+    assert answer.chosen in distinct(answer.methods)
 
 
 def test_without_validation_no_method_is_chosen():

@@ -30,13 +30,15 @@ class JoiningAnswer:
         site: Name of the site.
         chosen: The comparison of the method that the site chose; None without validation scores.
         methods: The comparisons of all methods.
-        counts: How many of those that can be joined have which outcome, in words.
+        counts: How many models of those that can be joined have which outcome, in words.
+        models: How many models these are.
     """
 
     site: str
     chosen: Comparison | None
     methods: Sequence[Comparison]
     counts: str
+    models: int
 
     @property
     def outcome(self) -> str:
@@ -89,6 +91,7 @@ def answer_sites(
             next((found for found in methods if found.chosen), None),
             methods,
             count_outcomes(found for found in methods if found.algorithm not in pooled),
+            len(distinct(found for found in methods if found.algorithm not in pooled)),
         )
         for site, methods in _by_site(joining)
     }
@@ -113,9 +116,29 @@ def _by_site(table: ComparisonTable) -> list[tuple[str, list[Comparison]]]:
     return [(site, list(rows)) for site, rows in groupby(table.by_site, lambda c: c.verdict.site)]
 
 
+def distinct(comparisons: Iterable[Comparison]) -> list[Comparison]:
+    """Return one comparison of each model at a site: of several names the chosen, or the first.
+
+    Args:
+        comparisons: Some comparisons.
+    """
+    found: dict[tuple[str, frozenset[str]], Comparison] = {}
+    for each in comparisons:
+        model = each.verdict.site, frozenset({each.verdict.method, *each.verdict.same_as})
+        if each.chosen or model not in found:
+            found[model] = each
+    return [*found.values()]
+
+
 def count_outcomes(comparisons: Iterable[Comparison]) -> str:
-    """Return e.g. "1 better, 0 worse, 2 cannot tell"; better, worse and cannot tell always."""
-    words = [found.verdict.outcome for found in comparisons]
+    """Return e.g. "1 better, 0 worse, 2 cannot tell"; better, worse and cannot tell always.
+
+    A model with several names, equal bit by bit, counts once.
+
+    Args:
+        comparisons: Those that are counted.
+    """
+    words = [found.verdict.outcome for found in distinct(comparisons)]
     counts = [
         f"{words.count(word)} {_COUNTED.get(word, word)}"
         for word in OUTCOMES
