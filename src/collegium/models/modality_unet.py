@@ -6,7 +6,6 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 from annotated_types import MinLen
-from monai.networks.blocks.convolutions import Convolution, ResidualUnit
 from torch import Tensor, nn
 
 from collegium.core.settings import Fraction, PositiveInt, validated
@@ -58,6 +57,8 @@ class ModalityUNet(nn.Module):
         norm: MonaiNorm = "batch",
         dropout: Fraction = 0.0,
     ) -> None:
+        from monai.networks.blocks.convolutions import Convolution, ResidualUnit
+
         super().__init__()
         self.strides = (2,) * (len(channels) - 1)  # what sides are padded to multiples of
         self.widths = tuple(channels)
