@@ -1,4 +1,5 @@
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -48,22 +49,31 @@ def public_batches(federation: Any, number: int, steps: int, size: int = 4) -> l
     return [[index for _, index in batch] for batch in plan]
 
 
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
 def test_the_mean_is_trained_to_predict_as_all_clients_do(
-    federation: Any, by_hand: Any, images: Any
+    federation: Any, by_hand: Any, images: Any, schedule: Any
 ) -> None:
-    """For a linear layer the divergence is half the squared error from the mean output."""
+    """For a linear layer the divergence is half the squared error from the mean output.
+
+    The recipe's schedule is the clients' alone.
+    """
     method = FedDF(steps=STEPS, lr=LR, optimizer="sgd", temperature=2.0)
     outcome = federation.run(
-        method, rounds=ROUNDS, network=federation.linear, public=public(images)
+        method,
+        replace(federation.recipe, schedule=schedule),
+        rounds=ROUNDS,
+        network=federation.linear,
+        public=public(images),
     )
     model = federation.initial(network=federation.linear)
     for t in range(1, ROUNDS + 1):
-        trained = []
+        trained, passed = [], (t - 1) / ROUNDS if schedule == "cosine" else 0.0
+        lr = 0.1 * 0.8 ** (t - 1) * (1 + np.cos(np.pi * passed)) / 2
         for name in federation.names:
             w = dict(model)
             for rows in federation.batches(name, t):
                 data = federation.data[name]
-                w = descended(w, data.x[rows], data.y[rows], 1.0, 0.1 * 0.8 ** (t - 1))
+                w = descended(w, data.x[rows], data.y[rows], 1.0, lr)
             trained.append(w)
         model = {
             n: np.tensordot(SIZES / SIZES.sum(), np.stack([w[n] for w in trained]), axes=1)
