@@ -128,7 +128,7 @@ def test_images_with_another_number_of_channels_are_refused() -> None:
     [
         ({"channels": [8]}, r"channels: should be at least 2 long, not \[8\]"),
         ({"in_channels": 0}, "in_channels: should be at least 1, not 0"),
-        ({"norm": "group"}, "norm: should be 'batch' or 'instance', not 'group'"),
+        ({"norm": "group"}, "norm: should be 'batch', 'instance' or 'population', not 'group'"),
         ({"modalities": ["t1"]}, "has no parameter 'modalities'"),
     ],
 )

@@ -20,7 +20,7 @@ from torch import nn
 
 from collegium.core.algorithm import Algorithm, State
 from collegium.core.dataset import TensorDataset
-from collegium.core.message import pack, unpack
+from collegium.core.message import Held, pack, unpack
 from collegium.core.tensors import Tensors
 from collegium.data.site import EgressPolicy, Site
 from collegium.errors import MissingReply
@@ -80,6 +80,7 @@ class Recording(InProcess):
         super().__init__(build)
         self._lose, self._on_their_way = lose, on_their_way
         self.log: list[tuple[Request, dict[str, Any], dict[str, Any]]] = []
+        self.held: Held | None = None
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[Response]:
         for request in requests:
@@ -90,8 +91,9 @@ class Recording(InProcess):
                 yield Response(request.client, pack({"error": error}), 0.0)
                 continue
             for response in super().exchange([request]):
-                envelope = unpack(response.data)
-                self.log.append((request, unpack(request.payload), envelope.get("reply", {})))
+                asked = unpack(request.payload, held=self.held)
+                reply = unpack(response.data, held=self.held).get("reply", {})
+                self.log.append((request, asked, reply))
                 yield response
 
 
@@ -228,6 +230,7 @@ class Federation:
             participation=participation,
             selection=Selection(min_events=0),
         )
+        transport.held = run.server.held
         outcome = Outcome(log=transport.log)
 
         def observe(record: RoundRecord) -> None:

@@ -39,10 +39,13 @@ SEED = 7
 ROUNDS = 2
 """How many rounds the toy's runs have, unless a test asks for others."""
 
-SIZES = {"A": 9, "B": 14, "C": 21, "public": 12}
-"""Training examples of the toy's sites and of the server's public data."""
+SIZES = {"A": 9, "B": 14, "C": 21}
+"""Training examples of the toy's sites."""
 
-FEWER = {"A": 4, "B": 7, "C": 10, "public": 6}
+PUBLIC = 6
+"""Examples that the toy's server holds."""
+
+FEWER = {"A": 4, "B": 7, "C": 10}
 """The same where training takes longer."""
 
 HELD = 4
@@ -137,7 +140,7 @@ def toy_site(name: str, *, seed: int = 7, kind: Kind = REGRESSION) -> Site:
         seed: decides its data.
         kind: what its data are.
     """
-    samples = kind.samples(name, kind.sizes[name] + 2 * HELD, seed)
+    samples = kind.samples(name, kind.sizes.get(name, PUBLIC) + 2 * HELD, seed)
     train, val, test = (
         TensorDataset({key: value[rows] for key, value in samples.items()})
         for rows in (slice(2 * HELD, None), slice(0, HELD), slice(HELD, 2 * HELD))

@@ -14,7 +14,7 @@ import pytest
 import collegium
 from collegium.compression.session.config import CodecConfig, CodecsConfig
 from collegium.core.setting_problems import fields_of, leaf_types, literal_words
-from collegium.data.federation import FederationConfig, SiteConfig
+from collegium.data.federation import FederationConfig, PublicConfig, SiteConfig
 from collegium.data.repartition import PartitionRule
 from collegium.data.sampling import SamplingConfig
 from collegium.data.settings import ImageConfig, TaskConfig
@@ -52,7 +52,7 @@ CONFIGS = {
     for made in (
         AdapterConfig("tent"), AlgorithmConfig("fedavg"), CodecConfig("stc"), CodecsConfig(),
         EngineConfig(), EvaluationConfig(), FEDERATION, ImageConfig(), InferenceConfig(),
-        ReportConfig(),
+        ReportConfig(), PublicConfig(images="public"),
         ExperimentConfig("x", FEDERATION, ModelConfig("unet"), (AlgorithmConfig("fedavg"),), 1),
         ModelConfig("unet"), Participation(), PartitionRule("ratio"), SamplingConfig(),
         SiteConfig(folder="a"), SplitConfig(), TableConfig("ill", ("age",)), TaskConfig(),
@@ -210,7 +210,7 @@ def test_a_file_with_nonsense_for_a_hyper_parameter_names_it_and_its_line(
     if types == {str}:
         value = "3"
     text = problem(tmp_path, above + entry.replace("!!binary ''", value))
-    assert text.startswith(f"{path}: should be ")
+    assert text.startswith((f"{path}: should be ", f"{path}: should hold keys and values"))
     assert text.endswith(f" ({tmp_path / 'x.yaml'}, line 10)")
 
 
