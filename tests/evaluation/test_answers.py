@@ -100,4 +100,4 @@ def test_the_smallest_relevant_difference_of_the_run_counts_everywhere(
 
 def test_without_validation_no_method_is_chosen(joined_rows: Any) -> None:
     lines = answer_lines(joining_table(results_frame(joined_rows), "dice"))
-    assert lines[1:] == ["A: no method was chosen, for it has no scores on validation."]
+    assert lines[1:] == ["A: no method was chosen, for no score on validation is defined there."]

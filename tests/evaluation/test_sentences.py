@@ -127,6 +127,16 @@ def test_cannot_tell_says_what_would_be_found_and_what_it_would_take(values, end
         ),
         ({"reason": "no pair", "patients": 0}, "no patient has a score with both."),
         (
+            {"reason": "no pair", "patients": 0, "undefined": 3},
+            "no patient has a score with both: Dice is undefined for one of them or both in all 3 "
+            "test cases.",
+        ),
+        (
+            {"reason": "no pair", "patients": 0, "undefined": 1},
+            "no patient has a score with both: Dice is undefined for one of them or both in the "
+            "one test case.",
+        ),
+        (
             {"reason": "same difference", "difference": 0.1},
             "every patient shows the same difference (+0.100).",
         ),

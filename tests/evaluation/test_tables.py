@@ -6,7 +6,7 @@ import pytest
 from collegium.evaluation.comparisons import joining_table
 from collegium.evaluation.formats import to_csv, to_markdown, to_text
 from collegium.evaluation.results import results_frame
-from collegium.evaluation.tables import mean_and_sd, method_table, sweep_table
+from collegium.evaluation.tables import mean_and_sd, method_table, sweep_table, undefined_notes
 
 
 def test_a_cell_is_mean_and_sample_sd_over_seeds():
@@ -124,6 +124,18 @@ def test_undefined_scores_enter_no_mean_and_a_site_without_any_no_average(scores
     assert fedavg["A"].mean == pytest.approx(0.8)
     assert all(isnan(fedavg[c].mean) for c in ("B", "average", "worst site", "disparity"))
     assert ditto["average"].mean == pytest.approx(0.5)
+
+
+def test_a_table_says_where_a_metric_is_undefined_of_all_methods_or_of_some(scores):
+    rows = scores("fedavg", "global", "A", [0.8, None]) + scores("fedavg", "global", "B", [None])
+    rows += scores("ditto", "global", "A", [0.6]) + scores("ditto", "global", "B", [0.4])
+    rows += scores("ditto", "global", "C", [None, None])
+    assert undefined_notes(results_frame(rows[:2]), "dice") == ()
+    assert undefined_notes(results_frame(rows), "dice") == (
+        "dice is undefined in every test case at C.",
+        "dice is undefined in every test case of some methods at B; they have no average.",
+    )
+    assert undefined_notes(results_frame(rows), "dice", variation="other") == ()
 
 
 def test_a_site_undefined_for_everyone_is_left_out_of_the_average(scores, cells_of):

@@ -41,7 +41,7 @@ def answer_lines(table: ComparisonTable) -> list[str]:
     ]
     answered = {c.verdict.site for c in table.answers}
     lines += [
-        f"{site}: no method was chosen, for it has no scores on validation."
+        f"{site}: no method was chosen, for no score on validation is defined there."
         for site in dict.fromkeys(c.verdict.site for c in table.by_site)
         if site not in answered
     ]

@@ -114,7 +114,7 @@ def _cannot_tell(verdict: Verdict) -> str:
             f"{name_in_sentence(verdict.metric)} is made; run it again to have them."
         )
     if verdict.reason == "no pair":
-        return "Cannot tell: no patient has a score with both."
+        return f"Cannot tell: no patient has a score with both{_undefined(verdict)}."
     if verdict.reason in ("few patients", "few events"):
         events = verdict.reason == "few events"
         count = verdict.fewest if events else verdict.patients
@@ -132,6 +132,14 @@ def _cannot_tell(verdict: Verdict) -> str:
         f"differences from about {_amount(verdict, verdict.smallest_detectable)}. "
         f"{_needed(verdict)}"
     )
+
+
+def _undefined(verdict: Verdict) -> str:
+    """Return why no pair has scores, where there are pairs."""
+    if not verdict.undefined:
+        return ""
+    cases = "the one test case" if verdict.undefined == 1 else f"all {verdict.undefined} test cases"
+    return f": {name_in_sentence(verdict.metric)} is undefined for one of them or both in {cases}"
 
 
 def _needed(verdict: Verdict) -> str:

@@ -86,6 +86,34 @@ def mean_and_sd(values: Iterable[float]) -> tuple[float, float]:
     return mean(defined), stdev(defined) if len(defined) > 1 else UNDEFINED
 
 
+def undefined_notes(
+    results: pd.DataFrame, metric: str, *, where: Where = "inside", variation: str = ""
+) -> tuple[str, ...]:
+    """Return in sentences at which sites a metric is undefined, of all methods or of some.
+
+    Args:
+        results: The table of results.
+        metric: Which metric.
+        where: Scores of the sites inside, or of those outside.
+        variation: The setting of a sweep.
+
+    Returns:
+        The sentences; none if every method that was scored at a site has a defined score there.
+    """
+    scores = final_scores(results, metric, where=where, variation=variation)
+    defined = scores.groupby([*METHOD, "site"])["value"].count().groupby(level="site")
+    least, most = defined.min(), defined.max()
+    sites = {"all": least.index[most == 0], "some": least.index[(least == 0) & (most > 0)]}
+    sentences = {
+        "all": f"{metric} is undefined in every test case at {{}}.",
+        "some": f"{metric} is undefined in every test case of some methods at {{}}; they have no "
+        "average.",
+    }
+    return tuple(
+        sentences[who].format(", ".join(found)) for who, found in sites.items() if len(found)
+    )
+
+
 def make_cells(
     cells: Sequence[Sequence[Any]], unit: str, where: Where, *, higher: bool | Mapping[str, bool]
 ) -> pd.DataFrame:

@@ -18,7 +18,7 @@ from collegium.evaluation.formats import to_csv, to_json, to_latex, to_markdown,
 from collegium.evaluation.scores import SPLITS, Where, final_scores, headline_metric, variations
 from collegium.evaluation.selection import selection_notes
 from collegium.evaluation.sent_estimates import list_estimates
-from collegium.evaluation.tables import MethodTable, method_table, sweep_table
+from collegium.evaluation.tables import MethodTable, method_table, sweep_table, undefined_notes
 from collegium.evaluation.timing import read_accounts, time_against_quality, time_table
 
 logger = logging.getLogger(__name__)
@@ -129,7 +129,8 @@ def _tables_of(run: RunComparisons, metric: str, where: Where) -> Iterator[Named
         table = method_table(results, metric, order, where=where, variation=name)
         inside = results[results["variation"] == name] if where == "inside" else results.iloc[:0]
         notes = selection_notes(inside, run.settings.selection)
-        yield f"{metric}{place}{setting}", replace(table, notes=notes)
+        undefined = undefined_notes(results, metric, where=where, variation=name)
+        yield f"{metric}{place}{setting}", replace(table, notes=(*undefined, *notes))
         if where == "inside":
             yield f"{metric}{setting}-joining", run.joining(metric, name)
         else:
