@@ -433,6 +433,8 @@ class TestLabels:
         assert "m.nii.gz" in text
         assert "unexpected values 9 (found: 0, 1, 7, 9; expected: 0, 1, 2)" in text
         assert "label_map" in text
+        assert "{" not in text  # no class is proposed for what nobody may have annotated
+        assert "a field of view (fov)" in text
         assert "JPEG" not in text
 
     def test_a_negative_label_is_refused(self, tmp_path: Path):
@@ -442,8 +444,9 @@ class TestLabels:
 
     def test_a_jpeg_is_told_why(self, tmp_path: Path):
         noise = np.random.default_rng(0).integers(0, 2, (32, 32)).astype("uint8") * 255
-        with pytest.raises(DataError, match="JPEG blurs labels"):
+        with pytest.raises(DataError, match="JPEG blurs labels") as caught:
             read_label(picture(tmp_path / "m.jpg", noise, quality=40), classes=2)
+        assert "label_map" not in str(caught.value)
 
     @pytest.mark.parametrize(("value", "label"), [(1.9901, 2), (2.0099, 2), (-0.009, 0)])
     def test_almost_whole_numbers_are_rounded(self, tmp_path: Path, value: float, label: int):

@@ -123,8 +123,8 @@ def test_stored_splits_are_read_back_whatever_the_seed(tmp_path):
 @pytest.mark.parametrize(
     ("splits", "text"),
     [
-        ({"c00": "train"}, r"lacks c01.*delete the file"),
-        ({"c00": "train", "c01": "val", "old": "val"}, r"has unknown old.*delete the file"),
+        ({"c00": "train"}, r"lacks c01.*a new output folder"),
+        ({"c00": "train", "c01": "val", "old": "val"}, r"has unknown old.*a new output folder"),
         ({"c00": "train", "c01": "holdout"}, r"has no train, val or test for c01"),
     ],
 )
@@ -138,7 +138,7 @@ def test_stored_splits_that_do_not_fit_the_cases_are_refused(tmp_path, splits, t
 def test_stored_splits_that_cut_through_a_patient_are_refused(tmp_path):
     file = tmp_path / "A.json"
     file.write_text(json.dumps({"splits": {"L": "train", "R": "val"}}), "utf-8")
-    with pytest.raises(DataError, match="patient p1 in two splits"):
+    with pytest.raises(DataError, match=r"patient p1 in two splits.*a new output folder"):
         load_or_draw_splits([case("L", "p1"), case("R", "p1")], SplitConfig(), 0, file)
 
 
@@ -146,7 +146,7 @@ def test_stored_splits_that_cut_through_a_patient_are_refused(tmp_path):
 def test_a_damaged_splits_file_is_a_data_error(tmp_path, content):
     file = tmp_path / "A.json"
     file.write_text(content, "utf-8")
-    with pytest.raises(DataError, match=r"A.json does not hold splits: delete it"):
+    with pytest.raises(DataError, match=r"A.json does not hold splits: restore it, or start"):
         load_or_draw_splits(one_each(2), SplitConfig(), 0, file)
 
 

@@ -301,9 +301,15 @@ def _refuse_labels(
 ) -> None:
     reach = [int(value) for value in found if not 0 <= label_map.get(int(value), value) < classes]
     jpeg = path.suffix.lower() in (".jpg", ".jpeg")
-    blurred = " (JPEG blurs labels: export the mask as PNG)" if jpeg else ""
+    remedy = (
+        "JPEG blurs labels: export the mask as PNG from its source"
+        if jpeg
+        else "where they are structures, name these in task.classes and give each its class in "
+        "task.label_map; where they mean not annotated, as ignore of nnU-Net and often 255 does, "
+        "they are no class: leave these pixels out of a field of view (fov), outside of which "
+        "nothing is trained or scored"
+    )
     raise DataError(
         f"{path}: the label map holds the unexpected values {listed(reach)} (found: "
-        f"{listed(found)}; expected: {listed(range(classes))}){blurred}: give task.label_map a "
-        f"class for each, as in {{{reach[0]}: {classes - 1}}}, or name more task.classes"
+        f"{listed(found)}; expected: {listed(range(classes))}): {remedy}"
     )

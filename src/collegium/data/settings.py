@@ -103,6 +103,12 @@ class TaskConfig:
                 f"task.classes names {len(self.classes)} classes: name 2 to 256, of a "
                 f"segmentation the background first"
             )
+        if self.name == "segmentation" and "ignore" in map(str.casefold, self.classes):
+            raise ConfigError(
+                "task.classes names ignore, by which nnU-Net means pixels that nobody annotated; "
+                "they are no class: leave it out of task.classes, and these pixels out of a field "
+                "of view (fov), outside of which nothing is trained or scored"
+            )
         if self.name != "segmentation" and (self.regions or self.label_map):
             raise ConfigError("task.regions and task.label_map are for segmentations: leave both")
         if self.exclusion and (self.name != "segmentation" or self.regions):

@@ -23,6 +23,11 @@ logger = logging.getLogger(__name__)
 SPLITS = ("train", "val", "test")
 """The three splits, in order."""
 
+_START_ANEW = (
+    "start the run in a new output folder; new splits in this one would test its models on "
+    "patients that they were trained on"
+)
+
 
 @settings
 class SplitConfig:
@@ -211,7 +216,7 @@ def _read(path: Path, cases: Sequence[Case]) -> dict[str, str]:
     except OSError as error:
         raise StorageError(f"the splits {path} cannot be read ({error.strerror})") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path} does not hold splits: delete it to draw new ones") from error
+        raise DataError(f"{path} does not hold splits: restore it, or {_START_ANEW}") from error
     site = cases[0].site if cases else ""
     ids = {case.case for case in cases}
     problems = {
@@ -223,14 +228,14 @@ def _read(path: Path, cases: Sequence[Case]) -> dict[str, str]:
         if which:
             raise DataError(
                 f"site {site}: the stored splits {path} {problem} {_few(which)}: "
-                "restore the site's cases, or delete the file to draw new splits"
+                f"restore the site's cases, or {_START_ANEW}"
             )
     by_patient: dict[str, str] = {}
     for case in cases:
         if by_patient.setdefault(case.patient, named[case.case]) != named[case.case]:
             raise DataError(
                 f"{case}: the stored splits {path} have its patient {case.patient} in two splits: "
-                "delete the file to draw new splits"
+                f"give it one patient as before, or {_START_ANEW}"
             )
     return named
 

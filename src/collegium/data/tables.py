@@ -19,6 +19,9 @@ from collegium.errors import ConfigError, DataError
 MISSING = ("", "?", "na", "n/a", "nan", "null", "none", "-", ".")
 """Cells that stand for a missing value, in lower case."""
 
+_LIMITED = re.compile(r"\s*([<>\u2264\u2265])=?\s*[.,]?\d.*")
+"""Cells such as <0.5 or > 30 mg/l, which say of a value only that it lies beyond a limit."""
+
 Array = NDArray[np.float64]
 Columns = Mapping[str, Sequence[str]]
 
@@ -208,6 +211,12 @@ class _CellParser:
             self._note_absent(column)
             return np.full(self._count, np.nan)
         cells = self._columns[column]
+        limited = sum(cell.lower() in self._empty and bool(_LIMITED.match(cell)) for cell in cells)
+        if limited:
+            self.notes.append(
+                f"{self._name}: {column} holds values beyond a limit in {limited} of {self._count} "
+                "rows, which table.missing makes missing: they become the mean, or 0 without scale"
+            )
         values = np.array([self._number(cell, column, row) for row, cell in enumerate(cells, 1)])
         zeros = column in self._config.zero_is_missing
         known = values[~np.isnan(values)]
@@ -256,10 +265,18 @@ class _CellParser:
                 raise ValueError
             value = float(cell.replace(mark, "."))
         except ValueError as error:
+            if limited := _LIMITED.fullmatch(cell):
+                side = "below" if limited[1] in "<\u2264" else "above"
+                raise DataError(
+                    f"{self._name}, row {row}: column {column} holds a value {side} a limit, not "
+                    "a number; replace each such cell of every site by one rule, such as the limit "
+                    "or half of it, and tell which cells they are in a column of 0 and 1. They are "
+                    "not missing: as such they would become the mean"
+                ) from error
             hint = f" (the decimal mark is {mark!r}, see table.decimal)" if other in cell else ""
             raise DataError(
-                f"{self._name}, row {row}: column {column} holds no number{hint}; correct it, or "
-                f"add the word there to table.missing"
+                f"{self._name}, row {row}: column {column} holds no number{hint}; correct it or, "
+                f"only if it says that nothing was measured, add the word there to table.missing"
             ) from error
         if not math.isfinite(value):
             raise DataError(f"{self._name}, row {row}: column {column} is infinite; correct it")

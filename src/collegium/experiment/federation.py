@@ -15,6 +15,7 @@ from collegium.core.tensors import Tensors
 from collegium.data.federation import open_federation, open_site, sites_of
 from collegium.data.public import open_public
 from collegium.data.site import Site
+from collegium.errors import CheckpointError
 from collegium.experiment.adaptations import write_adaptation
 from collegium.experiment.config.building import (
     build_algorithm,
@@ -218,9 +219,25 @@ class OpenedExperiment:
         """
         if (name, "") not in self._federations:
             splits = Path(self.config.output) / name / "splits"
+            self._check_splits(name, splits)
             opened = open_configured(self.variations[name], splits=splits, only=self._only)
             self._federations[name, ""] = opened
         return self._federations[name, ""]
+
+    def _check_splits(self, name: str, splits: Path) -> None:
+        """Check that no stored splits are gone after training has begun.
+
+        Raises:
+            CheckpointError: Some are.
+        """
+        inside = [self._only] if self._only else sites_of(self.variations[name].federation)
+        gone = [site for site in inside if not (splits / f"{site}.json").exists()]
+        if gone and any(job.variation == name and job.folder.exists() for job in self.jobs):
+            raise CheckpointError(
+                f"{splits} lacks the splits of {', '.join(gone)}, by which this run has begun to "
+                "train: restore them, or start the run in a new output folder; splits drawn anew "
+                "would test its models on patients that they were trained on"
+            )
 
     def federation(self, job: Job) -> Federation:
         """Return the federation in which a job trains; the sites exchange what scaling needs."""
