@@ -1,4 +1,5 @@
 import csv
+import hashlib
 import json
 import math
 
@@ -66,7 +67,7 @@ def test_written_rows_come_back_equal_and_in_order(tmp_path):
     results = results_frame(AWKWARD)
     write_rows(path, results)
     assert_frame_equal(read_rows([path]), results, check_exact=True)
-    assert len(path.read_text(encoding="utf-8").splitlines()) == len(AWKWARD)
+    assert len(path.read_text(encoding="utf-8").splitlines()) == len(AWKWARD) + 1
 
 
 def test_a_measurement_made_twice_counts_once_and_the_later_one_wins(tmp_path):
@@ -81,7 +82,7 @@ def test_a_measurement_made_twice_counts_once_and_the_later_one_wins(tmp_path):
 def test_a_damaged_line_is_named(tmp_path, number):
     path = tmp_path / "rows.jsonl"
     write_rows(path, results_frame([row(), row(case="c002")]))
-    lines = path.read_text().splitlines()
+    lines = path.read_text().splitlines()[:-1]  # without their digest
     lines[number - 1] = lines[number - 1][:20]
     path.write_text("\n".join(lines))
     with pytest.raises(StorageError, match=rf"rows\.jsonl, line {number}: this is not a row"):
@@ -113,7 +114,11 @@ def test_both_tables_keep_undefined_rows_and_exact_numbers(tmp_path):
     assert frame["value"].tolist()[0] == 0.1 + 0.2
     assert frame["value"].isna().tolist() == [False, True]
     assert frame["bytes_up"].tolist() == [0, 2**40]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["results.csv", "results.parquet"]
+    names = ["results.csv", "results.parquet", "results.sha256"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    for line in (tmp_path / "results.sha256").read_text().splitlines():  # as sha256sum writes it
+        digest, name = line.split("  ")
+        assert hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() == digest
 
 
 def test_the_table_is_read_from_parquet_then_csv_then_the_rows_of_the_jobs(tmp_path):
@@ -131,6 +136,7 @@ def test_a_table_from_before_there_were_variations_is_read_without_one(tmp_path)
     rows = [row(), row(case="c002", variation="tau=0.5")]
     paths = write_results(results_frame(rows), tmp_path)
     old = pd.read_parquet(paths[1]).drop(columns="variation")
+    (tmp_path / "results.sha256").unlink()
     old.to_parquet(paths[1])
     old.to_csv(paths[0], index=False)
     without = results_frame([row(), row(case="c002")])
@@ -152,7 +158,8 @@ def test_a_file_that_is_no_table_is_named(tmp_path, name):
 
 def test_lines_are_plain_json(tmp_path):
     write_rows(tmp_path / "rows.jsonl", results_frame([row(value=math.nan)]))
-    line = json.loads((tmp_path / "rows.jsonl").read_text())
+    line, seal = map(json.loads, (tmp_path / "rows.jsonl").read_text().splitlines())
+    assert [*seal] == ["sha256"]
     assert list(line) == list(COLUMNS)
     assert line["value"] is None
 

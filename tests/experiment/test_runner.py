@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from collegium.cli import app
 from collegium.core.files import lock
 from collegium.core.model_parts import find_parts
+from collegium.core.seals import read_json
 from collegium.data.phantoms import make_federation
 from collegium.errors import CheckpointError, ConfigError, EgressError, StorageError
 from collegium.evaluation.report.overlays import encode_png
@@ -135,7 +136,7 @@ def test_experiment_runs_and_is_not_run_again(settings):
 def _tables_agree_with_scores(config) -> bool:
     """Every site's mean over patients of FedAvg is in the table, and the comparisons are there."""
     folder = jobs_of(config)[0].folder
-    scores = json.loads((folder / "server/records/test.json").read_text())
+    scores = read_json(folder / "server/records/test.json")
     tables = Path(config.output) / "tables"
     with (tables / "dice.csv").open(newline="") as file:
         found = {
@@ -153,7 +154,7 @@ def _tables_agree_with_scores(config) -> bool:
 
 def _rows_agree_with_scores(config, folder: Path) -> bool:
     """The table's rows on test cases are the scores that the run ended with."""
-    scores = json.loads((folder / "server/records/test.json").read_text())
+    scores = read_json(folder / "server/records/test.json")
     expected = {
         (site, model, case["case"], metric): case[metric]
         for site, by_model in scores.items() for model, cases in by_model.items()

@@ -1,4 +1,3 @@
-import json
 import math
 from functools import partial
 from itertools import product
@@ -11,6 +10,7 @@ from torch import nn
 
 from collegium.core.model_parts import find_parts
 from collegium.core.randomness import ambient
+from collegium.core.seals import read_json
 from collegium.errors import ConfigError
 from collegium.experiment.config.registry import ALGORITHMS
 from collegium.models.factory import build_model
@@ -140,7 +140,7 @@ def test_a_federation_moves_what_it_shares_of_a_network(
         tmp_path / "server", seed=7,
     )  # fmt: skip
     Run(server, 2, "negative_loss").execute()
-    scores = json.loads((tmp_path / "server" / "records" / "test.json").read_text())
+    scores = read_json(tmp_path / "server" / "records" / "test.json")
     rows = [row for site in scores.values() for cases in site.values() for row in cases]
     assert set(scores) == set(clients)
     assert rows

@@ -96,7 +96,7 @@ WRITTEN = (
     SERVER / "records/evaluation-000001.json", SERVER / "000002.state",
     SERVER / "records/evaluation-000002.json", SERVER / "records/test.json",
     CELL / "overlays/index.json", CELL / "rows.jsonl", "run/results.csv", "run/results.parquet",
-    "run/report.html",
+    "run/results.sha256", "run/report.html",
 )  # fmt: skip
 
 

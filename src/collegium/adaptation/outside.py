@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from collegium.adaptation.base import (
 )
 from collegium.adaptation.routing import has_routers, routed_network
 from collegium.core.dataset import Dataset
+from collegium.core.seals import read_sealed
 from collegium.core.tensors import Tensors
 from collegium.errors import DataError
 from collegium.models.files import import_model
@@ -31,6 +31,8 @@ INDEX_FILE = "index.json"
 
 SETTINGS_FILE = "settings.json"
 """In the same folder: the settings that are needed to use the models without the run."""
+
+_RESTORE = "copy it again, or remove the folder and resume the run"
 
 
 class ModelFiles(Mapping[str, Tensors]):
@@ -43,6 +45,7 @@ class ModelFiles(Mapping[str, Tensors]):
 
     Raises:
         DataError: the folder holds none.
+        CheckpointError: the index, or a model that is read, is damaged.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -50,8 +53,8 @@ class ModelFiles(Mapping[str, Tensors]):
         if not self._files:
             raise DataError(f"{folder} holds no models (*.safetensors); finish the run first")
         index = folder / INDEX_FILE
-        roles = json.loads(index.read_text(encoding="utf-8")) if index.exists() else {}
-        self.server = tuple(roles["server"]) if isinstance(roles, dict) and roles else (GLOBAL,)
+        roles = read_sealed(index, _RESTORE) if index.exists() else {}
+        self.server = tuple(roles["server"]) if roles else (GLOBAL,)
 
     def __getitem__(self, name: str) -> Tensors:
         return import_model(self._files[name])

@@ -11,12 +11,12 @@ from pathlib import Path
 from collegium.errors import StorageError
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, *data: bytes | memoryview) -> None:
     """Write a file so that it always holds all of the old content or all of the new one.
 
     Args:
         path: the file; its folder is created.
-        data: the new content.
+        *data: the new content, in parts that follow one another.
 
     Raises:
         StorageError: the disk is full or not writable.
@@ -25,7 +25,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
-            file.write(data)
+            file.writelines(data)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -2,7 +2,9 @@
 
 An entry is a folder named by what went into it: the bytes of the case's files, the preprocessing
 and the version of the format. It is written under a temporary name and then renamed, so that
-another process sees a complete entry or none. Nothing is ever written beside the data.
+another process sees a complete entry or none. Its ``case.json`` is sealed and holds the SHA-256 of
+every array, which a process compares when it first opens the entry. Nothing is ever written beside
+the data.
 """
 
 import errno
@@ -20,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from collegium.core.seals import read_json, seal_json
 from collegium.data.decoded_image import Array
 from collegium.data.digests import file_digest
 from collegium.data.formats.dicom_files import files_below
@@ -28,7 +31,7 @@ from collegium.data.settings import ImageConfig, TaskConfig
 from collegium.data.site import Case
 from collegium.errors import DataError, StorageError
 
-FORMAT = 4
+FORMAT = 5
 """Version of the entries; a change of what is stored, or of how it is computed, raises it."""
 
 _DETACHED = {".mhd": (".raw", ".zraw"), ".nhdr": (".raw", ".raw.gz")}
@@ -165,7 +168,7 @@ def _digest(case: Case, path: Path, record_in: Path | None) -> bytes:
 def _read_meta(entry: Path) -> dict[str, Any] | None:
     """Read the metadata of an entry; None if the entry is missing or damaged."""
     try:
-        meta: dict[str, Any] = json.loads((entry / "case.json").read_text("utf-8"))
+        meta = read_json(entry / "case.json")
         sizes: Mapping[str, int] = meta["sizes"]
         good = all((entry / name).stat().st_size == size for name, size in sizes.items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -178,12 +181,14 @@ def _publish(entry: Path, arrays: CaseArrays, meta: Mapping[str, object]) -> dic
     temporary = entry.with_name(f".{entry.name}.{secrets.token_hex(8)}")
     try:
         temporary.mkdir(parents=True)
-        sizes = {}
+        sizes, digests = {}, {}
         for name, array in _stored(arrays):
             np.save(temporary / name, array)
             sizes[name] = (temporary / name).stat().st_size
-        content = {**meta, "shape": arrays.image.shape, "sizes": sizes}
-        (temporary / "case.json").write_text(json.dumps(content, ensure_ascii=False), "utf-8")
+            digests[name] = _array_digest(temporary / name)
+        content = {**meta, "shape": arrays.image.shape, "sizes": sizes, "digests": digests}
+        text = json.dumps(content, ensure_ascii=False)
+        (temporary / "case.json").write_bytes(seal_json(text))
         return _move(temporary, entry)
     except OSError as error:
         reason = error.strerror or str(error)
@@ -230,9 +235,16 @@ def _move(temporary: Path, entry: Path) -> dict[str, Any]:
 
 @lru_cache(maxsize=1 << 14)  # reading a header takes longer than mapping a file
 def _layouts(folder: Path) -> dict[str, dict[str, Any]]:
-    """Read where and how an entry's files hold their arrays: arguments of `np.ndarray`."""
+    """Read where and how an entry's files hold their arrays: arguments of `np.ndarray`.
+
+    Each file is compared with its digest first. The description of a damaged entry is removed, so
+    that the entry is written again when its case is next prepared.
+    """
     layouts = {}
-    for name in json.loads((folder / "case.json").read_text("utf-8"))["sizes"]:
+    for name, digest in read_json(folder / "case.json")["digests"].items():
+        if _array_digest(folder / name) != digest:
+            (folder / "case.json").unlink(missing_ok=True)
+            raise ValueError(f"{name} is damaged")
         values = np.load(folder / name, mmap_mode="r", allow_pickle=False)
         layouts[name] = {
             "shape": values.shape,
@@ -250,8 +262,14 @@ def _open(folder: Path) -> CaseArrays:
         return CaseArrays(mapped["image.npy"], mapped.get("label.npy"), mapped.get("mask.npy"))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StorageError(
-            f"the prepared case {folder} cannot be read: start again, and it is prepared again"
+            f"the prepared case {folder} is damaged or cannot be read: start again, and it is "
+            f"prepared again"
         ) from error
+
+
+def _array_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _map(path: Path, layout: Mapping[str, Any]) -> Array:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from collegium.core.files import write_atomically
 from collegium.core.randomness import permutation
+from collegium.core.seals import read_json, seal_json
 from collegium.core.settings import Fraction, settings
 from collegium.data.digests import file_digest
 from collegium.data.site import Case
@@ -108,7 +109,7 @@ def load_or_draw_splits(
     splits = draw_splits(cases, config, seed)
     content = {"format": 1, "seed": seed, "splits": splits}
     text = json.dumps(content, indent=1, ensure_ascii=False)
-    write_atomically(splits_file, f"{text}\n".encode())
+    write_atomically(splits_file, seal_json(f"{text}\n"))
     return splits
 
 
@@ -211,7 +212,7 @@ def _share(count: int, fraction: float, leave: int) -> int:
 
 def _read(path: Path, cases: Sequence[Case]) -> dict[str, str]:
     try:
-        splits = json.loads(path.read_text("utf-8"))["splits"]
+        splits = read_json(path)["splits"]
         named = {str(case): str(split) for case, split in splits.items()}
     except OSError as error:
         raise StorageError(f"the splits {path} cannot be read ({error.strerror})") from error

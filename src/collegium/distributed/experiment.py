@@ -15,6 +15,7 @@ from collegium.adaptation import outside
 from collegium.core.dataset import ConcatDataset
 from collegium.core.files import write_atomically
 from collegium.core.message import pack, unpack
+from collegium.core.seals import read_sealed, seal_json
 from collegium.data.federation import sites_of
 from collegium.data.public import open_public
 from collegium.data.site import Site, never_labelled
@@ -45,7 +46,7 @@ from collegium.experiment.job_results import (
     SCORES_FILE,
 )
 from collegium.experiment.jobs import Event
-from collegium.experiment.scaling import FILE
+from collegium.experiment.scaling import ASK_AGAIN, FILE
 from collegium.runtime.federation import Federation
 from collegium.runtime.run import Run
 from collegium.runtime.selection import FEDERATION
@@ -170,7 +171,7 @@ class RemoteExperiment(OpenedExperiment):
 
     def _scaling(self, job: Job) -> dict[str, Any]:
         path = job.folder.parents[1] / FILE
-        return {"scaling": json.loads(path.read_text("utf-8"))} if path.exists() else {}
+        return {"scaling": read_sealed(path, ASK_AGAIN)} if path.exists() else {}
 
     def finish(
         self, job: Job, run: Run, scores: Mapping[str, Mapping[str, list[dict[str, Any]]]]
@@ -222,8 +223,8 @@ class RemoteExperiment(OpenedExperiment):
         (answer,) = self._ask_patiently([call])
         shutil.rmtree(folder, ignore_errors=True)
         account, scores = (_field(answer, name, dict) for name in ("account", "scores"))
-        write_atomically(folder / ACCOUNT_FILE, json.dumps(account).encode())
-        write_atomically(folder / SCORES_FILE, json.dumps(scores).encode())
+        write_atomically(folder / ACCOUNT_FILE, seal_json(json.dumps(account)))
+        write_atomically(folder / SCORES_FILE, seal_json(json.dumps(scores)))
 
     def _ask_patiently(self, calls: Iterable[Call]) -> Iterator[Answer]:
         """Yield the answers to calls, and raise the first failure among them."""

@@ -23,6 +23,7 @@ import torch
 from collegium.adaptation.outside import ModelFiles
 from collegium.core.files import write_atomically
 from collegium.core.message import pack, unpack
+from collegium.core.seals import START_AGAIN, read_sealed, seal_json
 from collegium.core.settings import Positive, settings
 from collegium.core.tensors import Tensors
 from collegium.data.federation import SiteConfig
@@ -378,7 +379,7 @@ class SiteExperiment:
         """Return the site's test scores by case, which may never have left it."""
         root = holder.folder / "clients" / self._name
         path = case_scores_file(root, "test")
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else sent
+        return read_sealed(path, START_AGAIN) if path.exists() else sent
 
     def _adapt(self, header: Mapping[str, Any], data: bytes) -> dict[str, Any]:
         """Adapt the models to this site's cases; return of record and scores what may leave."""
@@ -395,7 +396,7 @@ class SiteExperiment:
         rows = [row for a in done for row in outside_rows(job, self._name, a, folder / a)]
         write_rows(job.folder / ROWS_FILE, results_frame(rows))
         account, scores = (
-            json.loads((folder / adapter.label / name).read_text(encoding="utf-8"))
+            read_sealed(folder / adapter.label / name, "resume the run")
             for name in (ACCOUNT_FILE, SCORES_FILE)
         )
         if "scores" in self._own.release:
@@ -430,7 +431,7 @@ class SiteExperiment:
         if name not in self._clients:
             job, scaling = self._job(header["job"]), header.get("scaling")
             if scaling is not None:  # what all sites agreed on; see `agree_on_scaling`
-                write_atomically(job.folder.parents[1] / FILE, json.dumps(scaling).encode())
+                write_atomically(job.folder.parents[1] / FILE, seal_json(json.dumps(scaling)))
             clients = (
                 self._opened.scaling_clients(job)
                 if header.get("purpose") == "scaling"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from collegium.core.files import write_atomically
+from collegium.core.seals import digest_of, open_lines, read_json, seal_lines
 from collegium.errors import DataError, StorageError
 from collegium.evaluation.scores import RELEVANT, UNUSABLE
 
@@ -77,7 +78,7 @@ KEY = (
 ResultRow = dict[str, Any]
 """A row before it is in the table: column -> value."""
 
-_CSV, _PARQUET = "results.csv", "results.parquet"
+_CSV, _PARQUET, _DIGESTS = "results.csv", "results.parquet", "results.sha256"
 
 
 def results_frame(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
@@ -127,7 +128,7 @@ def write_rows(path: Path, results: pd.DataFrame) -> None:
     for record in records:
         record["value"] = None if np.isnan(record["value"]) else record["value"]
     lines = [json.dumps(record, allow_nan=False) + "\n" for record in records]
-    write_atomically(path, "".join(lines).encode())
+    write_atomically(path, seal_lines("".join(lines)))
 
 
 def read_rows(paths: Iterable[Path]) -> pd.DataFrame:
@@ -145,10 +146,14 @@ def read_rows(paths: Iterable[Path]) -> pd.DataFrame:
     rows: dict[tuple[Any, ...], ResultRow] = {}
     for path in paths:
         try:
-            lines = path.read_bytes().splitlines()
+            lines = open_lines(path.read_bytes())
         except OSError as error:
             raise StorageError(
                 f"{path}: the rows could not be read ({error.strerror}); check the folder."
+            ) from error
+        except ValueError as error:
+            raise StorageError(
+                f"{path} is damaged (a part of it has changed); remove the file and resume the run."
             ) from error
         for number, line in enumerate(lines, start=1):
             try:
@@ -165,6 +170,8 @@ def read_rows(paths: Iterable[Path]) -> pd.DataFrame:
 def write_results(results: pd.DataFrame, folder: Path) -> tuple[Path, Path]:
     """Write ``results.csv`` and ``results.parquet``, each replaced as a whole.
 
+    Their digests go into ``results.sha256``, as ``sha256sum`` writes and checks them.
+
     Args:
         results: The table; an undefined value is an empty cell or null.
         folder: Where to write; created if absent.
@@ -176,8 +183,16 @@ def write_results(results: pd.DataFrame, folder: Path) -> tuple[Path, Path]:
         StorageError: A file cannot be written.
     """
     paths = folder / _CSV, folder / _PARQUET
-    write_atomically(paths[0], results.to_csv(index=False, lineterminator="\n").encode())
-    write_atomically(paths[1], results.to_parquet(index=False))
+    contents = (
+        results.to_csv(index=False, lineterminator="\n").encode(),
+        results.to_parquet(index=False),
+    )
+    if (folder / _DIGESTS).exists():  # of other tables, should this be interrupted
+        (folder / _DIGESTS).unlink()
+    for path, content in zip(paths, contents, strict=True):
+        write_atomically(path, content)
+    lines = [f"{digest_of(c)}  {path.name}\n" for path, c in zip(paths, contents, strict=True)]
+    write_atomically(folder / _DIGESTS, "".join(lines).encode())
     return paths
 
 
@@ -200,6 +215,7 @@ def read_results(output: Path) -> pd.DataFrame:
         if not path.is_file():
             continue
         try:
+            _check_digest(path)
             if path.name == _PARQUET:
                 return _typed(pd.read_parquet(path))
             text = pd.read_csv(path, dtype="str", keep_default_na=False)  # numbers are exact so
@@ -210,6 +226,16 @@ def read_results(output: Path) -> pd.DataFrame:
                 "remove the file and resume the run, which writes it again."
             ) from error
     return read_rows(sorted(output.rglob(ROWS_FILE)))
+
+
+def _check_digest(path: Path) -> None:
+    """Check a table against the digests beside it, where there are any."""
+    digests = path.parent / _DIGESTS
+    if not digests.exists():
+        return
+    line = f"{digest_of(path.read_bytes())}  {path.name}".encode()
+    if line not in digests.read_bytes().splitlines():
+        raise ValueError(f"its SHA-256 is not the one in {_DIGESTS}")
 
 
 def job_folders(output: Path, setting: str = "") -> list[Path]:
@@ -261,7 +287,7 @@ def read_description(output: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        info = {**json.loads(path.read_text(encoding="utf-8"))}
+        info = read_json(path)
         info["config"] = {**info.get("config", {})}
         _named_algorithms(info)
     except (OSError, ValueError, KeyError, TypeError) as error:

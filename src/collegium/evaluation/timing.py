@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -12,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 
+from collegium.core.seals import read_json
 from collegium.errors import DataError
 from collegium.evaluation.results import job_folders
 from collegium.evaluation.scores import METHOD, NO_ADAPTER, MethodKey, final_scores, rows_of
@@ -173,7 +173,7 @@ def read_accounts(output: Path, setting: str = "") -> list[dict[str, Any]]:
     found = []
     for path in chain(*(sorted(job.glob("outside/*/*/account.json")) for job in jobs)):
         try:
-            content = {**json.loads(path.read_text(encoding="utf-8"))}
+            content = read_json(path)
         except (OSError, ValueError, TypeError) as error:
             raise DataError(
                 f"{path}: the account of an adaptation cannot be read ({error}); "

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 from collegium.adaptation import outside
 from collegium.adaptation.base import Sources
 from collegium.core.dataset import Dataset
 from collegium.core.files import write_atomically
+from collegium.core.seals import read_json, seal_json
 from collegium.experiment.config.building import build_adapter, build_algorithm
 from collegium.experiment.config.experiment import AdapterConfig
 from collegium.experiment.grid import Job
@@ -20,9 +22,11 @@ from collegium.experiment.job_results import (
 )
 from collegium.runtime.federation import Federation
 
+logger = logging.getLogger(__name__)
+
 
 def is_adapted(folder: Path, adapter: AdapterConfig) -> bool:
-    """Return whether an adaptation with these settings is stored.
+    """Return whether an adaptation with these settings is stored, and undamaged.
 
     Args:
         folder: The adaptation's folder.
@@ -30,8 +34,13 @@ def is_adapted(folder: Path, adapter: AdapterConfig) -> bool:
     """
     if not (folder / SCORES_FILE).exists():
         return False
-    stored = json.loads((folder / ACCOUNT_FILE).read_text(encoding="utf-8"))["adapter"]
-    return bool(stored == adapter.to_dict())
+    try:
+        stored = read_json(folder / ACCOUNT_FILE)
+        read_json(folder / SCORES_FILE)
+    except ValueError:
+        logger.warning("the adaptation in %s is damaged; it is made again", folder)
+        return False
+    return bool(stored["adapter"] == adapter.to_dict())
 
 
 def write_adaptation(
@@ -73,11 +82,11 @@ def write_adaptation(
         **found.result.record.to_dict(),
     }
     (folder / SCORES_FILE).unlink(missing_ok=True)  # of an adaptation with other settings
-    write_atomically(folder / ACCOUNT_FILE, json.dumps(account, indent=1).encode())
+    write_atomically(folder / ACCOUNT_FILE, seal_json(json.dumps(account, indent=1)))
     if kept is not None:
         about = {"site": site, "model": config.label}
         write_outside_overlays(
             kept, data, found.scores, about, sources.task.metric, folder / "overlays"
         )
     scores = {"seconds": found.seconds, "cases": found.scores}
-    write_atomically(folder / SCORES_FILE, json.dumps(scores).encode())
+    write_atomically(folder / SCORES_FILE, seal_json(json.dumps(scores)))

@@ -18,6 +18,7 @@ from collegium.adaptation.outside import INDEX_FILE, SETTINGS_FILE
 from collegium.core.algorithm import GLOBAL, PERSONAL
 from collegium.core.dataset import Dataset, Example
 from collegium.core.files import write_atomically
+from collegium.core.seals import read_sealed, seal_json
 from collegium.core.tensors import Tensors
 from collegium.evaluation.report.overlays import (
     INDEX,
@@ -117,7 +118,7 @@ def outside_rows(job: Job, site: str, adapter: str, folder: Path) -> Iterator[Re
         adapter: the adapter's label.
         folder: where the scores of the adaptation are stored.
     """
-    stored = json.loads((folder / SCORES_FILE).read_text(encoding="utf-8"))
+    stored = read_sealed(folder / SCORES_FILE, "remove its folder and resume the run")
     units = task_of(job.config).units
     where = {"site": site, "split": "outside", "model": adapter, "seconds": stored["seconds"]}
     about = {**_about(job), "round": job.config.rounds, **where}
@@ -169,7 +170,7 @@ def write_model_files(folder: Path, models: Mapping[str, Tensors], sites: Collec
     roles: dict[str, list[str]] = {"server": [], "personal": []}
     for name in sorted(models):
         roles["personal" if name in sites else "server"].append(name)
-    write_atomically(folder / INDEX_FILE, json.dumps(roles).encode())
+    write_atomically(folder / INDEX_FILE, seal_json(json.dumps(roles)))
 
 
 def write_site_models(root: Path, selected: Mapping[str, Tensors | None]) -> None:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from collegium.core.files import write_atomically
+from collegium.core.seals import KEY, check_seal, seal_json
 from collegium.errors import ConfigError
 from collegium.experiment.config.building import build_algorithm
 from collegium.experiment.config.experiment import (
@@ -46,7 +47,7 @@ def write_settings(
         "federation": {**kept, "sampling": sampling},
         **added,
     }
-    write_atomically(path, json.dumps(settings, indent=1).encode())
+    write_atomically(path, seal_json(json.dumps(settings, indent=1)))
 
 
 def extends(algorithm: AlgorithmConfig) -> bool:
@@ -61,6 +62,14 @@ def read_settings(path: Path) -> ExperimentConfig:
         ConfigError: With one sentence for every problem found.
     """
     data, _ = read_yaml_file(path)
+    try:
+        check_seal(path.read_bytes())
+    except ValueError as error:
+        raise ConfigError(
+            f"{path} is damaged or was edited; copy the folder again, or name the experiment that "
+            f"the models were trained with by --config"
+        ) from error
+    data.pop(KEY, None)
     federation, given = data.get("federation"), [data.get("model"), data.get("algorithm", "fedavg")]
     unknown = data.keys() - {"name", "seeds", "model", "inference", "federation", "algorithm"}
     names = [entry.get("name") if isinstance(entry, dict) else entry for entry in given]

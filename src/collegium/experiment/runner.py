@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from collegium import __version__
 from collegium.core.files import lock, write_atomically
+from collegium.core.seals import read_json, seal_json
 from collegium.errors import CheckpointError
 from collegium.evaluation.results import ROWS_FILE, read_rows, write_results
 from collegium.experiment.compilation import decide_compilation
@@ -120,7 +121,7 @@ def read_run_config(output: Path) -> ExperimentConfig:
             f"{output} holds no run (there is no {RUN_FILE}); start one with 'collegium run'"
         )
     try:
-        stored = {**json.loads(path.read_text(encoding="utf-8"))["config"]}
+        stored = {**read_json(path)["config"]}
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{path} is damaged; remove it and continue with 'collegium run' and the same file"
@@ -160,7 +161,7 @@ def write_run_file(config: ExperimentConfig, output: Path) -> None:
             "cores": os.cpu_count(),
         },
     }
-    write_atomically(path, json.dumps(about, indent=2).encode())
+    write_atomically(path, seal_json(json.dumps(about, indent=2)))
 
 
 def _extend(stored: ExperimentConfig, config: ExperimentConfig, output: Path) -> None:

@@ -24,6 +24,7 @@ from collegium.core.algorithm import Algorithm, Client, Server, handler
 from collegium.core.files import lock, write_atomically
 from collegium.core.message import Message
 from collegium.core.payloads import PartSchema, Statistics
+from collegium.core.seals import read_sealed, seal_json
 from collegium.data.tables import Moments, Scaling, TableConfig
 from collegium.models.standardised import Standardised
 from collegium.runtime.engines.inprocess import InProcess
@@ -32,6 +33,9 @@ from collegium.runtime.server import Transport
 
 FILE = "scaling.json"
 """The result of the exchange, beside the trainings; in a site's folder, its own scaling."""
+
+ASK_AGAIN = "remove it and resume the run, which asks the sites again"
+"""What to do about a damaged result."""
 
 EXCHANGE = Path("scaling") / "seed-0"
 """Where the exchange itself is kept, as that of an algorithm, whose ledgers a report shows."""
@@ -147,10 +151,14 @@ def write_scaling(path: Path, scaling: Scaling) -> None:
         scaling: The scaling.
     """
     plain = {name: row.tolist() for name, row in vars(scaling).items()}
-    write_atomically(path, json.dumps(plain, indent=1).encode())
+    write_atomically(path, seal_json(json.dumps(plain, indent=1)))
 
 
 def read_scaling(path: Path) -> Scaling:
-    """Read what `write_scaling` wrote."""
-    stored = json.loads(path.read_text(encoding="utf-8"))
+    """Read what `write_scaling` wrote.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    stored = read_sealed(path, ASK_AGAIN)
     return Scaling(np.array(stored["shift"]), np.array(stored["factor"]))

@@ -18,6 +18,7 @@ import safetensors.torch
 import torch
 
 from collegium.core.files import write_atomically
+from collegium.core.seals import check_seal, seal_tensors
 from collegium.core.tensors import Tensors
 from collegium.errors import CheckpointError, StorageError
 
@@ -71,7 +72,7 @@ def _whole_model(items: Any, path: Path) -> Tensors:
 
 
 def export_model(model: Tensors, path: Path) -> None:
-    """Write a model as safetensors, atomically.
+    """Write a model as safetensors, atomically, and sealed; see `collegium.core.seals`.
 
     Args:
         model: the model; tensors that share memory are stored once.
@@ -86,7 +87,8 @@ def export_model(model: Tensors, path: Path) -> None:
         for name, tensor in model.without(ties).items()
     }
     metadata = {"format": "pt"} | ({TIES: json.dumps(ties)} if ties else {})
-    write_atomically(path, safetensors.torch.save(stored, metadata=metadata))
+    data = safetensors.torch.save(stored, metadata=metadata)
+    write_atomically(path, *seal_tensors(data))
 
 
 def _is_torch(path: Path) -> bool:
@@ -126,6 +128,7 @@ def _read_torch(path: Path) -> Any:
 def _read_safetensors(path: Path) -> dict[str, torch.Tensor]:
     try:
         data = path.read_bytes()
+        check_seal(data)
         items = safetensors.torch.load(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         ties = json.loads(header.get("__metadata__", {}).get(TIES, "{}"))

@@ -28,6 +28,7 @@ from collegium.core.dataset import Dataset
 from collegium.core.files import write_atomically
 from collegium.core.message import HELD_KEY, Held, Message, NotHeldError, pack, unpack
 from collegium.core.payloads import may_leave
+from collegium.core.seals import check_seal, seal_json, seal_tensors
 from collegium.core.tensors import Tensors
 from collegium.core.userfile import client_mistake
 from collegium.data.site import Site
@@ -213,7 +214,7 @@ class ClientRuntime(LocalWork):
         self.store.clean()
         self._kept.clean()
         name = self.store.newest(before)
-        data = self.store.read(name) if name else pack({})
+        data = self.store.read(name) if name else seal_tensors(pack({}))[0]
         self.state = self.store.decode(name, data, self.training.device) if name else {}
         self.codec_state = self.state.pop(CODEC_KEY, {})
         return data
@@ -243,13 +244,26 @@ class ClientRuntime(LocalWork):
         except NotHeldError:
             if not self._held_file.exists():
                 raise
-            self._held = Held(unpack(self._held_file.read_bytes()))
+            self._held = self._stored_tensors()
             parts = unpack(payload, held=self._held)
         if HELD_KEY in parts:
             tensors = parts.pop(HELD_KEY)
-            write_atomically(self._held_file, pack(tensors))
+            write_atomically(self._held_file, *seal_tensors(pack(tensors)))
             self._held = Held(tensors)
         return parts
+
+    def _stored_tensors(self) -> Held:
+        """Return the tensors that the server once sent, since messages leave them out.
+
+        Raises:
+            NotHeldError: the file is damaged, so that the server has to send them again.
+        """
+        data = self._held_file.read_bytes()
+        try:
+            check_seal(data)
+            return Held(unpack(data))
+        except (ValueError, ProtocolError) as error:
+            raise NotHeldError("held.safetensors is damaged; the server sends it again") from error
 
     def _message(
         self, request: Request, parts: dict[str, Any], session: ClientSession | None
@@ -264,9 +278,9 @@ class ClientRuntime(LocalWork):
 
     def _commit(self, name: str, old: bytes) -> None:
         """Store the state under ``name`` if it changed; otherwise remove an older one."""
-        new = pack(self.whole_state())
-        if new != old:
-            self.store.write(name, new)
+        seal, rest = seal_tensors(pack(self.whole_state()))
+        if not old.startswith(seal):
+            self.store.write(name, seal, rest)
         else:
             self.store.remove(name)
 
@@ -274,7 +288,7 @@ class ClientRuntime(LocalWork):
         self, method: str, scores: Mapping[str, Sequence[Mapping[str, Any]]]
     ) -> dict[str, list[dict[str, Any]]]:
         """Keep the scores of single cases in the site's own folder; return their means."""
-        write_atomically(case_scores_file(self.root, method), json.dumps(scores).encode())
+        write_atomically(case_scores_file(self.root, method), seal_json(json.dumps(scores)))
         metric = self.training.task.metric
         return {kind: mean_row(rows, metric) for kind, rows in scores.items()}
 

@@ -11,7 +11,9 @@ from typing import Any
 
 from collegium.core.algorithm import GLOBAL, PERSONAL
 from collegium.core.files import write_atomically
+from collegium.core.seals import START_AGAIN, read_json, read_sealed, seal_json
 from collegium.core.tensors import Tensors
+from collegium.errors import CheckpointError
 from collegium.runtime.early_stopping import EarlyStopping, no_validation
 from collegium.runtime.participation import check_home_rounds
 from collegium.runtime.selection import (
@@ -116,7 +118,9 @@ class Run:
         self._kept = KeptModels(server.store.root / KEPT)
         self._selector = Selector(selection, metric)
         for path in sorted(self._records.glob("evaluation-*.json")):
-            found = json.loads(path.read_text())
+            found = self._stored_evaluation(path)
+            if found is None:
+                break
             if found.pop("stopped", False):
                 self._stopped = int(path.stem.rpartition("-")[2])
             self._selector.restore(**found)
@@ -137,7 +141,10 @@ class Run:
         server = self.server
         finished = self._records / "test.json"
         if finished.exists():
-            return dict(json.loads(finished.read_text()))
+            try:
+                return read_json(finished)
+            except ValueError:
+                logger.warning("%s is damaged; the selected models are tested again", finished)
         server.begin(self._write_record)
         self._kept.clean()
         self._evaluate_if_due()
@@ -150,7 +157,7 @@ class Run:
             if self._record_path(server.round).exists():
                 observe(self._evaluate_if_due())
         scores = self._test()
-        write_atomically(finished, json.dumps(scores).encode())
+        write_atomically(finished, seal_json(json.dumps(scores)))
         return scores
 
     def records(self) -> list[RoundRecord]:
@@ -171,7 +178,7 @@ class Run:
             server.left_out,
             numbers={client: found.numbers for client, found in stats.items() if found.numbers},
         )
-        write_atomically(self._record_path(server.round), json.dumps(asdict(record)).encode())
+        write_atomically(self._record_path(server.round), seal_json(json.dumps(asdict(record))))
 
     def _record_path(self, number: int) -> Path:
         return self._records / f"{number:06d}.json"
@@ -179,15 +186,31 @@ class Run:
     def _read_record(self, number: int) -> RoundRecord:
         path = self._record_path(number)
         record = (
-            RoundRecord(**json.loads(path.read_text())) if path.exists() else RoundRecord(number)
+            RoundRecord(**read_sealed(path, START_AGAIN)) if path.exists() else RoundRecord(number)
         )
         evaluation = self._records / f"evaluation-{number:06d}.json"
         if evaluation.exists():
-            found = json.loads(evaluation.read_text())
+            found = read_sealed(evaluation, START_AGAIN)
             for by_site in found["scores"].values():
                 del by_site[FEDERATION]
             record = RoundRecord(**{**asdict(record), **found})
         return record
+
+    def _stored_evaluation(self, path: Path) -> dict[str, Any] | None:
+        """Return a stored evaluation; None for a damaged one that is made again.
+
+        It is, if the models that it evaluated are still those of the newest state.
+        """
+        try:
+            return read_sealed(path, START_AGAIN)
+        except CheckpointError:
+            number = path.stem.rpartition("-")[2]
+            states = (name for name in self.server.store.names() if name.isdigit())
+            if number != max(states, default="") or (self._records / "test.json").exists():
+                raise
+            logger.warning("%s is damaged; the round is evaluated again", path)
+            path.unlink()
+            return None
 
     def _evaluate_if_due(self) -> RoundRecord:
         """Evaluate the round just committed if it is due and was not done before a restart."""
@@ -204,7 +227,7 @@ class Run:
             found = {"scores": scores, "choices": self._selector.choices}
             if self._ends_early(number, rows):
                 found["stopped"], self._stopped = True, number
-            write_atomically(path, json.dumps(found).encode())
+            write_atomically(path, seal_json(json.dumps(found)))
         return self._read_record(number)
 
     def _ends_early(self, number: int, rows: Mapping[str, Mapping[str, Any]]) -> bool:

@@ -20,6 +20,7 @@ from collegium.compression.session.groups import NO_CODECS, Codecs
 from collegium.core.algorithm import Algorithm
 from collegium.core.dataset import Dataset
 from collegium.core.files import write_atomically
+from collegium.core.seals import read_json, seal_json
 from collegium.core.tensors import Tensors
 from collegium.data.site import Site
 from collegium.data.torch_dataset import as_dataset
@@ -218,11 +219,18 @@ def _network(model: nn.Module | Network) -> Network:
 def _claim(root: Path, settings: Mapping[str, Any]) -> None:
     """Record what the run in ``root`` is made with, or check that it is the same again."""
     path = root / "simulation.json"
-    text = json.dumps(settings, sort_keys=True, default=str).encode()
+    text = json.dumps(settings, sort_keys=True, default=str)
     if not path.exists():
-        write_atomically(path, text)
-    elif path.read_bytes() != text:
-        old, new = json.loads(path.read_bytes()), json.loads(text)
+        write_atomically(path, seal_json(text))
+        return
+    try:
+        old, new = read_json(path), json.loads(text)
+    except ValueError as error:
+        raise CheckpointError(
+            f"{path} is damaged; remove it if the run was made with the same settings, or choose "
+            f"another output folder"
+        ) from error
+    if old != new:
         changed = ", ".join(sorted(k for k in old.keys() | new.keys() if new.get(k) != old.get(k)))
         raise CheckpointError(
             f"{root} holds a run with other settings ({changed}); choose another output folder"

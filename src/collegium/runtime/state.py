@@ -1,4 +1,4 @@
-"""Stored states of a run: one file per committed point, written whole or not at all."""
+"""Stored states of a run: one file per committed point, written whole or not at all, and sealed."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import safetensors
 from collegium.core.files import write_atomically
 from collegium.core.lazy import torch
 from collegium.core.message import pack, unpack
+from collegium.core.seals import START_AGAIN, check_seal, seal_tensors
 from collegium.errors import CheckpointError, ProtocolError, StorageError
 
 logger = logging.getLogger(__name__)
@@ -56,16 +57,17 @@ class Store:
             name: the name of the state.
             value: see `collegium.core.message.pack`.
         """
-        self.write(name, pack(value))
+        self.write(name, *seal_tensors(pack(value)))
 
-    def write(self, name: str, data: bytes) -> None:
+    def write(self, name: str, *data: bytes | memoryview) -> None:
         """Store a value that is packed already.
 
         Args:
             name: the name of the state.
-            data: what `collegium.core.message.pack` returned.
+            *data: what `collegium.core.message.pack` returned, sealed by
+                `collegium.core.seals.seal_tensors`.
         """
-        write_atomically(self.path(name), data)
+        write_atomically(self.path(name), *data)
 
     def load_newest(self) -> tuple[str, Any] | None:
         """Return name and value of the newest undamaged state whose name is a number, or None.
@@ -79,8 +81,9 @@ class Store:
         for name in reversed(names):
             try:
                 return name, self.load(name)
-            except CheckpointError as error:
-                logger.warning("%s; continuing from the state before it", error)
+            except CheckpointError:
+                file = self.path(name)
+                logger.warning("%s is damaged; continuing from the state before it", file)
                 self.remove(name)
         if names:
             raise CheckpointError(
@@ -97,15 +100,20 @@ class Store:
         """Return the stored bytes.
 
         Raises:
+            CheckpointError: the file is damaged: a bit of it has changed.
             StorageError: the file cannot be read.
         """
         try:
-            return self.path(name).read_bytes()
+            data = self.path(name).read_bytes()
+            check_seal(data)
         except OSError as error:
             raise StorageError(f"{self.path(name)}: {error.strerror or error}") from error
+        except ValueError as error:
+            raise self._damaged(name) from error
+        return data
 
     def outline(self, name: str) -> Any:
-        """Return the plain values stored under ``name`` without reading a tensor.
+        """Return the plain values stored under ``name`` without making a tensor.
 
         In place of `Tensors` is a dictionary with the one key `collegium.core.message.MARK`.
 
@@ -113,11 +121,10 @@ class Store:
             CheckpointError: the file is damaged, for example cut short.
             StorageError: the file cannot be read.
         """
+        self.read(name)
         try:
             with safetensors.safe_open(self.path(name), "numpy") as file:
                 return json.loads(file.metadata()["nesting"])
-        except OSError as error:
-            raise StorageError(f"{self.path(name)}: {error.strerror or error}") from error
         except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
             raise self._damaged(name) from error
 
@@ -139,7 +146,7 @@ class Store:
 
     def _damaged(self, name: str) -> CheckpointError:
         return CheckpointError(
-            f"{self.path(name)} is damaged (cut short or overwritten); restore it or remove it"
+            f"{self.path(name)} is damaged (cut short or changed); {START_AGAIN}"
         )
 
     def remove(self, name: str) -> None:

@@ -10,7 +10,6 @@ which the algorithm is made, and those that depend on the data on every other ki
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -34,6 +33,7 @@ from collegium.core.message import pack, unpack
 from collegium.core.model_parts import ModelParts, find_parts
 from collegium.core.payloads import Expected, ModelPart
 from collegium.core.randomness import ambient
+from collegium.core.seals import read_json
 from collegium.core.tensors import Tensors
 from collegium.errors import CollegiumError, ConfigError, ProtocolError
 from collegium.experiment.config.registry import ALGORITHMS
@@ -379,7 +379,7 @@ class Conformance(Statements):
             .run(self._rounds)
             .root
         )
-        scores = json.loads((root / "server" / "records" / "test.json").read_text())
+        scores = read_json(root / "server" / "records" / "test.json")
         return {site: found.get(PERSONAL, found.get(GLOBAL)) for site, found in scores.items()}
 
 

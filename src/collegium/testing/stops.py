@@ -26,8 +26,8 @@ def after_writes(then: Callable[[int], None]) -> Iterator[None]:
     users: list[Any] = [state_module, client_module, run_module]
     count = [0]
 
-    def write(path: Path, data: bytes) -> None:
-        original(path, data)
+    def write(path: Path, *data: bytes | memoryview) -> None:
+        original(path, *data)
         count[0] += 1
         then(count[0])
 

@@ -119,5 +119,5 @@ def test_a_damaged_state_is_named(tmp_path: Path) -> None:
     save(tmp_path / "mine" / "seed-0", graph=graph())
     path = tmp_path / "mine" / "seed-0" / "server" / "000003.state"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match=r"000003\.state is damaged .*restore it or remove"):
+    with pytest.raises(CheckpointError, match=r"000003\.state is damaged .*restore it from a copy"):
         read_method_distances(tmp_path)

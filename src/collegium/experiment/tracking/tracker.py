@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 
 from collegium.core.files import write_atomically
+from collegium.core.seals import read_json
 from collegium.errors import StorageError
 from collegium.evaluation.results import ROWS_FILE, read_rows
 from collegium.experiment.config.experiment import ExperimentConfig, digest
@@ -155,7 +156,7 @@ class Tracker:
 
     def _tags(self) -> dict[str, str]:
         """The tags of every run: the digest of the settings, and versions."""
-        about = json.loads((self._output / RUN_FILE).read_text(encoding="utf-8"))
+        about = read_json(self._output / RUN_FILE)
         versions = {f"version.{name}": str(version) for name, version in about["versions"].items()}
         return {"collegium.digest": digest(self._config), **versions}
 

@@ -1,0 +1,244 @@
+"""A single bit that changes in a stored file is never used: refused in a sentence, or repaired."""
+
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from collegium.adaptation.outside import INDEX_FILE, ModelFiles
+from collegium.algorithms.ditto import Ditto
+from collegium.core.seals import START_AGAIN, read_sealed
+from collegium.data import cache
+from collegium.data.settings import ImageConfig, TaskConfig
+from collegium.data.site import Case
+from collegium.data.splits import SplitConfig, load_or_draw_splits
+from collegium.data.tables import Scaling
+from collegium.errors import CollegiumError
+from collegium.evaluation.results import (
+    read_description,
+    read_results,
+    read_rows,
+    results_frame,
+    write_results,
+    write_rows,
+)
+from collegium.experiment.config.experiment import parse_config
+from collegium.experiment.job_results import write_model_files
+from collegium.experiment.runner import read_run_config, write_run_file
+from collegium.experiment.scaling import read_scaling, write_scaling
+from collegium.models.files import export_model, import_model
+from collegium.runtime.run import Run
+from collegium.runtime.selection import KeptModels, Selection
+from collegium.runtime.state import Store
+from collegium.testing.toy import ToyFederation, toy_model
+
+FLIPS = 9
+"""How many single bits are changed in turn in most kinds of file: more than 200 in all."""
+
+ROW = {
+    "experiment": "e", "algorithm": "fedavg", "seed": 0, "round": 1, "site": "A",
+    "case": "test-c001", "patient": "test-p001", "split": "test", "model": "global",
+    "metric": "dice", "value": 0.8125,
+}  # fmt: skip
+
+
+def run_in(root: Path, rounds: int = 3) -> Run:
+    """Return a run of the toy, as a restarted process builds it."""
+    server = ToyFederation(Ditto(), root).server
+    return Run(server, rounds, "negative_loss", selection=Selection(min_events=1))
+
+
+def stop_after(number: int) -> Callable[[Any], None]:
+    """Return an observer that stops a run after a round."""
+
+    def observe(record: Any) -> None:
+        if record.round == number:
+            raise KeyboardInterrupt
+
+    return observe
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("finished")
+    run_in(root).execute()
+    return root
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("half")
+    with pytest.raises(KeyboardInterrupt):
+        run_in(root).execute(stop_after(2))
+    return root
+
+
+def content(root: Path) -> dict[str, bytes]:
+    """Return what decides and states the outcome of a run; records hold seconds."""
+    found = [*root.rglob("*.state"), *root.rglob("evaluation-*.json"), *root.rglob("test.json")]
+    return {str(file.relative_to(root)): file.read_bytes() for file in found}
+
+
+def flips(path: Path, count: int = FLIPS) -> Iterator[int]:
+    """Change one bit of a file after the other, and undo it; yield the number of the byte."""
+    data = path.read_bytes()
+    draw = random.Random(path.name)
+    for _ in range(count):
+        changed, place = bytearray(data), draw.randrange(len(data))
+        changed[place] ^= 1 << draw.randrange(8)
+        path.write_bytes(changed)
+        yield place
+        path.write_bytes(data)
+
+
+def assert_refused(path: Path, use: Callable[[], Any], count: int = FLIPS) -> None:
+    """Check that a file is read as it is, and with any bit changed refused in one sentence."""
+    use()
+    for place in flips(path, count):
+        with pytest.raises(CollegiumError) as caught:
+            use()
+        text = str(caught.value)
+        assert str(path) in text or str(path.parent) in text, (path, place)
+        assert "\n" not in text
+        assert any(w in text for w in ("restore", "remove", "copy", "delete", "again")), text
+    use()
+
+
+def test_states_of_sites_and_kept_models_are_refused(finished):
+    for path in (
+        max((finished / "clients/B/states").iterdir()),
+        max((finished / "clients/B/kept").iterdir()),
+        max((finished / "server/kept").iterdir()),
+    ):
+        assert_refused(path, lambda path=path: Store(path.parent).load(path.stem))
+        assert_refused(
+            path,
+            lambda path=path: (
+                KeptModels(path.parent).load(int(path.stem[:6]))
+                if "-" not in path.stem
+                else Store(path.parent).outline(path.stem)
+            ),
+        )
+
+
+def test_a_damaged_state_of_the_server_gives_way_to_the_one_before(half, tmp_path, caplog):
+    root = tmp_path / "server"
+    shutil.copytree(half / "server", root)
+    for place in flips(root / "000002.state", 3 * FLIPS):
+        found = Store(root).load_newest()
+        assert found is not None, place
+        assert found[0] == "000001"
+        assert not (root / "000002.state").exists()
+    assert Store(root).load_newest()[0] == "000002"
+    assert "000002.state is damaged; continuing from the state before it" in caplog.text
+
+
+def test_records_and_evaluations_are_refused(finished):
+    run, records = run_in(finished), finished / "server/records"
+    assert_refused(records / "000002.json", run.records)
+    assert_refused(records / "evaluation-000002.json", run.records)
+    assert_refused(records / "evaluation-000003.json", lambda: run_in(finished), 3)
+
+
+def test_models_are_tested_again_where_the_scores_are_damaged(finished, caplog):
+    run, path = run_in(finished), finished / "server/records/test.json"
+    data, scores = path.read_bytes(), run.execute()
+    for _ in flips(path):
+        assert run.execute() == scores
+        assert path.read_bytes() == data
+    assert "test.json is damaged; the selected models are tested again" in caplog.text
+
+
+@pytest.mark.parametrize("file", ["000002.state", "records/evaluation-000002.json", "both"])
+def test_a_run_that_fell_back_has_the_bits_of_an_undisturbed_one(finished, half, tmp_path, file):
+    root = tmp_path / "run"
+    shutil.copytree(half, root)
+    files = ["000002.state", "records/evaluation-000002.json"] if file == "both" else [file]
+    for name in files:
+        path = root / "server" / name
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 4
+        path.write_bytes(data)
+    run_in(root).execute()
+    assert content(root) == content(finished)
+
+
+def test_rows_and_tables_are_refused(tmp_path):
+    rows, job = results_frame([ROW, {**ROW, "round": 2}]), tmp_path / "fedavg/seed-0/rows.jsonl"
+    write_rows(job, rows)
+    assert_refused(job, lambda: read_rows([job]), 3 * FLIPS)
+    table, parquet = write_results(rows, tmp_path)
+    assert_refused(parquet, lambda: read_results(tmp_path))
+    assert_refused(tmp_path / "results.sha256", lambda: read_results(tmp_path), 1)
+    parquet.unlink()
+    assert_refused(table, lambda: read_results(tmp_path))
+    job.write_bytes(job.read_bytes().splitlines(keepends=True)[0])  # as it was without seals
+    assert len(read_rows([job])) == 1
+
+
+def test_descriptions_of_a_run_are_refused(tmp_path):
+    site = {"folder": str(tmp_path)}
+    data = {
+        "name": "small", "algorithm": "fedavg", "rounds": 1, "output": str(tmp_path),
+        "model": "unet",
+        "federation": {
+            "name": "f", "sites": {"A": site, "B": site},
+            "task": {"name": "segmentation", "classes": ["background", "x"]},
+        },
+    }  # fmt: skip
+    config = parse_config(data)
+    write_run_file(config, tmp_path)
+    assert_refused(tmp_path / "run.json", lambda: read_run_config(tmp_path))
+    assert_refused(tmp_path / "run.json", lambda: read_description(tmp_path))
+    assert json.loads((tmp_path / "run.json").read_text())["config"]["name"] == "small"
+
+
+def test_splits_and_scalings_are_refused(tmp_path):
+    cases = [Case("A", f"c{n}", f"p{n}", (tmp_path / f"{n}.png",), None) for n in range(9)]
+    splits = tmp_path / "A.json"
+    load = lambda: load_or_draw_splits(cases, SplitConfig(), 1, splits)  # noqa: E731
+    load()
+    assert_refused(splits, load)
+    scaling = tmp_path / "scaling.json"
+    write_scaling(scaling, Scaling(np.array([0.5]), np.array([2.0])))
+    assert_refused(scaling, lambda: read_scaling(scaling))
+    scores = tmp_path / "scores-test.json"
+    shutil.copy(scaling, scores)
+    assert_refused(scores, lambda: read_sealed(scores, START_AGAIN))
+
+
+def test_exported_models_are_refused(tmp_path):
+    path, folder = tmp_path / "global.safetensors", tmp_path / "models"
+    export_model(toy_model(0), path)
+    assert_refused(path, lambda: import_model(path), 3 * FLIPS)
+    write_model_files(folder, {"global": toy_model(0), "A": toy_model(1)}, ["A"])
+    assert_refused(folder / INDEX_FILE, lambda: ModelFiles(folder))
+    assert_refused(folder / "A.safetensors", lambda: ModelFiles(folder)["A"])
+
+
+def test_a_damaged_entry_of_the_cache_is_refused_and_prepared_again(tmp_path):
+    image, label = tmp_path / "image.npy", tmp_path / "label.npy"
+    np.save(image, np.arange(64, dtype=np.float32).reshape(8, 8))
+    np.save(label, np.eye(8, dtype=np.uint8))
+    case = Case("A", "c", "p", (image,), label)
+    settings = ImageConfig(), TaskConfig(name="segmentation", classes=("background", "x"))
+    made = cache.prepare(case, *settings, tmp_path / "cache")
+    whole = {file.name: file.read_bytes() for file in made.folder.iterdir()}
+    assert whole.keys() == {"image.npy", "label.npy", "case.json"}
+    for name in ("image.npy", "label.npy", "case.json"):
+        data = bytearray(whole[name])
+        for place in random.Random(name).sample(range(len(data)), FLIPS):
+            cache._open.cache_clear(), cache._layouts.cache_clear()
+            (made.folder / name).write_bytes(
+                data[:place] + bytes([data[place] ^ 1 << place % 8]) + data[place + 1 :]
+            )
+            with pytest.raises(CollegiumError, match="is prepared again"):
+                made.arrays()
+            again = cache.prepare(case, *settings, tmp_path / "cache")
+            assert {file.name: file.read_bytes() for file in again.folder.iterdir()} == whole
+            again.arrays()
