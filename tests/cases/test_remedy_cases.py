@@ -5,8 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from collegium import cli
 
@@ -18,7 +17,7 @@ def place(
     """The current folder: a copy of the field case that the test is named after."""
     number = request.node.name.removeprefix("test_").partition("_")[0]
     (found,) = new_cases.glob(f"{number}_*")
-    copy = tmp_path / number
+    copy: Path = tmp_path / str(number)
     shutil.copytree(found, copy, copy_function=shutil.copyfile)
     monkeypatch.chdir(copy)
     return copy
