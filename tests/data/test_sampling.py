@@ -1,6 +1,7 @@
 """Training samples and whole cases drawn from prepared cases."""
 
 import json
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -31,10 +32,19 @@ def prepared(
     np.save(entry / "label.npy", (count % 3).astype(np.uint8))
     if masked:
         np.save(entry / "mask.npy", (count % 2).astype(np.uint8))
-    sizes = {path.name: path.stat().st_size for path in entry.iterdir()}
-    (entry / "case.json").write_text(json.dumps({"sizes": sizes}))
+    describe(entry)
     spacing = tuple(float(axis + 1) for axis in range(len(shape)))
     return PreparedCase("A", name, "p", entry, (channels, *shape), spacing)
+
+
+def describe(entry: Path) -> None:
+    """Write the description of an entry's arrays."""
+    arrays = [*entry.glob("*.npy")]
+    about = {
+        "sizes": {path.name: path.stat().st_size for path in arrays},
+        "digests": {path.name: sha256(path.read_bytes()).hexdigest() for path in arrays},
+    }
+    (entry / "case.json").write_text(json.dumps(about))
 
 
 def rngs(*seeds: int) -> list[torch.Generator]:
@@ -251,6 +261,7 @@ def speck(folder: Path, shape: tuple[int, ...], place: tuple[int, ...] | None) -
     if place is not None:
         label[place] = 2
     np.save(case.folder / "label.npy", label)
+    describe(case.folder)
     return case
 
 
@@ -318,6 +329,7 @@ def test_a_channel_that_the_site_lacks_stays_zero_and_the_others_are_shifted(
     expected = ImageDataset([case], SamplingConfig(shift=3.0)).batch([0], rngs(1))["image"].clone()
     image[1] = 0
     np.save(case.folder / "image.npy", image)
+    describe(case.folder)
     lacking = ImageDataset([case], SamplingConfig(shift=3.0)).batch([0], rngs(1))["image"]
     assert not lacking[0, 1].any()
     assert torch.equal(lacking[0, [0, 2]], expected[0, [0, 2]])
@@ -363,8 +375,10 @@ def disc(folder: Path, size: int = 41) -> PreparedCase:
     rows, columns = np.ogrid[:size, :size]
     image = 1 / (1 + np.exp(np.hypot(rows - 12, columns - 20) - 6))
     np.save(case.folder / "image.npy", image[None].astype(np.float32))
+    describe(case.folder)
     for name in ("label", "mask"):
         np.save(case.folder / f"{name}.npy", (image > 0.5).astype(np.uint8))
+        describe(case.folder)
     return case
 
 
@@ -419,6 +433,7 @@ def test_a_crop_aimed_at_the_foreground_holds_it_after_turning(tmp_path: Path) -
     label = np.zeros((30, 30, 4), np.uint8)
     label[12:15, 20:23, 2] = 1
     np.save(case.folder / "label.npy", label)
+    describe(case.folder)
     data = ImageDataset([case], SamplingConfig((5, 5), foreground=1.0, rotate=180.0))
     labels = data.batch([0] * 40, rngs(*range(40)))["label"]
     assert labels.flatten(1).any(1).all()

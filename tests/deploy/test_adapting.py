@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from collegium import cli
+from collegium.core.seals import read_json
 from collegium.data.phantoms import make_federation
 from collegium.deploy import Choice, adapt_folder, export_bundle, open_model, open_models
 from collegium.experiment.config.experiment import AdapterConfig, parse_config, to_dict
@@ -218,7 +219,8 @@ def test_settings_beside_models_run_no_code_and_are_checked(
 ) -> None:
     shipped = tmp_path / "shipped"
     shutil.copytree(place / "run/fedavg/seed-3/server/deployed", shipped)
-    text = (shipped / "settings.json").read_text()
+    settings = read_json(shipped / "settings.json")  # without the seal, which would tell
+    text = json.dumps(settings, indent=1)
     assert old in text
     (shipped / "settings.json").write_text(text.replace(old, new, 1))
     code, said = adapt(shipped, place / "data/cedar", "--adapter", "none", "--output",

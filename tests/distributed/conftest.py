@@ -335,8 +335,8 @@ class RealFederation:
         return found
 
 
-TIMES = {"seconds", "time", "previous", "hash"}
-"""What differs between equal runs: times, and the chain of a ledger's lines, which holds them."""
+TIMES = {"seconds", "time", "previous", "hash", "sha256"}
+"""What differs between equal runs: times, and what is computed from lines that hold them."""
 
 
 def decisive(run: Path) -> dict[str, bytes]:

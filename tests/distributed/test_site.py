@@ -321,6 +321,7 @@ def test_failures_of_a_sites_own_files_tell_their_kind_alone(images, own, told, 
 
 def test_a_state_that_cannot_be_written_tells_no_path(own, told, model):
     process = SiteProcess(own)
+    assert process.answer(call(told, "open"), b"") == ({"share": []}, b"")
     place = Path(own.state) / "runs" / "tiny" / "fedavg" / "seed-0" / "clients" / "alder"
     place.parent.mkdir(parents=True)
     place.write_text("no folder")

@@ -33,7 +33,7 @@ from collegium.core.message import pack, unpack
 from collegium.core.model_parts import ModelParts, find_parts
 from collegium.core.payloads import Expected, ModelPart
 from collegium.core.randomness import ambient
-from collegium.core.seals import read_json
+from collegium.core.seals import read_json, seal_tensors
 from collegium.core.tensors import Tensors
 from collegium.errors import CollegiumError, ConfigError, ProtocolError
 from collegium.experiment.config.registry import ALGORITHMS
@@ -271,8 +271,8 @@ class Conformance(Statements):
         require(not different, f"evaluation changes {different}")
         for name, client in clients.items():
             newest = client.store.newest("~")
-            stored = client.store.read(newest) if newest else pack({})
-            same = pack(client.whole_state()) == stored
+            stored = client.store.read(newest) if newest else b"".join(seal_tensors(pack({})))
+            same = b"".join(seal_tensors(pack(client.whole_state()))) == stored
             require(same, f"evaluation changes client.state of {name}, which is not kept then")
 
     def check_it_keeps_nothing(self) -> None:
