@@ -144,10 +144,10 @@ def measure_memory(kind: str, batch: int, folder: Path) -> float:
     import torch
 
     from collegium.adaptation._norms import use_batch_statistics
-    from collegium.adaptation.base import Sources, UnlabelledCases
+    from collegium.adaptation.base import Sources
     from collegium.adaptation.outside import ModelFiles
     from collegium.adaptation.routing import Routing
-    from collegium.core.dataset import TensorDataset
+    from collegium.core.dataset import TensorDataset, UnlabelledDataset
     from collegium.models.factory import build_model
     from collegium.runtime.process import prepare
     from collegium.tasks import SegmentationTask
@@ -162,7 +162,7 @@ def measure_memory(kind: str, batch: int, folder: Path) -> float:
     def adapt(base: int) -> object:
         network = partial(build_model, "iop_unet", in_channels=1, base=base)
         sources = Sources(ModelFiles(folder / str(base)), network, SegmentationTask(2))
-        cases = UnlabelledCases(TensorDataset({"image": images}))
+        cases = UnlabelledDataset(TensorDataset({"image": images}))
         return Routing(epochs=2, batch_size=batch).adapt(sources, cases, lambda *_: None)
 
     prepare(threads=1)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from collegium.adaptation.base import AdaptationResult, Sources, UnlabelledCases
-from collegium.core.dataset import TensorDataset
+from collegium.adaptation.base import AdaptationResult, Sources
+from collegium.core.dataset import TensorDataset, UnlabelledDataset
 from collegium.core.tensors import Tensors
 from collegium.tasks import SegmentationTask
 
@@ -30,7 +30,7 @@ class OutsideSite:
         self.images = np.random.default_rng(0).normal(0.4, 1.3, (5, 1, 4, 4))
         self.task = SegmentationTask(2)
 
-    def cases(self, labels: int = 0, inside: np.ndarray | None = None) -> UnlabelledCases:
+    def cases(self, labels: int = 0, inside: np.ndarray | None = None) -> UnlabelledDataset:
         """The site's cases; ``labels`` is what every pixel of their hidden labels is.
 
         ``inside`` (5, 4, 4) is their field of view.
@@ -39,7 +39,7 @@ class OutsideSite:
         inputs = {"image": torch.from_numpy(self.images), "label": hidden}
         if inside is not None:
             inputs["mask"] = torch.from_numpy(inside)
-        return UnlabelledCases(TensorDataset(inputs))
+        return UnlabelledDataset(TensorDataset(inputs))
 
     def sources(
         self, network: Callable[[], nn.Module], names: tuple[str, ...] = ("global",), seed: int = 0

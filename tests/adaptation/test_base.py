@@ -12,13 +12,12 @@ from collegium.adaptation.base import (
     Adapter,
     LayerSpread,
     Sources,
-    UnlabelledCases,
     case_batches,
     case_windows,
     optimizer_step,
     predict_batch,
 )
-from collegium.core.dataset import Example, TensorDataset
+from collegium.core.dataset import Example, TensorDataset, UnlabelledDataset
 from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError, DivergedError
 from collegium.tasks import SegmentationTask
@@ -95,7 +94,7 @@ def test_an_adapter_sees_no_label() -> None:
             "mask": torch.ones(2, 2, 2, dtype=torch.bool),
         }
     )
-    cases = UnlabelledCases(data)
+    cases = UnlabelledDataset(data)
     assert len(cases) == 2
     assert cases.example(1).batch.keys() == {"image", "mask"}
 
@@ -202,10 +201,10 @@ def test_masks_are_cut_as_images_are(side: int) -> None:
     inside = torch.rand(3, side, side, generator=torch.Generator().manual_seed(0)) < 0.5
     data = TensorDataset({"image": inside.unsqueeze(1).float(), "mask": inside})
     task = SegmentationTask(2, window=(4, 4), overlap=0.25, batch_size=5)
-    found = [*case_windows(task, network(), UnlabelledCases(data), 2, field_of_view=True)]
+    found = [*case_windows(task, network(), UnlabelledDataset(data), 2, field_of_view=True)]
     assert sum(len(window.images) for window in found) == (3 if side == 3 else 27)
     for window in found:
         assert window.inside is not None
         assert torch.equal(window.images[:, 0].bool(), window.inside)
-    plain = [*case_windows(task, network(), UnlabelledCases(data), 2)]
+    plain = [*case_windows(task, network(), UnlabelledDataset(data), 2)]
     assert all(window.inside is None for window in plain)

@@ -7,10 +7,10 @@ from torch import nn
 
 from collegium.adaptation._mean_output import MeanOutput
 from collegium.adaptation.average import Average
-from collegium.adaptation.base import Sources, UnlabelledCases
+from collegium.adaptation.base import Sources
 from collegium.adaptation.ensemble import Ensemble
 from collegium.adaptation.none import NoAdaptation
-from collegium.core.dataset import TensorDataset
+from collegium.core.dataset import TensorDataset, UnlabelledDataset
 from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError
 from collegium.tasks import SegmentationTask
@@ -44,7 +44,7 @@ def sources(*names: str) -> Sources:
 
 def run(adapter: Any, given: Sources) -> dict[str, np.ndarray]:
     """The predictions by the name of the model, each once."""
-    cases = UnlabelledCases(TensorDataset({"image": torch.from_numpy(IMAGES)}))
+    cases = UnlabelledDataset(TensorDataset({"image": torch.from_numpy(IMAGES)}))
     found: dict[str, dict[int, np.ndarray]] = {}
 
     def deliver(name: str, index: int, prediction: torch.Tensor) -> None:

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from collegium.adaptation._losses import class_logits, shape_map
-from collegium.adaptation.base import Adapter, Sources, UnlabelledCases
+from collegium.adaptation.base import Adapter, Sources
 from collegium.adaptation.dsbn import DSBN
 from collegium.adaptation.routing import Routing
 from collegium.adaptation.tent import Tent
-from collegium.core.dataset import TensorDataset
+from collegium.core.dataset import TensorDataset, UnlabelledDataset
 from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError
 from collegium.tasks import SegmentationTask, SupervisedTask
@@ -28,7 +28,7 @@ def network(regions: int = 2) -> nn.Module:
 
 def adapt(adapter: Adapter, task: Any, regions: int = 2) -> Any:
     models = {name: Tensors(network(regions).state_dict()).clone() for name in ("global", "a")}
-    cases = UnlabelledCases(TensorDataset({"image": torch.from_numpy(IMAGES)}))
+    cases = UnlabelledDataset(TensorDataset({"image": torch.from_numpy(IMAGES)}))
     sources = Sources(models, lambda: network(regions), task)
     return adapter.adapt(sources, cases, lambda *_: None)
 

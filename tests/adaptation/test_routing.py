@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from collegium.adaptation._routed_layers import replace_layers, router_factory
-from collegium.adaptation.base import Sources, UnlabelledCases
+from collegium.adaptation.base import Sources
 from collegium.adaptation.routing import Routing, routed_network
-from collegium.core.dataset import TensorDataset
+from collegium.core.dataset import TensorDataset, UnlabelledDataset
 from collegium.core.randomness import ambient, generator
 from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError, DivergedError
@@ -41,7 +41,7 @@ def run(
     adapter: Routing, given: dict[str, Tensors], network: Any, images: Any, seed: int = 0
 ) -> Any:
     found: dict[int, torch.Tensor] = {}
-    cases = UnlabelledCases(TensorDataset({"image": torch.as_tensor(images)}))
+    cases = UnlabelledDataset(TensorDataset({"image": torch.as_tensor(images)}))
     task = SegmentationTask(2)
     adapted = adapter.adapt(
         Sources(given, network, task, seed=seed), cases,
@@ -312,7 +312,7 @@ def test_rows_can_be_classified_but_have_no_shape() -> None:
         return nn.Sequential(nn.Linear(9, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
 
     given, rows = models(network), np.random.default_rng(3).normal(size=(8, 9))
-    cases = UnlabelledCases(TensorDataset({"image": torch.from_numpy(rows.astype(np.float32))}))
+    cases = UnlabelledDataset(TensorDataset({"image": torch.from_numpy(rows.astype(np.float32))}))
     sources = Sources(given, network, SupervisedTask(nn.functional.cross_entropy))
     found: dict[int, torch.Tensor] = {}
 

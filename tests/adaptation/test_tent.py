@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-from collegium.adaptation.base import Sources, UnlabelledCases
+from collegium.adaptation.base import Sources
 from collegium.adaptation.tent import Tent
-from collegium.core.dataset import Example, TensorDataset
+from collegium.core.dataset import Example, TensorDataset, UnlabelledDataset
 from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError, DataError, DivergedError
 from collegium.tasks import SegmentationTask, SupervisedTask
@@ -172,7 +172,7 @@ def test_batch_normalisation_without_scale_and_shift_is_refused() -> None:
         return nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2, affine=False))
 
     sources = Sources({"global": Tensors(network().state_dict())}, network, SegmentationTask(2))
-    cases = UnlabelledCases(TensorDataset({"image": torch.zeros(2, 1, 4, 4)}))
+    cases = UnlabelledDataset(TensorDataset({"image": torch.zeros(2, 1, 4, 4)}))
     with pytest.raises(ConfigError, match="tent trains scale and shift, and the network's batch"):
         Tent().adapt(sources, cases, lambda *_: None)
 
@@ -217,7 +217,9 @@ def test_no_vector_is_alone_in_a_batch(size: int, joined: list[int]) -> None:
     found: dict[int, torch.Tensor] = {}
     record = (
         Tent(lr=1e-30, batch_size=size)
-        .adapt(sources, UnlabelledCases(data), lambda name, k, output: found.__setitem__(k, output))
+        .adapt(
+            sources, UnlabelledDataset(data), lambda name, k, output: found.__setitem__(k, output)
+        )
         .record
     )
     assert record.steps == len(joined)
@@ -238,4 +240,4 @@ def test_a_site_with_a_single_vector_gets_advice() -> None:
     with pytest.raises(
         DataError, match=r"a batch held one value per channel .*more or larger cases"
     ):
-        Tent().adapt(sources, UnlabelledCases(data), lambda *_: None)
+        Tent().adapt(sources, UnlabelledDataset(data), lambda *_: None)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
-from collegium.core.dataset import Batch, Dataset, Example, full_mask, join
+from collegium.core.dataset import Batch, Example, full_mask, join
 from collegium.core.lazy import nn, torch
 from collegium.core.randomness import ambient
 from collegium.core.tensors import Mean, Tensors
@@ -38,22 +38,6 @@ class Cases(Protocol):
 
     def example(self, index: int) -> Example:
         """Return a whole case; its batch holds "image" and, if the case has one, "mask"."""
-
-
-class UnlabelledCases:
-    """The cases of a data set, without their labels."""
-
-    def __init__(self, data: Dataset) -> None:
-        self._data = data
-
-    def __len__(self) -> int:
-        return len(self._data)
-
-    def example(self, index: int) -> Example:
-        """Return a whole case without its label."""
-        example = self._data.example(index)
-        batch = {key: tensor for key, tensor in example.batch.items() if key != "label"}
-        return replace(example, batch=batch)
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,9 @@ from collegium.adaptation.base import (
     Adapter,
     Deliver,
     Sources,
-    UnlabelledCases,
 )
 from collegium.adaptation.routing import has_routers, routed_network
-from collegium.core.dataset import Dataset
+from collegium.core.dataset import Dataset, UnlabelledDataset
 from collegium.core.seals import read_sealed
 from collegium.core.tensors import Tensors
 from collegium.errors import DataError
@@ -104,7 +103,7 @@ def adapt_and_score(
         raise DataError("the site outside has no cases; add some or remove it from the federation")
     scorer = _Scorer(sources.task, data, on_prediction)
     start = time.perf_counter()
-    result = adapter.adapt(sources, UnlabelledCases(data), scorer)
+    result = adapter.adapt(sources, UnlabelledDataset(data), scorer)
     return ScoredAdaptation(result, scorer.rows(), time.perf_counter() - start - scorer.seconds)
 
 

@@ -7,7 +7,7 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 from collegium.algorithms._private_addition import PrivateAddition
-from collegium.core.algorithm import HOME, Client, Server, handler
+from collegium.core.algorithm import HOME, Client, handler
 from collegium.core.lazy import torch
 from collegium.core.message import Message
 from collegium.core.model_parts import ModelParts
@@ -95,11 +95,6 @@ class FML(PrivateAddition):
             other = build_fitting(module, self.own) if self.own else None
             attach_second_network(module, other, alike=False)
 
-    def round(self, server: Server) -> None:
-        """Average the shared network."""
-        replies = server.ask(self.train, model=server.state["model"])
-        server.state["model"] = replies.mean("model", self.weight)
-
     @handler
     def train(self, client: Client, request: Message) -> Message:
         """Train the shared and the private network together.
@@ -108,7 +103,7 @@ class FML(PrivateAddition):
             client: the site.
             request: ``model``, w.
         """
-        own = client.state.get("own", self.initial(client))
+        own = self.private_of(client)
         return self.split(client, client.fit(request["model"] | own, objective=self.losses))
 
     @handler
@@ -123,14 +118,17 @@ class FML(PrivateAddition):
         client.state[HOME] = client.fit(model, objective=alone, trainable=client.parts.added)
         return Message.of()
 
-    def initial(self, client: Client) -> Tensors:
-        """Return the private network as initialised, which predicts for the site.
+    def private_of(self, client: Client) -> Tensors:
+        """Return the site's private network, at first as initialised; it predicts for the site.
 
         Args:
             client: the site.
         """
-        private = client.initial_model.select(client.parts.added)
-        return private | Tensors({WEIGHT: torch.ones_like(private[WEIGHT])})
+        own: Tensors | None = client.state.get("own")
+        if own is None:
+            drawn = client.initial_model.select(client.parts.added)
+            own = drawn | Tensors({WEIGHT: torch.ones_like(drawn[WEIGHT])})
+        return own
 
     def losses(self, network: LiveNetwork, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the shared network's loss and what both learn beside it.
@@ -149,5 +147,4 @@ class FML(PrivateAddition):
     def personal_model(self, client: Client, request: Message) -> Tensors:
         """Return the private network, beside the shared one. See `Algorithm.personal_model`."""
         model: Tensors = request["model"]
-        own: Tensors = client.state.get("own", self.initial(client))
-        return model | own
+        return model | self.private_of(client)

@@ -1,14 +1,9 @@
 """Data that the server holds, opened as one dataset."""
 
-from __future__ import annotations
-
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from collegium.core.dataset import Batch, ConcatDataset, Dataset, Example
+from collegium.core.dataset import ConcatDataset, Dataset, UnlabelledDataset
 from collegium.data.cache import prepare
 from collegium.data.federation import FederationConfig, expand_root
 from collegium.data.sampling import ImageDataset
@@ -17,37 +12,7 @@ from collegium.data.tables import read_table
 from collegium.data.unlabelled import list_images
 from collegium.errors import DataError
 
-if TYPE_CHECKING:
-    import torch
-
 logger = logging.getLogger(__name__)
-
-
-class WithoutLabels:
-    """Cases whose samples hold no labels; the decoder gives an image without a mask one of zeros.
-
-    Args:
-        data: the cases.
-    """
-
-    def __init__(self, data: Dataset) -> None:
-        self._data = data
-
-    def __len__(self) -> int:
-        return len(self._data)
-
-    def batch(self, indices: Sequence[int], rngs: Sequence[torch.Generator]) -> Batch:
-        """Return samples. See `Dataset.batch`."""
-        return _without_label(self._data.batch(indices, rngs))
-
-    def example(self, index: int) -> Example:
-        """Return one whole case."""
-        found = self._data.example(index)
-        return replace(found, batch=_without_label(found.batch))
-
-
-def _without_label(batch: Batch) -> Batch:
-    return {key: tensor for key, tensor in batch.items() if key != "label"}
 
 
 def open_public(config: FederationConfig, cache: Path) -> Dataset | None:
@@ -78,7 +43,7 @@ def open_public(config: FederationConfig, cache: Path) -> Dataset | None:
         data = _open_images(config, cache)
     except DataError as error:
         raise DataError(f"federation.public: {error}") from error
-    words = "without" if isinstance(data, WithoutLabels) else "with"
+    words = "without" if isinstance(data, UnlabelledDataset) else "with"
     logger.info("public: %d cases %s labels", len(data), words)
     return data
 
@@ -95,4 +60,4 @@ def _open_images(config: FederationConfig, cache: Path) -> Dataset:
     prepared = [prepare(case, config.image, config.task, cache) for case in cases]
     data = ImageDataset(prepared, config.sampling)
     known = all((case.label if masks else case.target) is not None for case in cases)
-    return data if known else WithoutLabels(data)
+    return data if known else UnlabelledDataset(data)  # decoded masks would be zeros

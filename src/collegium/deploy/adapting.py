@@ -11,7 +11,8 @@ from torch import Tensor
 
 from collegium import __version__
 from collegium.adaptation import outside
-from collegium.adaptation.base import GLOBAL, AdaptationResult, Sources, UnlabelledCases
+from collegium.adaptation.base import GLOBAL, AdaptationResult, Sources
+from collegium.core.dataset import UnlabelledDataset
 from collegium.core.files import write_atomically
 from collegium.deploy.cases import new_folder, open_cases
 from collegium.deploy.models import OpenedModels
@@ -82,7 +83,7 @@ def adapt_folder(
 
         start, task, seed = time.perf_counter(), writer.task, opened.seed
         sources = Sources(opened.models, opened.network, task, device, seed, opened.server)
-        adapted = build_adapter(adapter).adapt(sources, UnlabelledCases(cases.data), deliver)
+        adapted = build_adapter(adapter).adapt(sources, UnlabelledDataset(cases.data), deliver)
         seconds = time.perf_counter() - start
         answer = answer_adapting(opened, adapter, writer, sources, images.name)
         _write_rest(adapted, opened, adapter, writer, seconds, answer, folder)
