@@ -1,4 +1,4 @@
-"""What methods share that add a layer before a network: the layer that the images enter."""
+"""Finds the layer that the images enter, for methods that add a layer before the network."""
 
 from __future__ import annotations
 

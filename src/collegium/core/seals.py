@@ -17,7 +17,7 @@ from typing import Any
 from collegium.errors import CheckpointError
 
 START_AGAIN = "restore it from a copy, or start the run again in a new output folder"
-"""What to do about a damaged file that a run cannot make again."""
+"""The remedy for a damaged file that a run cannot recreate."""
 
 KEY = "sha256"
 """The key of the seal."""
@@ -27,7 +27,7 @@ _REACH = 128
 
 _SEAL = re.compile(rb'"sha256": ?"([0-9a-f]{64})"')
 _REST = re.compile(rb"sha256|[0-9a-f]{64}")
-"""What is left of a seal with a changed bit, in its key or in its value."""
+"""Matches a damaged seal: its key or its value, of which the other has a changed bit."""
 
 _CHANGED = "it is not as it was written: its SHA-256 is another one"
 
