@@ -17,11 +17,22 @@ class's `exit_code`.
         CheckpointError  a run cannot continue from its stored state                   exit code 5
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 
 class CollegiumError(Exception):
-    """The root of every error that a user can cause."""
+    """The root of every error that a user can cause.
+
+    Attributes:
+        exit_code: the exit code of the command line.
+        code: how a site tells the server of it, see `collegium.core.failures`; empty: as its kind.
+        names: the names that it is told with.
+    """
 
     exit_code = 1
+    code: str = ""
+    names: Mapping[str, str] = MappingProxyType({})
 
 
 class ConfigError(CollegiumError):
@@ -70,26 +81,3 @@ class StorageError(CollegiumError):
 
 class CheckpointError(StorageError):
     """A run cannot continue from its stored state."""
-
-
-KINDS: dict[str, type[CollegiumError]] = {
-    kind.__name__: kind
-    for kind in (
-        ConfigError, NotInstalled, EgressError, DataError, ClientError, DivergedError, MissingReply,
-        ProtocolError, StorageError, CheckpointError,
-    )
-}  # fmt: skip
-"""Error classes by name, to raise again at the server an error that a client sent as text."""
-
-
-def describe_failure(error: Exception) -> dict[str, str]:
-    """Return the kind and text of a failure at a client that the server may see.
-
-    The text of errors about files and disks and of unforeseen errors may contain paths or patient
-    identifiers: it stays in the site's log.
-    """
-    kind = type(error).__name__
-    if isinstance(error, ClientError | ConfigError):
-        return {"kind": kind, "text": str(error)}
-    known = kind if isinstance(error, CollegiumError) else ClientError.__name__
-    return {"kind": known, "text": f"{kind}; the details are in the log of this site"}

@@ -136,10 +136,10 @@ def test_numbers_may_have_a_largest_value(expected):
 
 
 def test_scores_are_numbers_or_undefined(expected):
-    row = {"case": "c001", "patient": "p001", "dice": 0.5, "hd95": None}
+    row = {"case": "val-c001", "patient": "val-p001", "dice": 0.5, "hd95": None}
     Scores().check({"global": [row], "personal": []}, expected)
     for wrong in ({"dice": float("inf")}, {"dice": "0.5"}, {"dice": [0.5]}):
-        with pytest.raises(ProtocolError, match="neither a finite number nor undefined"):
+        with pytest.raises(ProtocolError, match=r"dice is .*, which no case can have"):
             Scores().check({"global": [{**row, **wrong}]}, expected)
 
 
@@ -182,7 +182,7 @@ def test_statistics_of_another_form_are_refused(expected, change, words):
 def test_features_are_one_finite_tensor(expected):
     Features().check(Tensors({"mean": torch.ones(3, 2)}), expected)
     for wrong, words in (
-        (Tensors({}), "expected one tensor, found Tensors"),
+        (Tensors({}), "expected one tensor, found 0 of them"),
         ([1.0], "expected one tensor"),
         (Tensors({"mean": torch.ones(2, dtype=torch.int64)}), "mean is torch.int64"),
         (Tensors({"mean": torch.tensor([1.0, float("inf")])}), "mean holds NaN or infinite"),

@@ -335,7 +335,7 @@ class RealFederation:
         return found
 
 
-TIMES = {"seconds", "time", "previous", "hash", "sha256"}
+TIMES = {"seconds", "time", "previous", "hash", "sha256", "ledgers"}
 """What differs between equal runs: times, and what is computed from lines that hold them."""
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from collegium.distributed.acceptance import Acceptance, Refused
+from collegium.distributed.acceptance import Acceptance
 from collegium.errors import ConfigError
 
 ONE, TWO = "ab" * 16, "ac" * 16
@@ -14,13 +14,13 @@ ONE, TWO = "ab" * 16, "ac" * 16
 def acceptance(tmp_path):
     found = Acceptance(tmp_path)
     for digest, name in ((ONE, "first"), (TWO, "second")):
-        with pytest.raises(Refused):
+        with pytest.raises(ConfigError):
             found.check("alder", digest, {"settings": {"name": name}})
     return found
 
 
 def test_a_refusal_says_which_experiment_and_what_to_do(tmp_path):
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(ConfigError) as caught:
         Acceptance(tmp_path).check("alder", ONE, {})
     assert str(caught.value) == (
         f"site 'alder' has not accepted the experiment {ONE}; its operator reads it with "
@@ -44,7 +44,7 @@ def test_an_experiment_is_accepted_by_its_first_digits_and_no_other_with_it(acce
         (TWO, True),
     ]
     Acceptance(tmp_path).check("alder", TWO, {"settings": {"name": "second"}})
-    with pytest.raises(Refused):
+    with pytest.raises(ConfigError):
         acceptance.check("alder", ONE, {})
 
 

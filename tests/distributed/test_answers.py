@@ -12,6 +12,7 @@ from collegium.distributed.experiment import RemoteExperiment, _pictures, _respo
 from collegium.distributed.kits import Provision, make_kits
 from collegium.errors import ConfigError, DataError, MissingReply, ProtocolError
 from collegium.experiment.config.experiment import parse_config
+from collegium.runtime.ledger import SignOff
 
 
 @pytest.mark.parametrize("seconds", ["x", None, [1.0], {}, "1e9", True, 3])
@@ -22,6 +23,24 @@ def test_seconds_that_are_no_time_are_an_error_of_the_site(seconds):
     assert error["text"] == "site birch: its answer has no seconds that could be used"
 
 
+@pytest.mark.parametrize(
+    "signed",
+    [
+        None,
+        3,
+        {},
+        {"lines": 0, "last": "1" * 64, "previous": "1" * 64, "sha256": "1" * 64},
+        {"lines": True, "last": "1" * 64, "previous": "1" * 64, "sha256": "1" * 64},
+        {"lines": 10**400, "last": "1" * 64, "previous": "1" * 64, "sha256": "1" * 64},
+        {"lines": 1, "last": "1" * 63, "previous": "1" * 64, "sha256": "1" * 64},
+        {"lines": 1, "last": "1" * 64, "previous": "1" * 64, "sha256": "1" * 64, "more": 1},
+    ],
+)
+def test_a_reply_whose_ledger_is_not_signed_off_is_an_error_of_the_site(signed):
+    response = _response(Answer("birch", {"seconds": 1.5, "signed": signed}, b"data"))
+    assert unpack(response.data)["error"]["text"] == "it does not say what its ledger holds"
+
+
 @pytest.mark.parametrize("error", [3, None, "text", []])
 def test_an_error_that_is_none_is_an_error_of_the_site(error):
     response = _response(Answer("birch", {"error": error}))
@@ -30,12 +49,18 @@ def test_an_error_that_is_none_is_an_error_of_the_site(error):
 
 def test_what_a_site_says_of_an_error_arrives_as_text():
     response = _response(Answer("birch", {"error": {"kind": "X", "text": {"a": None}}}))
-    assert unpack(response.data) == {"error": {"kind": "X", "text": "{'a': None}"}}
+    assert unpack(response.data) == {"error": {"kind": "ClientError", "text": "{'a': None}"}}
+    response = _response(Answer("birch", {"error": {"code": "storage", "names": 3}}))
+    assert unpack(response.data)["error"]["kind"] == "StorageError"
+    response = _response(Answer("birch", {"error": {"text": "\x1b[2Jred\n" + "x" * 9999}}))
+    said = unpack(response.data)["error"]["text"]
+    assert (said[:8], len(said)) == ("\ufffd[2Jred ", 2000)
 
 
 def test_an_answer_of_the_site_arrives_as_it_is():
-    assert _response(Answer("birch", {"seconds": 1.5}, b"data")).data == b"data"
-    assert _response(Answer("birch", {"seconds": 1.5}, b"data")).seconds == 1.5
+    signed = SignOff(3, "1" * 64, "2" * 64, "3" * 64)
+    response = _response(Answer("birch", {"seconds": 1.5, "signed": signed.to_dict()}, b"data"))
+    assert (response.data, response.seconds, response.signed) == (b"data", 1.5, signed)
     assert _response(Answer("birch", {}, missing="is asleep")).missing == "is asleep"
     assert _response(Answer("birch", {}, again=True)).again
 
@@ -97,13 +122,14 @@ def check(kits, answers, **changes):
     return remote
 
 
-FINE = Answer("alder", {"share": ["personal"]})
+FINE = Answer("alder", {"share": ["personal"], "cases": {"": 10}})
+ALONE = {"share": [], "cases": {"": 10}}
 
 
 def test_sites_that_are_ready_say_what_they_share(kits):
-    remote = check(kits, [FINE, Answer("birch", {"share": []})])
+    remote = check(kits, [FINE, Answer("birch", ALONE)])
     assert remote.shares(remote.config)
-    remote = check(kits, [Answer("alder", {"share": []}), Answer("birch", {"share": []})])
+    remote = check(kits, [Answer("alder", ALONE), Answer("birch", ALONE)])
     assert not remote.shares(remote.config)
 
 
@@ -114,7 +140,7 @@ def test_a_class_that_no_site_says_to_annotate_is_refused(kits):
     def ask(alder, birch, **changes):
         said = {"alder": alder, "birch": birch}
         answers = [
-            Answer(site, {"share": [], **({} if names is None else {"labelled": names})})
+            Answer(site, {**ALONE, **({} if names is None else {"labelled": names})})
             for site, names in said.items()
         ]
         check(kits, answers, federation={**federation, "task": task, **changes})
@@ -130,18 +156,28 @@ def test_a_class_that_no_site_says_to_annotate_is_refused(kits):
 
 
 def test_sites_whose_data_are_elsewhere_may_be_stopped_early(kits):
-    check(kits, [FINE, Answer("birch", {"share": []})], early_stopping={"patience": 1})
+    check(kits, [FINE, Answer("birch", ALONE)], early_stopping={"patience": 1})
 
 
-@pytest.mark.parametrize("header", [{}, {"share": None}, {"share": "personal"}, {"error": None}])
+@pytest.mark.parametrize(
+    "header",
+    [
+        {},
+        {"share": None},
+        {"share": "personal"},
+        {"share": [], "cases": 3},
+        {"share": []},
+        {"error": None},
+    ],
+)
 def test_a_site_that_answers_nonsense_is_named(kits, header):
-    with pytest.raises(ProtocolError, match=r"site birch: its answer has no (share|error)"):
+    with pytest.raises(ProtocolError, match=r"site birch: its answer has no (share|cases|error)"):
         check(kits, [FINE, Answer("birch", header)])
 
 
 def test_a_failure_of_a_site_is_of_its_kind_and_names_the_site(kits):
-    error = {"kind": "DataError", "text": "DataError; the details are in the log of this site"}
-    with pytest.raises(DataError, match=r"^site birch: DataError; the details"):
+    error = {"code": "data", "names": {}}
+    with pytest.raises(DataError, match=r"^site birch: a file, .* there is unusable; the details"):
         check(kits, [FINE, Answer("birch", {"error": error})])
 
 

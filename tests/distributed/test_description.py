@@ -10,7 +10,6 @@ import torch
 
 from collegium import __version__
 from collegium.data.federation import PublicConfig
-from collegium.distributed.acceptance import Refused
 from collegium.distributed.description import check_versions, describe, digest
 from collegium.errors import ConfigError
 from collegium.experiment.config.experiment import parse_config
@@ -87,13 +86,15 @@ def test_the_same_code_is_accepted(told):
     ("key", "own"), [("collegium", __version__), ("torch", torch.__version__.partition("+")[0])]
 )
 def test_another_version_is_refused_with_both(told, key, own):
-    with pytest.raises(Refused, match=rf"0\.0\.1 and this site {re.escape(own)}.*same version$"):
+    with pytest.raises(
+        ConfigError, match=rf"0\.0\.1 and this site {re.escape(own)}.*same version$"
+    ):
         check_versions({**told, key: "0.0.1"}, ())
 
 
 def test_other_sources_are_refused(told):
     sources = {**told["sources"], "algorithm fedavg": "0" * 16}
-    with pytest.raises(Refused, match="the code of the algorithm fedavg differs"):
+    with pytest.raises(ConfigError, match="the code of the algorithm fedavg differs"):
         check_versions({**told, "sources": sources}, ())
 
 
@@ -116,7 +117,9 @@ def test_settings_name_no_code_beside_what_the_operator_has_listed(told, package
     module, folder = package
     name = name.replace("PACKAGE", module).replace("FOLDER", str(folder))
     own = json.loads(json.dumps(told_of).replace("NAME", name))
-    with pytest.raises(Refused, match=f"names '{re.escape(name)}', .*under methods in the site"):
+    with pytest.raises(
+        ConfigError, match=f"names '{re.escape(name)}', .*under methods in the site"
+    ):
         check_versions({**told, "settings": {**told["settings"], **own}}, ())
     assert module not in sys.modules
     assert not (folder / "imported").exists()
@@ -124,14 +127,14 @@ def test_settings_name_no_code_beside_what_the_operator_has_listed(told, package
 
 def test_a_survey_names_no_code_either(told, package):
     module, folder = package
-    with pytest.raises(Refused, match=f"names '{module}:net'"):
+    with pytest.raises(ConfigError, match=f"names '{module}:net'"):
         check_versions({**told, "survey": {"encoder": f"{module}:net"}}, ())
     assert not (folder / "imported").exists()
 
 
 def test_a_network_of_another_package_needs_its_operators_word_too(told):
     about = {**told, "settings": {**told["settings"], "model": {"name": "os:system"}}}
-    with pytest.raises(Refused, match="names 'os:system'"):
+    with pytest.raises(ConfigError, match="names 'os:system'"):
         check_versions(about, ("os:path",))
     check_versions(about, ("os:system",))
 
@@ -145,7 +148,7 @@ def test_words_of_a_federation_may_hold_a_colon(told):
 
 @pytest.mark.parametrize("key", ["model unet", "os system", "algorithm nonsense", "fedavg", ""])
 def test_what_is_not_installed_is_refused(told, key):
-    with pytest.raises(Refused, match=f"the {key} is not installed here"):
+    with pytest.raises(ConfigError, match=f"the {key} is not installed here"):
         check_versions({**told, "sources": {key: "0" * 16}}, ())
 
 
@@ -179,7 +182,7 @@ def test_a_class_that_the_operator_has_not_listed_is_not_imported(told, package,
     name, folder = package
     sources = {f"algorithm {name}:Own{suffix}": "0" * 16}
     for methods in ((), ("other:Own",), (name,)):
-        with pytest.raises(Refused, match="name it under methods in the site's file"):
+        with pytest.raises(ConfigError, match="name it under methods in the site's file"):
             check_versions({**told, "sources": sources}, methods)
     assert name not in sys.modules
     assert not (folder / "imported").exists()
@@ -191,13 +194,13 @@ def test_a_class_that_the_operator_has_listed_is_held_against_the_servers(packag
     check_versions(theirs, (f"{name}:Own",))
     file = folder / f"{name}.py"
     file.write_text(file.read_text() + "# another version\n")
-    with pytest.raises(Refused, match="differs from the one that is installed here"):
+    with pytest.raises(ConfigError, match="differs from the one that is installed here"):
         check_versions(theirs, (f"{name}:Own",))
 
 
 def test_a_version_is_held_against_ours_before_a_listed_class_is_imported(told, package):
     name, folder = package
     about = {**told, "collegium": "0.0.1", "sources": {f"algorithm {name}:Own": "0" * 16}}
-    with pytest.raises(Refused, match=r"runs Collegium 0\.0\.1"):
+    with pytest.raises(ConfigError, match=r"runs Collegium 0\.0\.1"):
         check_versions(about, (f"{name}:Own",))
     assert not (folder / "imported").exists()

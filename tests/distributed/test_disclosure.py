@@ -89,7 +89,7 @@ def test_a_broken_file_is_told_by_its_kind_alone(marked):
     code, text = marked.run(experiment(marked, "broken"))
     (marked.folder / "broken.said").write_text(text)
     assert code == 3
-    assert "site birch: DataError; the details are in the log of this site" in text
+    assert "site birch: a file, a mask, a table or a split there is unusable; the details" in text
     assert "Traceback" not in text
     check_nothing_left(marked)
     assert broken.name in (marked.folder / "birch.log").read_text()

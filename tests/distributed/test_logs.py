@@ -15,6 +15,7 @@ import yaml
 from tests.distributed.conftest import LIMIT, wait_until
 from tests.distributed.test_site import call, experiment
 
+from collegium.core.failures import kind_and_sentence
 from collegium.data.phantoms import make_federation
 from collegium.distributed.description import describe, digest
 from collegium.distributed.frames import Line
@@ -81,7 +82,7 @@ def test_site_start_writes_json_and_keeps_the_sentences_at_home(short):
     assert (first["event"], first["site"]) == ("site listens at", "alder")
     assert second["experiment"] == digest(describe(experiment()))
     assert (third["event"], third["kind"]) == ("a call was refused", "DataError")
-    assert third["text"] == answer["error"]["text"]
+    assert third["text"] == kind_and_sentence(answer["error"])[1]
     assert not any(word in text for word in ("mueller", ".png", str(short)))
     assert "mueller" in kept.read_text()
     assert stat.S_IMODE(kept.parent.stat().st_mode) == 0o700

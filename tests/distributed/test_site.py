@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from collegium.core.failures import kind_and_sentence
 from collegium.core.message import pack, unpack
 from collegium.data.phantoms import make_federation
 from collegium.distributed.description import describe, digest
@@ -85,16 +86,23 @@ def refusal(process, header, data=b""):
     """What a site says that it refuses; nothing else leaves with it."""
     answer, sent = process.answer(header, data)
     assert (list(answer), sent) == (["error"], b"")
-    return answer["error"]["kind"], answer["error"]["text"]
+    return told_of(answer["error"])
+
+
+def told_of(failure):
+    """What the server makes of a failure: its kind and its sentence, and no other text comes."""
+    assert failure.keys() == {"code", "names"}
+    kind, sentence = kind_and_sentence(failure)
+    return kind.__name__, sentence
 
 
 def check_answers(process, told, model):
     """Check that a site does what it is asked, whatever was before."""
     assert process.answer({"do": "state"}, b"") == ({"idle": True, "name": "alder"}, b"")
-    assert process.answer(call(told, "open"), b"") == ({"share": []}, b"")
+    assert process.answer(call(told, "open"), b"") == ({"share": [], "cases": {"": 10}}, b"")
     header, data = process.answer(call(told), model)
     reply = unpack(data)["reply"]
-    assert list(header) == ["seconds"]
+    assert list(header) == ["seconds", "signed"]
     assert reply["num_examples"] == 4  # of ten images a fifth validates, and two fifths test
     assert reply["progress"]["steps"] == 1
 
@@ -112,8 +120,8 @@ def test_a_site_without_a_compiler_says_so_before_anything_is_trained(process):
     told = describe(experiment(training={"batch_size": 2, "local_steps": 1, "compile": "on"}))
     with config.patch({"cpp.cxx": ("/there/is/none",)}):
         kind, text = refusal(process, call(told, "open"))
-    assert kind == "Refused"
-    assert text.startswith("training.compile is on, and site 'alder' cannot compile: there is no")
+    assert kind == "ConfigError"
+    assert text.startswith("training.compile is on, and site 'alder' cannot compile; have a")
 
 
 def test_the_same_request_has_the_same_bits_again(process, told, model):
@@ -166,11 +174,11 @@ def test_a_site_writes_after_how_many_rounds_the_server_stopped_a_training(proce
 @pytest.mark.parametrize(
     ("changes", "kind", "text"),
     [
-        ({"site": "birch"}, "ProtocolError", "this is site 'alder', and the call is for 'birch'"),
-        ({"site": None}, "ProtocolError", "this is site 'alder', and the call is for None"),
-        ({"do": "remove"}, "ProtocolError", "'remove' is not among what a site does"),
-        ({"do": None}, "ProtocolError", "None is not among what a site does"),
-        ({"do": "_open"}, "ProtocolError", "'_open' is not among what a site does"),
+        ({"site": "birch"}, "ProtocolError", "a message was not as the protocol demands"),
+        ({"site": None}, "ProtocolError", "a message was not as the protocol demands"),
+        ({"do": "remove"}, "ProtocolError", "a message was not as the protocol demands"),
+        ({"do": None}, "ProtocolError", "a message was not as the protocol demands"),
+        ({"do": "_open"}, "ProtocolError", "a message was not as the protocol demands"),
         ({"experiment": None}, "ClientError", "the details are in the log of this site"),
         ({"experiment": {}}, "ClientError", "the details are in the log of this site"),
         ({"experiment": [1]}, "ClientError", "the details are in the log of this site"),
@@ -194,31 +202,24 @@ def test_a_call_that_is_none_is_refused_and_the_next_is_answered(
 @pytest.mark.parametrize("method", ["fit", "round", "__init__", "hyperparameters", "no", "", None])
 def test_what_is_no_handler_is_not_called(process, told, model, method):
     answer, sent = process.answer(call(told, request={**REQUEST, "method": method}), model)
-    assert list(answer) == ["seconds"]
-    error = unpack(sent)["error"]
-    if method is None:
-        assert error["kind"] in {"ClientError", "ProtocolError"}
-    else:
-        assert error == {
-            "kind": "ProtocolError",
-            "text": f"{method!r} is not a handler of FedAvg",
-        }
+    assert list(answer) == ["seconds", "signed"]
+    kind, _ = told_of(unpack(sent)["error"])
+    assert kind in ({"ClientError"} if method is None else {"ProtocolError"})
     check_answers(process, told, model)
 
 
 @pytest.mark.parametrize("data", [b"", b"garbage" * 10, bytes(100), pack({}), pack({"model": 3})])
 def test_a_payload_that_is_no_message_is_an_answer(process, told, model, data):
     _, sent = process.answer(call(told), data)
-    error = unpack(sent)["error"]
-    assert error["kind"] in {"ClientError", "ProtocolError"}
-    assert MARKER not in json.dumps(error)
+    assert told_of(unpack(sent)["error"])[0] in {"ClientError", "ProtocolError"}
+    assert MARKER.encode() not in sent
     check_answers(process, told, model)
 
 
 def test_a_payload_that_is_cut_is_an_answer(process, told, model):
     for size in (1, 8, len(model) // 2, len(model) - 1):
         _, sent = process.answer(call(told), model[:size])
-        assert unpack(sent)["error"]["kind"] in {"ClientError", "ProtocolError"}
+        assert told_of(unpack(sent)["error"])[0] in {"ClientError", "ProtocolError"}
     check_answers(process, told, model)
 
 
@@ -226,7 +227,7 @@ def test_an_experiment_is_refused_until_its_operator_accepts_it(own, told, model
     process = SiteProcess(replace(own, accept="listed"))
     for do in ("open", "handle", "finish", "adapt", "report"):
         kind, text = refusal(process, call(told, do), model)
-        assert kind == "Refused"
+        assert kind == "ConfigError"
         assert f"has not accepted the experiment {digest(told)}" in text
     assert not (Path(own.state) / "runs").exists()
     process.acceptance.accept(digest(told)[:8])
@@ -259,7 +260,7 @@ def test_no_name_leads_out_of_the_state(process, told, model, tmp_path, name):
 
 def test_another_version_is_refused_by_a_site(process, told, model):
     kind, text = refusal(process, call({**told, "collegium": "0.0.1"}, "open"))
-    assert kind == "Refused"
+    assert kind == "ConfigError"
     assert "the server runs Collegium 0.0.1" in text
     check_answers(process, told, model)
 
@@ -278,8 +279,8 @@ def test_another_version_is_refused_by_a_site(process, told, model):
 def test_no_variation_changes_what_the_sites_own_file_says(process, told, model, changes):
     settings = {**told["settings"], "variations": {"two": changes}}
     kind, text = refusal(process, call({**told, "settings": settings}, "open"))
-    assert kind in {"ConfigError", "Refused"}
-    assert kind == "ConfigError" or text.startswith("the variation 'two' changes what the file of")
+    assert kind == "ConfigError"
+    assert text.startswith(("the variation 'two' changes what the file of", "a setting cannot"))
     check_answers(process, told, model)
 
 
@@ -288,7 +289,7 @@ def test_a_site_says_which_classes_it_annotates_if_these_are_not_all(own, told):
     settings = json.loads(json.dumps(told["settings"]))
     settings["federation"]["task"]["classes"].append("spleen")
     answer = process.answer(call({**told, "settings": settings}, "open"), b"")
-    assert answer == ({"share": [], "labelled": ["gland"]}, b"")
+    assert answer == ({"share": [], "cases": {"": 10}, "labelled": ["gland"]}, b"")
 
 
 def test_the_servers_word_on_paths_policy_and_device_is_ignored(own, told, model):
@@ -316,19 +317,21 @@ def test_failures_of_a_sites_own_files_tell_their_kind_alone(images, own, told, 
     process = SiteProcess(replace(own, root=str(tmp_path), data=data))
     kind, text = refusal(process, call(told, "open"))
     assert kind == "DataError"
-    assert text == "DataError; the details are in the log of this site"
+    assert text == (
+        "a file, a mask, a table or a split there is unusable; the details are in the log of this "
+        "site"
+    )
 
 
 def test_a_state_that_cannot_be_written_tells_no_path(own, told, model):
     process = SiteProcess(own)
-    assert process.answer(call(told, "open"), b"") == ({"share": []}, b"")
+    assert process.answer(call(told, "open"), b"") == ({"share": [], "cases": {"": 10}}, b"")
     place = Path(own.state) / "runs" / "tiny" / "fedavg" / "seed-0" / "clients" / "alder"
     place.parent.mkdir(parents=True)
     place.write_text("no folder")
     answer, sent = process.answer(call(told), model)
-    error = answer.get("error") or unpack(sent)["error"]
-    assert error["text"].endswith("; the details are in the log of this site")
-    assert str(own.state) not in error["text"]
+    kind, _ = told_of(answer.get("error") or unpack(sent)["error"])
+    assert kind == "StorageError"
     place.unlink()
     check_answers(process, told, model)
 
@@ -359,7 +362,7 @@ def test_what_is_no_frame_is_refused_and_closes_one_connection_alone(process, to
     assert ask(process) == b""
     assert ask(process, b"GET / HTTP/1.0\r\n\r\n") != b""
     assert ask(process, SIZES.pack(2, 10) + b"{}") == b""
-    assert b"ProtocolError" in ask(process, SIZES.pack(1, 0) + b"3")
+    assert b'"code": "protocol"' in ask(process, SIZES.pack(1, 0) + b"3")
     head = json.dumps(call(told)).encode()
     answer = ask(process, SIZES.pack(len(head), len(model)), head, model)
     assert b"seconds" in answer
@@ -369,7 +372,8 @@ def test_what_is_no_frame_is_refused_and_closes_one_connection_alone(process, to
 def test_a_message_over_the_sites_limit_is_refused_before_it_is_read(own):
     process = SiteProcess(replace(own, largest=0.001))
     answer = ask(process, SIZES.pack(2, 1001) + b"{}")
-    assert b"a message of 1001 bytes is over the limit of 1000 bytes" in answer
+    failure = json.loads(answer[SIZES.size :])["error"]
+    assert told_of(failure)[1].startswith("a message of 1001 bytes is over the limit of 1000 bytes")
 
 
 def test_the_kit_and_the_file_are_of_one_site(own, tmp_path):
@@ -418,5 +422,5 @@ def test_a_site_without_a_compiler_refuses_an_algorithm_that_compiles(process):
     entry = {"name": "fedavg", "training": {"compile": "on"}}
     with config.patch({"cpp.cxx": ("/there/is/none",)}):
         kind, text = refusal(process, call(describe(experiment(algorithms=[entry])), "open"))
-    assert kind == "Refused"
-    assert text.startswith("training.compile is on, and site 'alder' cannot compile: there is no")
+    assert kind == "ConfigError"
+    assert text.startswith("training.compile is on, and site 'alder' cannot compile; have a")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from collegium.core.algorithm import GLOBAL, OTHER_GLOBAL, PERSONAL
+from collegium.core.payloads import GLOBAL, OTHER_GLOBAL, PERSONAL
 from collegium.data.federation import sites_of
 from collegium.data.phantoms import make_federation
 from collegium.evaluation.report.html import write_report

@@ -12,7 +12,7 @@ from collegium.core.model_parts import find_parts
 from collegium.errors import ConfigError, MissingReply, ProtocolError
 from collegium.runtime import server as server_module
 from collegium.runtime.participation import Participation
-from collegium.runtime.server import Request, Response, ServerRuntime
+from collegium.runtime.server import Request, Response, ServerRuntime, origin_of
 from collegium.testing.toy import ShuffledTransport, ToyFederation, toy_model, toy_network
 
 NAMES = [f"s{number}" for number in range(10)]
@@ -37,7 +37,8 @@ class Silent:
                 yield Response(name, b"", 0.0, again=True)
             else:
                 parts = {"model": toy_model(0), "num_examples": 1, "scores": {}}
-                yield Response(name, pack({"reply": parts}), 0.1)
+                reply = pack({"reply": parts, "of": origin_of(request)})
+                yield Response(name, reply, 0.1)
 
     def close(self) -> None:
         """Nothing is held."""

@@ -40,7 +40,10 @@ class Scripted(FedAvg):
 
     @handler
     def evaluate(self, client, request):
-        rows = [{"case": "c", "negative_loss": v} for v in self.script[client.round - 1][client.id]]
+        rows = [
+            {"case": f"val-c{k:03d}", "patient": f"val-p{k:03d}", "negative_loss": value}
+            for k, value in enumerate(self.script[client.round - 1][client.id])
+        ]
         return Message.of(scores={"global": rows})
 
 
@@ -137,10 +140,14 @@ def test_finished_run_is_not_run_again(tmp_path):
 
 
 def test_every_write_may_be_the_last_and_no_record_is_lost(tmp_path):
-    """Stopped anywhere and resumed, the records of all rounds are there, seconds aside."""
+    """Stopped anywhere and resumed, all records are there, seconds and times of lines aside."""
 
     def records(run: Run) -> list[dict]:
-        return [{**vars(record), "seconds": set(record.seconds)} for record in run.records()]
+        timed = ("seconds", "ledgers")
+        return [
+            {**vars(record), **{name: set(getattr(record, name)) for name in timed}}
+            for record in run.records()
+        ]
 
     whole, stops = tmp_path / "whole", tmp_path / "stops"
     reference = run_of(ToyFederation(FineTune(), whole))
@@ -184,7 +191,8 @@ class Tuned(Scripted):
         reply = super().evaluate(client, request)
         client.keep(self.personal_model(client, request), request["chosen"])
         score = self.own[client.id][client.round - 1]
-        return Message.of(scores={**reply["scores"], "personal": [{"negative_loss": score}]})
+        row = {"case": "val-c001", "patient": "val-p001", "negative_loss": score}
+        return Message.of(scores={**reply["scores"], "personal": [row]})
 
 
 def chosen(root, rule: Selection) -> tuple[Run, dict[str, dict[str, int]]]:

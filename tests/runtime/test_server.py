@@ -9,11 +9,13 @@ import torch
 from collegium.algorithms.fedavg import FedAvg
 from collegium.algorithms.fedbn import FedBN
 from collegium.algorithms.iopfl import IOPFL
+from collegium.core.failures import describe
 from collegium.core.message import pack, unpack
 from collegium.core.model_parts import find_parts
 from collegium.core.payloads import may_leave
 from collegium.core.randomness import generator
 from collegium.core.tensors import Tensors
+from collegium.core.userfile import on_one_machine
 from collegium.errors import (
     CheckpointError,
     ClientError,
@@ -23,11 +25,10 @@ from collegium.errors import (
     EgressError,
     MissingReply,
     ProtocolError,
-    describe_failure,
 )
 from collegium.runtime.federation import check_policy
 from collegium.runtime.participation import SKIPPING
-from collegium.runtime.server import Request, Response, ServerRuntime
+from collegium.runtime.server import Request, Response, ServerRuntime, origin_of
 from collegium.testing.toy import toy_model, toy_network
 
 
@@ -53,7 +54,7 @@ class Scripted:
             return pack(change)
         if callable(change):
             reply = change(reply)
-        return pack({"reply": reply})
+        return pack({"reply": reply, "of": origin_of(request)})
 
     def close(self) -> None:
         """Nothing is held."""
@@ -315,11 +316,14 @@ def test_failure_with_a_path_stays_at_the_site():
         OSError(2, "No such file", path),
         KeyError(path),
     ):
-        told = describe_failure(error)
-        assert path not in str(told)
-        assert told["text"].startswith(type(error).__name__)
-    assert describe_failure(DivergedError("nan")) == {"kind": "DivergedError", "text": "nan"}
-    assert describe_failure(ConfigError("no"))["text"] == "no"
+        assert path not in str(describe(error))
+        with on_one_machine():
+            assert describe(error)["text"].startswith(type(error).__name__)
+            assert path not in str(describe(error))
+    assert describe(DivergedError("nan")) == {"code": "diverged", "names": {}}
+    assert describe(MemoryError(path)) == {"code": "memory", "names": {}}
+    with on_one_machine():
+        assert describe(ConfigError("no")) == {"kind": "ConfigError", "text": "no"}
 
 
 @dataclass(frozen=True)

@@ -97,10 +97,10 @@ def test_wire_loses_a_client_in_one_round(tmp_path):
 def test_renamed_clients_answer_for_the_next(tmp_path):
     federation = ToyFederation(FedAvg(), tmp_path, SwappedNames)
     payload = pack({"model": toy_model(0)})
-    requests = [Request(c, 1, 0, "train", "train", payload) for c in "ABC"]
+    requests = [Request(c, 0, 0, "train", "train", payload) for c in "ABC"]
     counts = {}
     for response in federation.server.transport.exchange(requests):
-        message = federation.server._open_response(response, "train")
+        message = federation.server._open_response(response, "train", 0)
         assert message is not None
         counts[response.client] = message["num_examples"]
     assert counts == {"A": SIZES["B"], "B": SIZES["C"], "C": SIZES["A"]}

@@ -44,8 +44,8 @@ class Component(ModelPart):
     def check(self, value: Any, expected: Expected) -> None:
         """Check names, shapes, dtypes and finiteness. See `ModelPart.check`."""
         role = ROLES[expected.fields["personal"]]
-        part = ModelPart(without=role) if self.shared else ModelPart(only=role)
-        part.check(value, expected)
+        only, without = (None, role) if self.shared else (role, None)
+        ModelPart(only, without, difference=self.difference).check(value, expected)
 
 
 def personal_names(parts: ModelParts, choice: str) -> frozenset[str]:

@@ -48,7 +48,11 @@ class FedNova(FedAvg):
     """
 
     sends: ClassVar[Mapping[str, PartSchema]] = {
-        "local_work": Numbers(description="steps, and the sum of their coefficients", least=1.0)
+        "local_work": Numbers(
+            description="steps, and the sum of their coefficients",
+            least=1.0,
+            names=("steps", "coefficients"),
+        )
     }
     optimizers: ClassVar[frozenset[str] | None] = frozenset({"sgd"})
     neutral: ClassVar[Mapping[str, Any] | None] = None

@@ -50,7 +50,9 @@ class FedRDN(PrivateAddition):
     """
 
     sends: ClassVar[Mapping[str, PartSchema]] = {
-        "statistics": Features(description="mean and standard deviation of each channel")
+        "statistics": Features(
+            description="mean and standard deviation of each channel", most=1 << 12
+        )
     }
     tasks: ClassVar[frozenset[str] | None] = frozenset({"segmentation", "classification"})
 

@@ -76,8 +76,8 @@ class PFedNet(SurveyMixin, Algorithm):
     sends: ClassVar[Mapping[str, PartSchema]] = {
         **survey_parts("mean_image", "second_moment", "label_histogram"),
         "shared": Component(shared=True),
-        "personal_update": Component(shared=False),
-        "pace": Numbers(description="learning rate times steps"),
+        "personal_update": Component(shared=False, difference=True),
+        "pace": Numbers(description="learning rate times steps", names=("eta",)),
         "num_examples": Count(),
     }
     has_global: ClassVar[bool] = False

@@ -69,7 +69,7 @@ class ResFIM(SpectraExchange):
     sends: ClassVar[Mapping[str, PartSchema]] = {
         "mask": Bits(description="which parameters stay personal"),
         "masking_rates": Numbers(
-            description="share of each tensor that stays personal", record=True
+            description="share of each tensor that stays personal", record=True, tensors=True
         ),
     }
     neutral: ClassVar[Mapping[str, Any] | None] = {

@@ -26,8 +26,8 @@ class Scaffold(Algorithm):
     """
 
     sends: ClassVar[Mapping[str, PartSchema]] = {
-        "model_update": ModelPart(),
-        "control_update": ModelPart(only="trainable"),
+        "model_update": ModelPart(difference=True),
+        "control_update": ModelPart(only="trainable", difference=True),
     }
     optimizers: ClassVar[frozenset[str] | None] = frozenset({"sgd"})
     commit_on_acknowledgement: ClassVar[bool] = True

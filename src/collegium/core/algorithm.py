@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
 from collegium.core.dataset import Batch, Dataset, SampleTransform, unchanged
@@ -24,7 +24,7 @@ from collegium.core.model_parts import (
     freeze,
     set_memory_format,
 )
-from collegium.core.payloads import ModelPart, Numbers, PartSchema, Scores
+from collegium.core.payloads import GLOBAL, PERSONAL, ModelPart, Numbers, PartSchema, Scores
 from collegium.core.tensors import Mean, Tensors
 from collegium.errors import ConfigError, ProtocolError
 
@@ -37,17 +37,6 @@ State = dict[str, Any]
 """Tensors, plain values, and lists or dictionaries of these: all that `pack` can write.
 
 See `collegium.core.message.pack`.
-"""
-
-GLOBAL, PERSONAL = "global", "personal"
-"""The kinds of model that a site may predict with."""
-
-OTHER_GLOBAL: Mapping[str, str] = MappingProxyType(
-    {"site": "global by federation", "federation": "global by site"}
-)
-"""By the rule that selects a round: the kind of the global model of the round selected otherwise.
-
-See `collegium.runtime.selection.Selection`.
 """
 
 TASKS = ("segmentation", "classification", "table")
@@ -65,6 +54,12 @@ def handler(method: Handler) -> Handler:
     """Mark a method as one that the server may ask a client to run."""
     method.__collegium_handler__ = True  # type: ignore[attr-defined]
     return method
+
+
+def scoring(method: Handler) -> Handler:
+    """Mark a handler as one whose reply always holds scores."""
+    method.__collegium_needs__ = ("scores",)  # type: ignore[attr-defined]
+    return handler(method)
 
 
 class Replies:
@@ -115,6 +110,12 @@ class Replies:
         """Wait for all replies even if the algorithm has not read them."""
         if not self._spent:
             self.collect()
+
+    def discard(self) -> None:
+        """Wait for the replies that have not been read, and drop them."""
+        with suppress(ProtocolError):
+            for _ in self._source:
+                pass
 
     def items(self) -> list[tuple[str, Message]]:
         """Return all pairs of client and reply."""
@@ -467,7 +468,9 @@ class Algorithm(ABC):
     """
 
     sends: ClassVar[Mapping[str, PartSchema]] = {
-        "progress": Numbers(description="mean training loss, steps and seconds"),
+        "progress": Numbers(
+            description="mean training loss and number of steps", names=("loss", "steps")
+        ),
         "scores": Scores(),
         "personal": ModelPart(opt_in=True),
     }
@@ -637,7 +640,7 @@ class Algorithm(ABC):
             return Message.of()
         return Message.of(personal=personal)
 
-    @handler
+    @scoring
     def evaluate(self, client: Client, request: Message) -> Message:
         """Score the current models on the validation cases and keep them beside the chosen ones.
 
@@ -655,7 +658,7 @@ class Algorithm(ABC):
             scores[PERSONAL] = client.score(personal, "val", headline=True)
         return Message.of(scores=scores)
 
-    @handler
+    @scoring
     def test(self, client: Client, request: Message) -> Message:
         """Score the selected models on the test cases.
 

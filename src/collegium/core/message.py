@@ -37,6 +37,19 @@ _EQUAL, _ZERO = -1, -2
 """In the place of a tensor's index: that it is the one held, or zero in its shape."""
 
 
+class FaultyReply(ProtocolError):  # noqa: N818  (the field's own names read better so)
+    """A reply that was accepted turns out to be of no use; its sender can be left out.
+
+    Args:
+        text: what is wrong with it.
+        client: its sender; empty if it is no reply of a client.
+    """
+
+    def __init__(self, text: str, client: str) -> None:
+        super().__init__(text)
+        self.client = client
+
+
 class NotHeldError(ProtocolError):
     """A message leaves out tensors that its receiver does not hold."""
 
@@ -193,7 +206,7 @@ def unpack(data: bytes, device: str | torch.device = "cpu", held: Held | None = 
             raise NotHeldError("the message leaves out tensors that are not held here; send them")
         tensors = {name: t.to(device) for name, t in load(data).items()}
         return _restore(nesting, tensors, held, device)
-    except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ProtocolError(
             f"{len(data)} bytes are damaged or not a message ({type(error).__name__})"
         ) from error
@@ -224,10 +237,12 @@ class Message(Mapping[str, Any]):
     Attributes:
         parts: by name `Tensors`, a plain value, or a list or dictionary of these.
         sender: the sender, named in errors.
+        client: the client that sent it; empty for what a server sends.
     """
 
     parts: Mapping[str, Any] = field(default_factory=dict)
     sender: str = ""
+    client: str = ""
 
     @staticmethod
     def of(**parts: Any) -> Message:
@@ -237,7 +252,8 @@ class Message(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if name not in self.parts:
             has = ", ".join(self.parts) or "nothing"
-            raise ProtocolError(f"{self.sender or 'the message'}: no part {name!r} (has: {has})")
+            where = self.sender or "the message"
+            raise FaultyReply(f"{where}: no part {name!r} (has: {has})", self.client)
         return self.parts[name]
 
     def __iter__(self) -> Iterator[str]:

@@ -1,34 +1,117 @@
 """Schemas of the parts that clients send: an algorithm declares one for each part.
 
 ``sends`` of an algorithm maps the name of each part that its clients send to one of the schemas
-below. The site checks its own replies against its policy before they leave; the server checks every
-part of a reply against its schema before it is used.
+below. Both ends check every part of a reply against its schema by `check_parts`: the site before it
+leaves, the server before it is used.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from collegium.core.lazy import torch
 from collegium.core.model_parts import ModelParts
 from collegium.core.tensors import Tensors, require_same_names
+from collegium.core.text import short
 from collegium.errors import ProtocolError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
+GLOBAL, PERSONAL = "global", "personal"
+"""The kinds of model that a site may predict with."""
+
+OTHER_GLOBAL: Mapping[str, str] = MappingProxyType(
+    {"site": "global by federation", "federation": "global by site"}
+)
+"""By the rule that selects a round: the kind of the global model of the round selected otherwise.
+
+See `collegium.runtime.selection.Selection`.
+"""
+
+MODELS = frozenset({GLOBAL, PERSONAL, *OTHER_GLOBAL.values()})
+"""All kinds of model whose scores leave a site."""
+
+CASES = "cases"
+"""In a row that stands for several cases: how many of them have a score."""
+
+EVENTS = "events"
+"""In a row that stands for several cases: see `collegium.tasks.count_events`."""
+
+ALL_CASES = "mean"
+"""The case and the patient of a row that stands for all cases, whose scores stay at their site."""
+
+LARGEST_COUNT = 1 << 53
+"""The largest whole number that a float holds exactly; no count is larger."""
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+"""What a name that leaves a site looks like where the algorithm does not say it."""
+
+_UNIT = re.compile(r"[A-Za-z0-9/^%]{0,12}")
+
+_CASE, _PATIENT = (re.compile(rf"(?:train|val|test)-{kind}\d{{3,9}}") for kind in "cp")
+"""The pseudonyms of cases and patients; see `collegium.runtime.client.ClientRuntime.score`."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """The values that a metric of one case can have.
+
+    Attributes:
+        least: the smallest.
+        most: the largest.
+        of_set: whether it is the case's pseudo-value of a metric of all cases together, which grows
+            with their number; the limits are those for one case then.
+    """
+
+    least: float = -math.inf
+    most: float = math.inf
+    of_set: bool = False
+
+    def holds(self, value: float, rows: int) -> bool:
+        """Return whether a value is possible in a table of so many rows."""
+        times = rows + 1 if self.of_set else 1
+        return self.least * times - 1e-6 <= value <= self.most * times + 1e-6
+
+
 @dataclass(frozen=True)
 class Expected:
-    """The context of a check: the model's tensors, their roles, the algorithm's fields."""
+    """The context of a check.
+
+    Attributes:
+        model: the tensors of the model.
+        parts: their roles.
+        fields: the algorithm's fields.
+        metrics: the scores that the task can give a case, by name; None: unknown.
+        headline: the metric that every row of scores has; empty: unknown.
+        cases: how many cases the sender has, in all splits together; None: unknown.
+    """
 
     model: Tensors
     parts: ModelParts
     fields: Mapping[str, Any]
+    metrics: Mapping[str, Metric] | None = None
+    headline: str = ""
+    cases: int | None = None
+
+    def check_cases(self, what: str, number: int) -> None:
+        """Check that a number is not above that of the sender's cases.
+
+        Args:
+            what: what the number counts, for the message.
+            number: the number.
+
+        Raises:
+            ProtocolError: it is.
+        """
+        if self.cases is not None and number > self.cases:
+            raise ProtocolError(f"{number} {what}, and the site has {self.cases} cases")
 
 
 class PartSchema(Protocol):
@@ -65,12 +148,15 @@ class ModelPart:
         without: a role or name whose tensors are left out.
         some: whether a reply may leave out any of the tensors.
         opt_in: see `PartSchema.opt_in`.
+        difference: whether the tensors are differences between two models, so that variances and
+            counters among them may be negative.
     """
 
     only: str | None = None
     without: str | None = None
     opt_in: bool = False
     some: bool = False
+    difference: bool = False
 
     @property
     def description(self) -> str:
@@ -89,7 +175,7 @@ class ModelPart:
         return names - parts.named(self.without) if self.without else names
 
     def check(self, value: Any, expected: Expected) -> None:
-        """Check names, shapes, dtypes and finiteness. See `PartSchema.check`."""
+        """Check names, shapes, dtypes, finiteness, variances, counters. See `PartSchema.check`."""
         if not isinstance(value, Tensors):
             raise ProtocolError(f"expected tensors, found {type(value).__name__}")
         reference = expected.model.select(self.names(expected.parts))
@@ -104,6 +190,8 @@ class ModelPart:
                     f"{name} is {found}, expected {tuple(wanted.shape)} {wanted.dtype}"
                 )
             _require_finite(name, tensor)
+            if not self.difference and name in expected.parts.norm_statistics:
+                _require_statistics(name, tensor)
 
 
 @dataclass(frozen=True)
@@ -115,14 +203,21 @@ class _Part:
 
 @dataclass(frozen=True)
 class Count(_Part):
-    """A whole number that is not negative, such as the number of training examples."""
+    """A whole number that is not negative, such as the number of training examples.
+
+    Attributes:
+        of_cases: whether cases are counted, of which there are no more than the site has.
+    """
 
     description: str = "a count"
+    of_cases: bool = True
 
     def check(self, value: Any, expected: Expected) -> None:
-        """Check type and sign. See `PartSchema.check`."""
-        if not _is_whole(value) or value < 0:
-            raise ProtocolError(f"expected a count, found {value!r}")
+        """Check type, sign and size. See `PartSchema.check`."""
+        if not _is_whole(value) or not 0 <= value <= LARGEST_COUNT:
+            raise ProtocolError(f"expected a count, found {short(value)}")
+        if self.of_cases:
+            expected.check_cases("are counted", value)
 
 
 @dataclass(frozen=True)
@@ -137,7 +232,7 @@ class Index(_Part):
         limit = expected.fields[self.below]
         if not _is_whole(value) or not 0 <= value < limit:
             raise ProtocolError(
-                f"expected a whole number below {limit} ({self.below}), found {value!r}"
+                f"expected a whole number below {limit} ({self.below}), found {short(value)}"
             )
 
 
@@ -149,20 +244,27 @@ class Numbers(_Part):
         record: whether the results hold them, round by round, as ``part/name``.
         least: the smallest that a number may be; None: any.
         most: the largest; None: any.
+        names: the names that there may be; empty: any of letters, digits, dots, dashes and
+            underscores, no more than the model has tensors, or 64.
+        tensors: whether the names are those of trainable tensors of the model.
     """
 
     description: str = "numbers"
     record: bool = False
     least: float | None = None
     most: float | None = None
+    names: tuple[str, ...] = ()
+    tensors: bool = False
 
     def check(self, value: Any, expected: Expected) -> None:
         """Check that all are finite numbers in their range. See `PartSchema.check`."""
         if not isinstance(value, Mapping):
             raise ProtocolError(f"expected named numbers, found {type(value).__name__}")
+        known = expected.parts.trainable if self.tensors else self.names
+        _check_names(value, known, max(64, len(expected.parts.names)))
         for name, number in value.items():
             if not _is_finite(number):
-                raise ProtocolError(f"{name} is {number!r}, not a finite number")
+                raise ProtocolError(f"{name} is {short(number)}, not a finite number")
             if self.least is not None and number < self.least:
                 raise ProtocolError(f"{name} is {number!r}, expected at least {self.least:g}")
             if self.most is not None and number > self.most:
@@ -175,9 +277,13 @@ class Statistics(_Part):
 
     ``{"unit": "mL", "cases": 12, "columns": {"1": [...]}}``. A column holds one number per case, or
     a summary of them: named lists of numbers, such as edges and counts.
+
+    Attributes:
+        columns: the algorithm's field that lists the columns; empty: any that look like names.
     """
 
     description: str = "numbers about the cases"
+    columns: str = ""
 
     def check(self, value: Any, expected: Expected) -> None:
         """Check the form of the table and that its numbers are finite. See `PartSchema.check`."""
@@ -186,30 +292,52 @@ class Statistics(_Part):
         unit, cases, columns = value["unit"], value["cases"], value["columns"]
         if not isinstance(unit, str) or not isinstance(columns, Mapping):
             raise ProtocolError("expected a text as unit and columns by name")
+        if not _UNIT.fullmatch(unit):
+            raise ProtocolError(f"{short(unit)} is no unit")
         Count().check(cases, expected)
+        _check_names(columns, expected.fields[self.columns] if self.columns else (), 4096)
         for name, column in columns.items():
             if isinstance(column, list) and len(column) != cases:
                 raise ProtocolError(f"column {name} has {len(column)} numbers for {cases} cases")
-            lists = column.values() if isinstance(column, Mapping) else [column]
+            if isinstance(column, Mapping):
+                _check_names(column, (), 16)
+            lists = [*column.values()] if isinstance(column, Mapping) else [column]
             if not all(isinstance(numbers, list) for numbers in lists):
                 raise ProtocolError(f"column {name} is neither a list of numbers nor a summary")
+            if sum(map(len, lists)) > max(cases, 4096):
+                raise ProtocolError(f"column {name} has more numbers than its {cases} cases need")
             if not all(_is_finite(number) for numbers in lists for number in numbers):
                 raise ProtocolError(f"column {name} holds values that are no finite numbers")
 
 
 @dataclass(frozen=True)
 class Features(_Part):
-    """One finite floating-point tensor of any shape, such as a mean image or embeddings."""
+    """One finite floating-point tensor, such as a mean image or embeddings.
+
+    Attributes:
+        by_case: whether its first axis is that of cases, of which there are no more than the site
+            has.
+        most: how many numbers it may hold.
+    """
 
     description: str = "features of the images"
+    by_case: bool = False
+    most: int = 1 << 24
 
     def check(self, value: Any, expected: Expected) -> None:
         """Check that it is one finite floating-point tensor. See `PartSchema.check`."""
         if not isinstance(value, Tensors) or len(value) != 1:
-            raise ProtocolError(f"expected one tensor, found {value!r}")
+            raise ProtocolError(f"expected one tensor, found {_kind_of(value)}")
+        _check_names(value, (), 1)
         for name, tensor in value.items():
             if not tensor.is_floating_point():
                 raise ProtocolError(f"{name} is {tensor.dtype}, not floating-point")
+            if tensor.numel() > self.most:
+                raise ProtocolError(
+                    f"{name} holds {tensor.numel()} numbers, of {self.most} at most"
+                )
+            if self.by_case:
+                expected.check_cases("rows", tensor.shape[0] if tensor.ndim else 0)
             _require_finite(name, tensor)
 
 
@@ -237,6 +365,7 @@ class Spectra(_Part):
             )
         if size.dtype != torch.int64 or size.shape != (windows.ndim - 2,):
             raise ProtocolError("size does not give the pixels along each axis")
+        expected.check_cases("images", len(windows))
         if not torch.isfinite(windows).all() or (windows < 0).any():
             raise ProtocolError("windows holds NaN, infinite or negative values")
 
@@ -267,20 +396,70 @@ class Bits(_Part):
 
 @dataclass(frozen=True)
 class Scores(_Part):
-    """Scores of cases under pseudonyms, e.g. ``{"global": [{"case": "c001", "dice": 0.8}]}``."""
+    """Scores of cases by kind of model.
+
+    ``{"global": [{"case": "val-c001", "patient": "val-p001", "dice": 0.8}]}``. Cases and patients
+    have pseudonyms; or one row, whose case is `ALL_CASES`, stands for all.
+    """
 
     description: str = "scores of cases, under pseudonyms"
 
     def check(self, value: Any, expected: Expected) -> None:
-        """Check the form of the table; an undefined score is None. See `PartSchema.check`."""
+        """Check names, pseudonyms, numbers and their ranges. See `PartSchema.check`."""
         if not isinstance(value, Mapping) or not all(isinstance(v, list) for v in value.values()):
             raise ProtocolError("expected lists of case scores by kind of model")
-        for row in itertools.chain.from_iterable(value.values()):
-            if not isinstance(row, Mapping):
-                raise ProtocolError(f"a row of scores is a {type(row).__name__}")
-            scores = [v for k, v in row.items() if k not in ("case", "patient")]
-            if not all(score is None or _is_finite(score) for score in scores):
-                raise ProtocolError("a score is neither a finite number nor undefined")
+        _check_names(value, MODELS, len(MODELS))
+        for rows in value.values():
+            expected.check_cases("cases are scored", len(rows))
+            for row in rows:
+                self._check_row(row, len(rows), expected)
+            if len({row["case"] for row in rows}) < len(rows):
+                raise ProtocolError("two rows of scores are of one case")
+
+    def _check_row(self, row: Any, rows: int, expected: Expected) -> None:
+        if not isinstance(row, Mapping):
+            raise ProtocolError(f"a row of scores is a {type(row).__name__}")
+        case, patient = (str(row.get(name)) for name in ("case", "patient"))
+        all_cases = rows == 1 and (case, patient) == (ALL_CASES, ALL_CASES)
+        if not all_cases and not (_CASE.fullmatch(case) and _PATIENT.fullmatch(patient)):
+            raise ProtocolError(f"{short(case)} of {short(patient)} is no pseudonym of a case")
+        counts = (CASES, EVENTS) if all_cases else ()
+        for name in counts:
+            Count().check(row.get(name), expected)
+        scores = {k: v for k, v in row.items() if k not in ("case", "patient", *counts)}
+        if expected.headline and expected.headline not in scores:
+            raise ProtocolError(f"a row of scores has no {expected.headline}")
+        known = expected.metrics or {}
+        _check_names(scores, known, 4096)
+        for name, score in scores.items():
+            metric = known.get(name, Metric())
+            if score is not None and not (_is_finite(score) and metric.holds(score, rows)):
+                raise ProtocolError(f"{name} is {short(score)}, which no case can have")
+
+
+def check_parts(
+    algorithm: str, sends: Mapping[str, PartSchema], reply: Mapping[str, Any], expected: Expected
+) -> None:
+    """Check every part of a reply, as the site does before it leaves and the server as it arrives.
+
+    Args:
+        algorithm: the name of the algorithm, for errors.
+        sends: the schemas of the parts that it declares.
+        reply: the parts by name.
+        expected: the context.
+
+    Raises:
+        ProtocolError: a part is not declared, or does not meet its schema; the sentence names it.
+    """
+    for name, value in reply.items():
+        if name not in sends:
+            raise ProtocolError(
+                f"part {short(name)} is not among what {algorithm} declares to send"
+            )
+        try:
+            sends[name].check(value, expected)
+        except ProtocolError as error:
+            raise ProtocolError(f"part {name!r}: {error}") from error
 
 
 def may_leave(
@@ -325,7 +504,32 @@ def _is_whole(value: Any) -> bool:
 
 
 def _is_finite(number: Any) -> bool:
-    return isinstance(number, int | float) and math.isfinite(number)
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        return False
+    return abs(number) <= LARGEST_COUNT if isinstance(number, int) else math.isfinite(number)
+
+
+def _kind_of(value: Any) -> str:
+    return f"{len(value)} of them" if isinstance(value, Tensors) else type(value).__name__
+
+
+def _check_names(found: Iterable[Any], known: Collection[str], most: int) -> None:
+    """Check names that a site chose: they are known ones or, if none are, look like names."""
+    names: Sequence[Any] = [*found]
+    if len(names) > most and not known:
+        raise ProtocolError(f"{len(names)} names, of {most} at most")
+    for name in names:
+        if name not in known if known else not (isinstance(name, str) and _NAME.fullmatch(name)):
+            raise ProtocolError(f"{short(name)} is not a name that may be sent")
+
+
+def _require_statistics(name: str, tensor: Tensor) -> None:
+    """Check that a buffer of a normalisation layer is no negative variance, nor a false counter."""
+    counts = not tensor.is_floating_point()
+    if (counts or name.endswith("running_var")) and (tensor < 0).any():
+        raise ProtocolError(f"{name} is negative; a part of differences is declared as such")
+    if counts and (tensor > LARGEST_COUNT).any():
+        raise ProtocolError(f"{name} counts more than {LARGEST_COUNT}")
 
 
 def _require_finite(name: str, tensor: Tensor) -> None:

@@ -52,3 +52,14 @@ def format_duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def printable(text: str, longest: int) -> str:
+    """Return a text of another process as one line without control characters, and not too long.
+
+    Args:
+        text: the text, not trusted.
+        longest: how many characters are kept.
+    """
+    cut = text if len(text) <= longest else f"{text[: longest - 3]}..."
+    return "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in cut)

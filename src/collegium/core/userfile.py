@@ -91,6 +91,11 @@ def on_one_machine() -> Iterator[None]:
         _ON_ONE_MACHINE.reset(token)
 
 
+def is_on_one_machine() -> bool:
+    """Return whether server and client share a machine; see `on_one_machine`."""
+    return _ON_ONE_MACHINE.get()
+
+
 def client_mistake(error: Exception) -> Exception:
     """Return a mistake in a user's code as the error to report to the server, on one machine.
 

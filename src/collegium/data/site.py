@@ -85,6 +85,7 @@ class Site:
             not all: what belongs to another class is background there. None: all.
         unlabelled: Cases without a label, of patients who are not held out; no method of this
             library trains on them, and none is scored on them.
+        declared: How many cases the site says it has, if they are elsewhere; None: they are here.
     """
 
     name: str
@@ -95,6 +96,14 @@ class Site:
     scaling: Scaling | None = None
     labelled: tuple[str, ...] | None = None
     unlabelled: Dataset = NO_CASES
+    declared: int | None = None
+
+    @property
+    def cases(self) -> int:
+        """How many cases the three splits have together."""
+        if self.declared is not None:
+            return self.declared
+        return len(self.train) + len(self.val) + len(self.test)
 
 
 def never_labelled(classes: Iterable[str], sites: Iterable[Sequence[str] | None]) -> str | None:

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from collegium.adaptation import outside
 from collegium.adaptation.base import GLOBAL
 from collegium.adaptation.outside import SETTINGS_FILE
-from collegium.core.algorithm import PERSONAL, NetworkBuilder
+from collegium.core.algorithm import NetworkBuilder
 from collegium.core.model_parts import find_parts
+from collegium.core.payloads import PERSONAL
 from collegium.core.randomness import ambient
 from collegium.core.tensors import Tensors
 from collegium.data.federation import sites_of

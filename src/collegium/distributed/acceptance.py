@@ -7,12 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from collegium.core.failures import known_error
 from collegium.core.files import write_atomically
 from collegium.errors import ConfigError
-
-
-class Refused(ConfigError):  # noqa: N818  (it is not a failure)
-    """A site takes no part in an experiment, for a reason that the server may know."""
 
 
 class Acceptance:
@@ -35,17 +32,13 @@ class Acceptance:
             description: what the server tells of it.
 
         Raises:
-            Refused: it is not.
+            ConfigError: it is not.
         """
         if (self._accepted / f"{digest}.json").exists():
             return
         text = json.dumps(description, indent=1)
         write_atomically(self._asked / f"{digest}.json", text.encode())
-        raise Refused(
-            f"site {site!r} has not accepted the experiment {digest}; its operator reads it with "
-            f"'collegium site experiments SITE' and accepts it with 'collegium site accept SITE "
-            f"{digest}', where SITE is the site's own file"
-        )
+        raise known_error("not_accepted", site=site, experiment=digest)
 
     def accept(self, digest: str) -> None:
         """Accept an experiment that was asked for.

@@ -23,10 +23,10 @@ from collegium.distributed.frames import PIECE, Line, listen
 from collegium.distributed.jobs import Coordinator, ServerUnreachable
 from collegium.errors import (
     ClientError,
+    CollegiumError,
     MissingReply,
     ProtocolError,
     StorageError,
-    describe_failure,
 )
 
 logger = logging.getLogger(__name__)
@@ -214,7 +214,9 @@ class Connection:
         except Exception as error:  # whatever it is, somebody waits for the answer
             logger.warning("site %s: %s", site, error)
             self._ended = True
-            exchange.put(number, Answer(site, {"error": describe_failure(error)}))
+            text = str(error) if isinstance(error, CollegiumError) else type(error).__name__
+            told = {"kind": type(error).__name__, "text": text}
+            exchange.put(number, Answer(site, {"error": told}))
         finally:
             if not released:
                 sent.release()

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from collegium import __version__
+from collegium.core.failures import known_error
 from collegium.diagnostics.assessment.survey import Assessment
-from collegium.distributed.acceptance import Refused
 from collegium.errors import ConfigError
 from collegium.experiment.config.experiment import ExperimentConfig, decisive
 from collegium.experiment.config.registry import (
@@ -81,39 +81,26 @@ def check_versions(description: Mapping[str, Any], methods: Collection[str]) -> 
         methods: names of the form `package.module:name` that the site's operator permits.
 
     Raises:
-        Refused: a version or a source differs, or a name is not permitted.
+        ConfigError: a version or a source differs, or a name is not permitted.
     """
     if description["collegium"] != __version__:
-        raise Refused(
-            f"the server runs Collegium {description['collegium']} and this site {__version__}; "
-            f"install the same version"
-        )
+        theirs = str(description["collegium"])
+        raise known_error("other_version", package="Collegium", theirs=theirs, own=__version__)
     own_torch = torch.__version__.partition("+")[0]
     if description["torch"] != own_torch:
-        raise Refused(
-            f"the server runs torch {description['torch']} and this site {own_torch}, whose "
-            f"results differ; install the same version"
-        )
+        theirs = str(description["torch"])
+        raise known_error("other_version", package="torch", theirs=theirs, own=own_torch)
     for place in _places([description["settings"], description.get("survey")]):
         if bare_name(place) not in methods:
-            raise Refused(
-                f"the experiment names {place!r}, which may be code of another package; install it "
-                f"and name it under methods in the site's file"
-            )
+            raise known_error("other_package", place=place)
     registries = {registry.word: registry for registry in (ALGORITHMS, ADAPTERS, CODECS)}
     for key, theirs in description["sources"].items():
         word, _, name = str(key).partition(" ")
         base = bare_name(name)
         if word not in registries or (base not in registries[word].names() and base not in methods):
-            raise Refused(
-                f"the {key} is not installed here; if it is a package of your own, install it and "
-                f"name it under methods in the site's file"
-            )
+            raise known_error("method_missing", method=str(key))
         if _sources(registries[word], name) != theirs:
-            raise Refused(
-                f"the code of the {key} differs from the one that is installed here; install the "
-                f"same version"
-            )
+            raise known_error("other_code", method=str(key))
 
 
 def _places(settings: Any) -> Iterator[str]:

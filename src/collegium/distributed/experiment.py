@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from collegium.adaptation import outside
+from collegium.compression.session.groups import RESEND_REQUEST
 from collegium.core.dataset import ConcatDataset
+from collegium.core.failures import kind_and_sentence
 from collegium.core.files import write_atomically
 from collegium.core.message import pack, unpack
+from collegium.core.payloads import LARGEST_COUNT
 from collegium.core.seals import read_sealed, seal_json
 from collegium.data.federation import sites_of
 from collegium.data.public import open_public
@@ -26,13 +29,10 @@ from collegium.distributed.jobs import Coordinator
 from collegium.distributed.kits import read_kit
 from collegium.distributed.processes import PROGRESS, SOCKET
 from collegium.errors import (
-    KINDS,
-    ClientError,
     CollegiumError,
     ConfigError,
     MissingReply,
     ProtocolError,
-    describe_failure,
 )
 from collegium.evaluation import sent_estimates
 from collegium.evaluation.report.overlays import INDEX, PICTURES
@@ -48,6 +48,7 @@ from collegium.experiment.job_results import (
 from collegium.experiment.jobs import Event
 from collegium.experiment.scaling import ASK_AGAIN, FILE
 from collegium.runtime.federation import Federation
+from collegium.runtime.ledger import SignOff
 from collegium.runtime.run import Run
 from collegium.runtime.selection import FEDERATION
 from collegium.runtime.server import RETRY_PAUSE, Request, Response, Transport
@@ -94,11 +95,15 @@ class RemoteExperiment(OpenedExperiment):
         )
         self._progress = server.folder / PROGRESS
         self._shares: dict[str, set[str]] | None = None
+        self._cases: dict[str, dict[str, int]] = {}
 
     def variation(self, name: str) -> Federation:
         """Return the federation of a variation, of whose sites only the names are known."""
         config, nothing = self.variations[name], ConcatDataset([])
-        sites = {s: Site(s, nothing, nothing, nothing) for s in config.federation.sites}
+        sites = {
+            site: Site(site, nothing, nothing, nothing, declared=self._declared(site, name))
+            for site in config.federation.sites
+        }
         return Federation(
             sites,
             network_of(config),
@@ -107,6 +112,10 @@ class RemoteExperiment(OpenedExperiment):
             start=start_of(config),
             public=open_public(config.federation, cache_folder()),
         )
+
+    def _declared(self, site: str, variation: str) -> int:
+        """Return how many cases a site said at the start that it has; any number if it did not."""
+        return self._cases.get(site, {}).get(variation, LARGEST_COUNT)
 
     def check(self) -> None:
         """Check here, and at every site, what can be known to fail before the first round.
@@ -122,7 +131,8 @@ class RemoteExperiment(OpenedExperiment):
         for answer in self._ask(calls):
             try:
                 self._checked(answer)
-                shares[answer.site] = set(_field(answer, "share", list))
+                shares[answer.site] = set(map(str, _field(answer, "share", list)))
+                self._cases[answer.site] = _counts(_field(answer, "cases", dict))
                 if "labelled" in answer.header:
                     labelled[answer.site] = [*map(str, _field(answer, "labelled", list))]
             except CollegiumError as error:
@@ -260,10 +270,8 @@ class RemoteExperiment(OpenedExperiment):
         if answer.missing or answer.again:
             raise MissingReply(f"site {answer.site} {answer.missing or 'lost its connection'}")
         if "error" in answer.header:
-            error = _field(answer, "error", dict)
-            raise KINDS.get(str(error.get("kind")), ClientError)(
-                f"site {answer.site}: {error.get('text')}"
-            )
+            kind, sentence = kind_and_sentence(_field(answer, "error", dict))
+            raise kind(f"site {answer.site}: {sentence}")
         return answer.header
 
     def note(self, event: Event) -> None:
@@ -318,13 +326,24 @@ def _response(answer: Answer) -> Response:
     """Return an answer as the runtime takes it, which checks the data; a header is checked here."""
     try:
         if "error" in answer.header:
-            error = {name: str(text) for name, text in _field(answer, "error", dict).items()}
+            kind, sentence = kind_and_sentence(_field(answer, "error", dict))
+            error = {"kind": kind.__name__, "text": sentence}
             return Response(answer.site, pack({"error": error}), 0.0)
-        seconds = _field(answer, "seconds", float) if answer.header else 0.0
+        if answer.missing or answer.again:
+            return Response(answer.site, b"", 0.0, answer.missing, answer.again)
+        seconds = min(max(_field(answer, "seconds", float), 0.0), LONGEST_WORK)
+        signed = answer.header.get("signed")
+        if signed is None and answer.data != RESEND_REQUEST:
+            raise ProtocolError("it does not say what its ledger holds")
+        signed = None if signed is None else SignOff.parse(signed)
     except ProtocolError as error:
-        return Response(answer.site, pack({"error": describe_failure(error)}), 0.0)
-    return Response(answer.site, answer.data, seconds, answer.missing, answer.again)
+        told = {"kind": "ProtocolError", "text": str(error)}
+        return Response(answer.site, pack({"error": told}), 0.0)
+    return Response(answer.site, answer.data, seconds, signed=signed)
 
+
+LONGEST_WORK = 1e9
+"""Seconds that a site may say that it worked at most; beyond this it is no time."""
 
 T = TypeVar("T")
 
@@ -335,6 +354,18 @@ def _field(answer: Answer, name: str, kind: type[T]) -> T:
     if not isinstance(value, kind):
         raise ProtocolError(f"site {answer.site}: its answer has no {name} that could be used")
     return value
+
+
+def _counts(found: Mapping[str, Any]) -> dict[str, int]:
+    """Return how many cases a site says that it has, by variation.
+
+    Raises:
+        ProtocolError: these are no counts.
+    """
+    for number in found.values():
+        if type(number) is not int or not 0 <= number <= LARGEST_COUNT:
+            raise ProtocolError("its answer does not say how many cases it has")
+    return {str(name): number for name, number in found.items()}
 
 
 def _parts(answer: Answer) -> dict[str, Any]:

@@ -28,6 +28,19 @@ MAX_PATH = 107
 """The longest path of a Unix socket, in bytes."""
 
 
+class TooLargeError(ValueError):
+    """A payload is over the limit.
+
+    Args:
+        size: its bytes.
+        limit: how many it may have.
+    """
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(f"a message of {size} bytes is over the limit of {limit} bytes")
+        self.size, self.limit = size, limit
+
+
 class Line:
     """A connection over which frames go both ways.
 
@@ -132,11 +145,12 @@ class Line:
 
         Raises:
             EOFError: the other end closed.
-            ValueError: what came is no frame, or over the limit.
+            ValueError: what came is no frame.
+            TooLargeError: it is over the limit.
         """
         header, size = self.header()
         if size > limit:
-            raise ValueError(f"a message of {size} bytes is over the limit of {limit} bytes")
+            raise TooLargeError(size, limit)
         return header, self.read(size)
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ from typing import Any, Literal
 import torch
 
 from collegium.adaptation.outside import ModelFiles
+from collegium.core.failures import FAILURE, describe, kind_and_sentence, known_error
 from collegium.core.files import write_atomically
 from collegium.core.message import pack, unpack
 from collegium.core.seals import START_AGAIN, read_sealed, seal_json
@@ -28,21 +29,18 @@ from collegium.core.settings import Positive, settings
 from collegium.core.tensors import Tensors
 from collegium.data.federation import SiteConfig
 from collegium.diagnostics.assessment.survey import Assessment, clients_to_survey
-from collegium.distributed.acceptance import Acceptance, Refused
+from collegium.distributed.acceptance import Acceptance
 from collegium.distributed.description import check_versions, digest
-from collegium.distributed.frames import Line, listen
+from collegium.distributed.frames import Line, TooLargeError, listen
 from collegium.distributed.kits import Kit
 from collegium.distributed.ledgers import LEDGER
 from collegium.distributed.logs import fields
 from collegium.errors import (
     CheckpointError,
-    ClientError,
     CollegiumError,
     ConfigError,
-    EgressError,
     ProtocolError,
     StorageError,
-    describe_failure,
 )
 from collegium.evaluation.report.overlays import INDEX, PICTURES
 from collegium.evaluation.results import ROWS_FILE, results_frame, write_rows
@@ -184,6 +182,7 @@ class SiteProcess:
     def __init__(self, settings: SiteSettings) -> None:
         self.settings = settings
         self.acceptance = Acceptance(Path(settings.state))
+        self._ledger = Ledger(Path(settings.state) / LEDGER)
         self._experiments: dict[str, SiteExperiment] = {}
         self._at_work = threading.Lock()
 
@@ -220,9 +219,14 @@ class SiteProcess:
             del data
             line.send(answer, reply)
         except ValueError as error:
-            logger.warning("a message was refused: %s", error, extra=fields(kind="ProtocolError"))
+            told: CollegiumError = ProtocolError()
+            if isinstance(error, TooLargeError):
+                told = known_error("too_large", size=str(error.size), limit=str(error.limit))
+            failure = describe(told)
+            about = _about(failure)
+            logger.warning("a message was refused: %s", error, extra=about)
             with suppress(OSError):
-                line.send({"error": describe_failure(ProtocolError(str(error)))})
+                line.send({"error": failure})
         except (OSError, EOFError) as error:
             kind = type(error).__name__
             logger.warning("a relay went away (%s)", kind, extra=fields(kind=kind))
@@ -243,16 +247,25 @@ class SiteProcess:
             try:
                 answer, reply = self._experiment(header).answer(header, data)
             except Exception as error:
-                failure = _failure(error)
+                failure = self._told(error, header)
                 unforeseen = not isinstance(error, CollegiumError)
-                logger.warning(
-                    "a call was refused: %s", error, exc_info=unforeseen, extra=fields(**failure)
-                )
+                about = _about(failure)
+                logger.warning("a call was refused: %s", error, exc_info=unforeseen, extra=about)
                 return {"error": failure}, b""
             did = {"do": header["do"], "seconds": round(time.monotonic() - start, 3),
                    "bytes_down": len(data), "bytes_up": len(reply)}  # fmt: skip
             logger.info("answered %s", did, extra=fields(**did))
             return answer, reply
+
+    def _told(self, error: Exception, header: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the server may see of a failure, recorded in the site's ledger."""
+        failure = describe(error, withhold=FAILURE in self.settings.data.forbid)
+        try:
+            data, do = json.dumps(failure).encode(), str(header.get("do"))
+            self._ledger.append({FAILURE: failure}, data, method=do)
+        except StorageError as problem:
+            logger.warning("site %s: %s", self.settings.name, problem)
+        return failure
 
     def _experiment(self, header: Mapping[str, Any]) -> SiteExperiment:
         """Return the experiment of a call, opened once; see `SiteExperiment`.
@@ -297,10 +310,7 @@ class SiteExperiment:
         try:
             write_run_file(config, Path(config.output))
         except CheckpointError as error:
-            raise Refused(
-                f"site {own.name!r} holds a run {config.name!r} made with other settings; choose "
-                f"another name for the experiment"
-            ) from error
+            raise known_error("other_settings", site=own.name, run=config.name) from error
         process.prepare(config.engine.threads)
 
     def answer(self, header: Mapping[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
@@ -317,7 +327,8 @@ class SiteExperiment:
         if do == "handle":  # the client keeps the ledger of its job
             request = Request(client=self._name, payload=data, **header["request"])
             response = respond(self._client(header), request)
-            return {"seconds": response.seconds}, response.data
+            signed = response.signed and response.signed.to_dict()
+            return {"seconds": response.seconds, "signed": signed}, response.data
         answer: dict[str, Any] = {}
         parts: dict[str, Any] = {}
         if do == "open":
@@ -341,15 +352,20 @@ class SiteExperiment:
         compiled = any(job.config.training.compile == "on" for job in self._opened.jobs)
         device = self._opened.config.engine.device
         if compiled and (problem := compiler_problem(device)):
-            raise Refused(
-                f"training.compile is on, and site {self._name!r} cannot compile: {problem}; have "
-                f"it installed there, or set it to off in an experiment with another name"
-            )
+            logger.warning("this site cannot compile: %s", problem)
+            raise known_error("cannot_compile", site=self._name)
         for variation in self._opened.variations:
             self._opened.check_data(variation)
         own = self._opened.config.federation.sites[self._name]
         known = {} if own.labelled is None else {"labelled": [*own.labelled]}
-        return {"share": sorted(own.share), **known}
+        return {"share": sorted(own.share), "cases": self._cases(), **known}
+
+    def _cases(self) -> dict[str, int]:
+        """Return how many cases the site has in each variation, above which it never counts."""
+        return {
+            name: self._opened.variation(name).sites[self._name].cases
+            for name in self._opened.variations
+        }
 
     def _finish(self, header: Mapping[str, Any], data: bytes) -> dict[str, Any]:
         """Write the site's own rows and pictures; return the pictures that may leave."""
@@ -454,10 +470,7 @@ def _own_config(own: SiteSettings, told: Mapping[str, Any]) -> ExperimentConfig:
     config = parse_config(data, where="the experiment of the server")
     for name, variation in variations_of(config).items():
         if _of_site(variation, own.name) != _of_site(config, own.name):
-            raise Refused(
-                f"the variation {name!r} changes what the file of site {own.name!r} says of its "
-                f"data, its policy or its device; leave that out"
-            )
+            raise known_error("own_settings", site=own.name, variation=name)
     return replace(config, output=str(Path(own.state) / "runs" / config.name))
 
 
@@ -467,11 +480,7 @@ def _of_site(config: ExperimentConfig, site: str) -> tuple[Any, ...]:
     return federation.sites.get(site), federation.root, config.engine
 
 
-def _failure(error: Exception) -> dict[str, str]:
-    """Return a failure as the server may see it; sentences about the site's files stay here."""
-    if isinstance(error, EgressError | ClientError | Refused):
-        return describe_failure(error)
-    if isinstance(error, CollegiumError):
-        kind = type(error).__name__
-        return {"kind": kind, "text": f"{kind}; the details are in the log of this site"}
-    return describe_failure(error)
+def _about(failure: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a line of the log about a failure, as the server learns of it."""
+    kind, sentence = kind_and_sentence(failure)
+    return fields(kind=kind.__name__, text=sentence)

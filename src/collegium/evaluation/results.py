@@ -47,7 +47,7 @@ split: "train", "val" or "test"; "outside" for a site that took no part; "select
     of patients on which the choice of the round depends and, with early stopping, for the number of
     rounds that were trained.
 model: "global", "personal", or the global model of the round that was selected otherwise, see
-    `collegium.core.algorithm.OTHER_GLOBAL`; outside, the label of the adapter; empty if no model
+    `collegium.core.payloads.OTHER_GLOBAL`; outside, the label of the adapter; empty if no model
     was scored.
 metric: what was measured.
 value: the number, NaN if it is undefined or infinite.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from collegium.core.algorithm import OTHER_GLOBAL
+from collegium.core.payloads import OTHER_GLOBAL
 from collegium.evaluation.results import ROUNDS, SELECTION
 from collegium.evaluation.scores import (
     METHOD,
@@ -40,7 +40,7 @@ _ROUND = {
 def used_models(scores: pd.DataFrame) -> pd.DataFrame:
     """Return the scores without those of global models of the round that was chosen otherwise.
 
-    See `collegium.core.algorithm.OTHER_GLOBAL`.
+    See `collegium.core.payloads.OTHER_GLOBAL`.
     """
     return scores[~scores["model"].isin([*OTHER_GLOBAL.values()])]
 

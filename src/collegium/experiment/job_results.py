@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from collegium.adaptation.outside import INDEX_FILE, SETTINGS_FILE
-from collegium.core.algorithm import GLOBAL, PERSONAL
 from collegium.core.dataset import Dataset, Example
 from collegium.core.files import write_atomically
+from collegium.core.payloads import GLOBAL, PERSONAL
 from collegium.core.seals import read_sealed, seal_json
 from collegium.core.tensors import Tensors
 from collegium.evaluation.report.overlays import (

@@ -56,7 +56,8 @@ class FeatureSums(Algorithm):
         "feature_sums": Statistics(
             description=(
                 "number, sum and sum of squares of each numeric column of the training cases"
-            )
+            ),
+            columns="numeric",
         )
     }
 

@@ -35,8 +35,12 @@ PARTS: Mapping[str, PartSchema] = {
         description="the largest intensity of each training case, by channel"
     ),
     "label_volumes": Statistics(description="how much of each label each training case holds"),
-    "embeddings": Features(description="embeddings of the training images, or their mean"),
-    "mean_image": Features(description="the mean of a few training images on a small grid"),
+    "embeddings": Features(
+        description="embeddings of the training images, or their mean", by_case=True
+    ),
+    "mean_image": Features(
+        description="the mean of a few training images on a small grid", most=1 << 20
+    ),
     "second_moment": Features(
         description="second moments of the pixels of a few small training images"
     ),

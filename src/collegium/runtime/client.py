@@ -25,9 +25,10 @@ from collegium.compression.session.groups import (
 from collegium.compression.session.layout import ModelLayout
 from collegium.core.algorithm import Algorithm, State
 from collegium.core.dataset import Dataset
+from collegium.core.failures import FAILURE, describe, known_error
 from collegium.core.files import write_atomically
 from collegium.core.message import HELD_KEY, Held, Message, NotHeldError, pack, unpack
-from collegium.core.payloads import may_leave
+from collegium.core.payloads import Expected, check_parts, may_leave
 from collegium.core.seals import check_seal, seal_json, seal_tensors
 from collegium.core.tensors import Tensors
 from collegium.core.userfile import client_mistake
@@ -35,16 +36,15 @@ from collegium.data.site import Site
 from collegium.errors import (
     CollegiumError,
     ConfigError,
-    EgressError,
     ProtocolError,
-    describe_failure,
+    StorageError,
 )
-from collegium.runtime.ledger import Ledger
+from collegium.runtime.ledger import Ledger, SignOff
 from collegium.runtime.local_work import LocalWork
 from collegium.runtime.selection import KEPT, KeptModels, mean_defined, mean_row, scores_of
-from collegium.runtime.server import Request, handler_of, state_name
+from collegium.runtime.server import Request, handler_of, origin_of, state_name
 from collegium.runtime.state import Store
-from collegium.tasks import TRUE_CLASS, is_hidden
+from collegium.tasks import TRUE_CLASS, is_hidden, metrics_of
 from collegium.training.loop import LocalTraining
 
 logger = logging.getLogger(__name__)
@@ -117,6 +117,16 @@ class ClientRuntime(LocalWork):
         self._codecs = codecs
         self._layout = ModelLayout(training.current(), training.parts.trainable) if codecs else None
         self._pool, self._make_model = pool, make_model
+        self._expected = Expected(
+            training.current(),
+            training.parts,
+            algorithm.hyperparameters(),
+            metrics=metrics_of(training.task),
+            headline=training.task.metric,
+            cases=site.cases,
+        )
+        self.signed: SignOff | None = None
+        """What the ledger held when the last response left; None: that is not recorded."""
 
     @property
     def initial_model(self) -> Tensors:
@@ -141,19 +151,12 @@ class ClientRuntime(LocalWork):
 
     def handle(self, request: Request) -> bytes:
         """Return the packed envelope that responds to ``request``: a reply or an error."""
+        self.signed = None
         try:
             reply, sent = self._run(request)
             coded = {"coded": sent.coded} if sent.coded else {}
-            data = pack({"reply": sent.parts, **coded}, self._held)
-            self.ledger.append(
-                leaving_parts(reply, self._held),
-                data,
-                coded=sent.ledger,
-                round=request.round,
-                exchange=request.exchange,
-                stage=request.stage,
-                method=request.method,
-            )
+            data = pack({"reply": sent.parts, "of": origin_of(request), **coded}, self._held)
+            self._record(request, leaving_parts(reply, self._held), data, sent.ledger)
             return data
         except LostReference as error:
             logger.warning("site %r, round %d: %s", self.id, request.round, error)
@@ -172,7 +175,39 @@ class ClientRuntime(LocalWork):
                 reported,
                 exc_info=unforeseen or logger.isEnabledFor(logging.DEBUG),
             )
-            return pack({"error": describe_failure(reported)})
+            return self._told(request, error)
+
+    def _record(
+        self,
+        request: Request,
+        parts: Mapping[str, Any],
+        data: bytes,
+        coded: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Write a message to the ledger before it leaves."""
+        self.signed = self.ledger.append(
+            parts,
+            data,
+            coded=coded,
+            round=request.round,
+            exchange=request.exchange,
+            stage=request.stage,
+            method=request.method,
+        )
+
+    def _told(self, request: Request, error: Exception) -> bytes:
+        """Return the envelope with what the server may see of a failure, recorded like any part.
+
+        If the ledger cannot be written, only that the disk fails is told, which is no data.
+        """
+        failure = describe(error, withhold=FAILURE in self.site.policy.forbid)
+        data = pack({"error": failure})
+        try:
+            self._record(request, {FAILURE: failure}, data)
+        except StorageError as problem:
+            logger.warning("site %r: %s", self.id, problem)
+            return pack({"error": describe(problem)})
+        return data
 
     def _run(self, request: Request) -> tuple[dict[str, Any], EncodedReply]:
         """Run the handler; return its reply, and the coded form in which it leaves."""
@@ -293,16 +328,12 @@ class ClientRuntime(LocalWork):
         return {kind: mean_row(rows, metric) for kind, rows in scores.items()}
 
     def _check_egress(self, reply: Mapping[str, Any]) -> None:
+        """Check a reply before it leaves: against the policy, and as the server will."""
+        sends = self.algorithm.all_sends()
         for name in reply:
-            if name not in self.algorithm.all_sends():
-                raise ProtocolError(
-                    f"part {name!r} is not among what {type(self.algorithm).__name__} "
-                    f"declares to send"
-                )
-            if not self.may_send(name):
-                raise EgressError(
-                    f"the policy of site {self.id!r} does not let {name!r} out; nothing was sent"
-                )
+            if name in sends and not self.may_send(name):
+                raise known_error("egress_part", site=self.id, part=name)
+        check_parts(type(self.algorithm).__name__, sends, reply, self._expected)
 
     def may_send(self, part: str) -> bool:
         """Return whether the algorithm sends a part and the site's policy lets it out."""

@@ -14,13 +14,14 @@ from torch import nn
 from collegium.compression.session.groups import NO_CODECS, Codecs
 from collegium.core.algorithm import Algorithm, NetworkBuilder
 from collegium.core.dataset import ConcatDataset, Dataset
+from collegium.core.failures import known_error
 from collegium.core.message import Held
 from collegium.core.model_parts import find_parts
 from collegium.core.payloads import may_leave
 from collegium.core.randomness import ambient
 from collegium.core.tensors import Tensors
 from collegium.data.site import Site, never_labelled
-from collegium.errors import ConfigError, EgressError
+from collegium.errors import ConfigError
 from collegium.runtime.client import ClientRuntime
 from collegium.runtime.early_stopping import EarlyStopping
 from collegium.runtime.local_work import LocalWork
@@ -28,7 +29,7 @@ from collegium.runtime.participation import EVERYBODY, Participation
 from collegium.runtime.run import Run
 from collegium.runtime.selection import DEFAULT, Selection
 from collegium.runtime.server import ServerRuntime, Transport
-from collegium.tasks import ClassificationTask, SegmentationTask, Task
+from collegium.tasks import ClassificationTask, SegmentationTask, Task, metrics_of
 from collegium.training.loop import LocalTraining, TrainingConfig
 
 logger = logging.getLogger(__name__)
@@ -294,6 +295,9 @@ class Federation:
             seed=seed,
             rounds=rounds,
             public=public,
+            metrics=metrics_of(self.task),
+            headline=self.task.metric,
+            cases={name: site.cases for name, site in self.sites.items()},
         )
 
     def run(
@@ -433,8 +437,10 @@ def check_policy(
     """
     for name, part in algorithm.all_sends().items():
         if not part.opt_in and not may_leave(name, opt_in=False, allow=allow, forbid=forbid):
-            raise EgressError(
-                f"{type(algorithm).__name__} sends {name!r} ({part.description}), which the "
-                f"policy of site {site!r} forbids; "
-                f"allow it there or choose another algorithm"
+            raise known_error(
+                "egress_algorithm",
+                algorithm=type(algorithm).__name__,
+                part=name,
+                what=part.description,
+                site=site,
             )

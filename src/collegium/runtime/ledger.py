@@ -1,6 +1,8 @@
 """A site's own record of every message that left it: parts, time, size and hash, not the content.
 
-Each line holds the hash of the line before it, which reveals changed and removed lines.
+Each line holds the hash of the line before it, which reveals changed and removed lines. With every
+message the site signs off what its ledger holds, by which the server can tell that lines at the end
+were removed or written anew.
 """
 
 from __future__ import annotations
@@ -8,14 +10,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import time
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from collegium.core.files import storage_error
 from collegium.core.message import tensors_in
 from collegium.core.tensors import Tensors
+from collegium.errors import ProtocolError
 
 START = "0" * 64
 """The hash before the first line."""
@@ -38,6 +43,77 @@ def describe_part(part: Any) -> dict[str, Any]:
     return {"tensors": listed, "bytes": sum(t.numel() * t.element_size() for _, t in tensors)}
 
 
+@dataclass(frozen=True)
+class SignOff:
+    """What a ledger holds after the line of a message.
+
+    Attributes:
+        lines: how many lines.
+        last: the hash of the last one, that of the message.
+        previous: the hash of the line before it.
+        sha256: of the message's bytes.
+    """
+
+    lines: int
+    last: str
+    previous: str
+    sha256: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the attributes by name."""
+        return asdict(self)
+
+    @classmethod
+    def parse(cls, found: Any) -> SignOff:
+        """Return what a site signed off.
+
+        Args:
+            found: what `to_dict` returned, not trusted.
+
+        Raises:
+            ProtocolError: it is something else.
+        """
+        names = {"last", "previous", "sha256"}
+        fits = isinstance(found, Mapping) and found.keys() == {"lines", *names}
+        lines = found["lines"] if fits else 0
+        if not fits or type(lines) is not int or not 1 <= lines <= MOST_LINES:
+            raise ProtocolError("it does not say what its ledger holds")
+        if not all(isinstance(found[n], str) and _HASH.fullmatch(found[n]) for n in names):
+            raise ProtocolError("it does not say what its ledger holds")
+        return cls(**found)
+
+    def check_follows(self, before: SignOff | None, data: bytes) -> None:
+        """Check that a message was recorded, after what was signed off before it.
+
+        Args:
+            before: what the site signed off last; None: nothing yet.
+            data: the bytes of the message.
+
+        Raises:
+            ProtocolError: it was not, or lines are missing or others.
+        """
+        if self.sha256 != hashlib.sha256(data).hexdigest():
+            raise ProtocolError("its ledger records another message than the one that arrived")
+        if before is None:
+            return
+        if self.lines <= before.lines:
+            raise ProtocolError(
+                f"its ledger has {self.lines} lines, and {before.lines} were signed off before "
+                f"this message: lines were removed; compare it with a backup"
+            )
+        if self.lines == before.lines + 1 and self.previous != before.last:
+            raise ProtocolError(
+                f"line {before.lines} of its ledger is not the one that was signed off: the ledger "
+                f"was changed; compare it with a backup"
+            )
+
+
+MOST_LINES = 1 << 40
+"""More lines than any ledger has."""
+
+_HASH = re.compile(r"[0-9a-f]{64}")
+
+
 class Ledger:
     """An append-only file with one line per message that left a site.
 
@@ -49,6 +125,7 @@ class Ledger:
         self.path = path
         self._last = START
         self._size = -1
+        self._lines = 0
 
     def append(
         self,
@@ -57,8 +134,8 @@ class Ledger:
         *,
         coded: Mapping[str, Mapping[str, Any]] | None = None,
         **about: Any,
-    ) -> None:
-        """Record a message before it leaves.
+    ) -> SignOff:
+        """Record a message before it leaves, and return what the ledger holds then.
 
         Args:
             parts: the parts of the message by name.
@@ -69,7 +146,7 @@ class Ledger:
         Raises:
             StorageError: the line could not be written; the message must not leave then.
         """
-        line = {
+        line: dict[str, Any] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             **about,
             "parts": {
@@ -82,27 +159,30 @@ class Ledger:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if not self.path.exists() or self.path.stat().st_size != self._size:
-                self._last = self._repair()  # another process wrote for this site meanwhile
+                self._repair()  # another process wrote for this site meanwhile
             line["previous"] = self._last
             line["hash"] = _digest(line)
             with self.path.open("ab") as file:
                 file.write(json.dumps(line).encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
                 self._size = file.tell()
         except OSError as error:
             self._size = -1
             raise storage_error(error, self.path) from error
-        self._last = line["hash"]
+        previous, self._last = self._last, line["hash"]
+        self._lines += 1
+        return SignOff(self._lines, self._last, previous, line["sha256"])
 
-    def _repair(self) -> str:
-        """Return the last hash, after removing an unfinished line, whose message never left."""
-        if not self.path.exists():
-            return START
-        data = self.path.read_bytes()
+    def _repair(self) -> None:
+        """Count the lines, and remove an unfinished one, whose message never left."""
+        data = self.path.read_bytes() if self.path.exists() else b""
         whole = data[: data.rfind(b"\n") + 1]
         if len(whole) < len(data):
             os.truncate(self.path, len(whole))
         lines = whole.splitlines()
-        return str(_parse(lines[-1]).get("hash")) if lines else START
+        self._lines = len(lines)
+        self._last = str(_parse(lines[-1]).get("hash")) if lines else START
 
 
 def read_ledger(path: Path) -> list[dict[str, Any]]:

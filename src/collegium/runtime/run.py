@@ -9,12 +9,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from collegium.core.algorithm import GLOBAL, PERSONAL
 from collegium.core.files import write_atomically
+from collegium.core.payloads import GLOBAL, PERSONAL
 from collegium.core.seals import START_AGAIN, read_json, read_sealed, seal_json
 from collegium.core.tensors import Tensors
 from collegium.errors import CheckpointError
 from collegium.runtime.early_stopping import EarlyStopping, no_validation
+from collegium.runtime.ledger import SignOff
 from collegium.runtime.participation import check_home_rounds
 from collegium.runtime.selection import (
     DEFAULT,
@@ -49,6 +50,8 @@ class RoundRecord:
         numbers: other numbers that the clients reported, by client and name.
         stopped: whether the run was stopped early by the evaluation after this round; rounds at
             home may follow.
+        ledgers: what each client had signed off of its ledger by the end of the round; see
+            `collegium.runtime.ledger.SignOff`.
     """
 
     round: int
@@ -61,6 +64,7 @@ class RoundRecord:
     numbers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     choices: Choices = field(default_factory=dict)
     stopped: bool = False
+    ledgers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def choices_of(records: Iterable[RoundRecord]) -> Choices:
@@ -146,6 +150,8 @@ class Run:
             except ValueError:
                 logger.warning("%s is damaged; the selected models are tested again", finished)
         server.begin(self._write_record)
+        ledgers = self._read_record(server.round).ledgers
+        server.border.signed = {client: SignOff(**found) for client, found in ledgers.items()}
         self._kept.clean()
         self._evaluate_if_due()
         while server.round < self.last:
@@ -177,6 +183,7 @@ class Run:
             {client: found.seconds for client, found in stats.items()},
             server.left_out,
             numbers={client: found.numbers for client, found in stats.items() if found.numbers},
+            ledgers={client: found.to_dict() for client, found in server.border.signed.items()},
         )
         write_atomically(self._record_path(server.round), seal_json(json.dumps(asdict(record))))
 

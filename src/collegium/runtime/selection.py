@@ -10,11 +10,18 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from collegium.core.algorithm import GLOBAL, OTHER_GLOBAL, PERSONAL
+from collegium.core.payloads import (
+    ALL_CASES,
+    CASES,
+    EVENTS,
+    GLOBAL,
+    OTHER_GLOBAL,
+    PERSONAL,
+)
 from collegium.core.settings import NonNegativeInt, settings
 from collegium.core.tensors import Tensors
 from collegium.runtime.state import Store
-from collegium.tasks import ALL_CASES, CASES, EVENTS, NON_SCORE_KEYS, count_events, is_hidden
+from collegium.tasks import NON_SCORE_KEYS, count_events, is_hidden
 
 KEPT = "kept"
 """The folder of kept models, of the server and of a site."""

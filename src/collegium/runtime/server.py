@@ -10,8 +10,9 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 
@@ -19,17 +20,23 @@ from collegium.compression.session.groups import CODEC_KEY, NO_CODECS, RESEND_RE
 from collegium.compression.session.layout import ModelLayout
 from collegium.compression.session.server_session import Exchange, ServerSession
 from collegium.core.algorithm import HOME, Algorithm, Replies, State, check_needs
-from collegium.core.message import HELD_KEY, Held, Message, pack, unpack
+from collegium.core.failures import LONGEST
+from collegium.core.message import HELD_KEY, FaultyReply, Held, Message, pack
 from collegium.core.model_parts import ModelParts
-from collegium.core.payloads import Expected, recorded_numbers
+from collegium.core.payloads import Expected, Metric, recorded_numbers
 from collegium.core.randomness import claim, generator
 from collegium.core.tensors import Tensors
-from collegium.errors import KINDS, ClientError, MissingReply, ProtocolError
+from collegium.core.text import printable
+from collegium.errors import ClientError, MissingReply, ProtocolError
+from collegium.runtime.border import Border
+from collegium.runtime.ledger import SignOff
 from collegium.runtime.local_work import LocalWork
 from collegium.runtime.participation import EVERYBODY, Participation
 from collegium.runtime.state import Store
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 Stage = Literal["train", "evaluate"]
 
@@ -86,6 +93,7 @@ class Response:
         seconds: time that the client took.
         missing: why the client did not answer; empty if it did. The data are empty then.
         again: whether the request got lost by no fault of the client, and has to be made again.
+        signed: what the client's ledger holds after this message; None: it is not recorded.
     """
 
     client: str
@@ -93,6 +101,7 @@ class Response:
     seconds: float
     missing: str = ""
     again: bool = False
+    signed: SignOff | None = None
 
 
 class Transport(Protocol):
@@ -108,6 +117,10 @@ class Transport(Protocol):
 class RequestHandler(Protocol):
     """The interface of a client to an engine."""
 
+    @property
+    def signed(self) -> SignOff | None:
+        """What the client's ledger held when the last response left; None: it is not recorded."""
+
     def handle(self, request: Request) -> bytes:
         """Return the packed envelope that responds to ``request``."""
 
@@ -121,7 +134,12 @@ def respond(client: RequestHandler, request: Request) -> Response:
     """
     start = time.perf_counter()
     data = client.handle(request)
-    return Response(request.client, data, time.perf_counter() - start)
+    return Response(request.client, data, time.perf_counter() - start, signed=client.signed)
+
+
+def origin_of(request: Request) -> list[Any]:
+    """Return what a reply says of the request that it answers, so that no other passes for it."""
+    return [request.client, request.round, request.exchange, request.method]
 
 
 def handler_of(algorithm: Algorithm, name: str) -> Callable[..., Message]:
@@ -176,6 +194,10 @@ class ServerRuntime:
         seed: of the run, from which participants, codecs and what `rng` returns are drawn.
         rounds: how many rounds the run has.
         public: works with public data, if the algorithm needs them.
+        metrics: the scores that the task can give a case; see `collegium.tasks.metrics_of`. None:
+            unknown.
+        headline: the metric that selects models; empty: unknown.
+        cases: by client, how many cases it has in all; one that is missing may have any number.
     """
 
     def __init__(
@@ -192,6 +214,9 @@ class ServerRuntime:
         seed: int = 0,
         rounds: int = 1,
         public: LocalWork | None = None,
+        metrics: Mapping[str, Metric] | None = None,
+        headline: str = "",
+        cases: Mapping[str, int | None] | None = None,
     ) -> None:
         self.algorithm, self.transport, self.parts = algorithm, transport, parts
         self.clients = sorted(clients)
@@ -205,14 +230,22 @@ class ServerRuntime:
         self.left_out: list[dict[str, str]] = []
         self._make_model, self._public = make_model, public
         self._initial = make_model(0)
-        self._expected = Expected(self._initial, parts, algorithm.hyperparameters())
         self._sends = algorithm.all_sends()
         self._acknowledges = algorithm.commit_on_acknowledgement
         self._accepted: dict[str, str] = {}
         layout = ModelLayout(self._initial, parts.trainable) if codecs else None
-        self._session = ServerSession(codecs, layout, seed=seed) if layout else None
+        self._new_session = (
+            partial(ServerSession, codecs, layout, seed=seed) if layout else lambda: None
+        )
+        self._session = self._new_session()
         self.held = Held(self._initial.select(parts.frozen)) if parts.frozen else None
+        expected = Expected(
+            self._initial, parts, algorithm.hyperparameters(), metrics=metrics, headline=headline
+        )
+        self.border = Border(algorithm, expected, cases or {}, self.held)
         self._lacking: set[str] = set()
+        self._resent: set[str] = set()
+        self._barred: dict[str, dict[str, str]] = {}
         self._exchange = 0
         self._committed = 0
         self._purposes: set[str] = set()
@@ -273,7 +306,7 @@ class ServerRuntime:
             raise ProtocolError(
                 f"asked {', '.join(sorted(unknown))}, which is not in the federation"
             )
-        names = [client for client in self._participants if client in wanted]
+        names = [c for c in self._participants if c in wanted and c not in self._barred]
         exchange, self._exchange = self._exchange, self._exchange + 1
         coded = None
         if self._session is not None and self.stage == "train":
@@ -316,14 +349,17 @@ class ServerRuntime:
         """Yield checked replies in sorted order; those that arrive early wait for their turn."""
         early: dict[str, Response] = {}
         answered = 0
+        comparison = self.border.comparison()
+        self._resent.clear()
         remaining = iter(names)
         expected = next(remaining, None)
         for response in self._deliver(names, request):
             early[response.client] = response
             while expected in early:
-                message = self._open_response(early.pop(expected), method, coded)
+                message = self._open_response(early.pop(expected), method, exchange, coded)
                 if message is not None:
                     answered += 1
+                    comparison.add(expected, message)
                     if self.stage == "train":
                         self._accepted[expected] = state_name(self.round, exchange)
                     yield expected, message
@@ -332,7 +368,9 @@ class ServerRuntime:
             raise ProtocolError(
                 f"client {expected!r}, round {self.round}, {method}: the engine brought no response"
             )
-        if answered < min(self.participation.min_clients, len(names)):
+        if odd := comparison.odd_one():
+            raise FaultyReply(f"{self._where(odd.client, method)}: {odd}", odd.client)
+        if answered < min(self.participation.min_clients, len(names) + len(self._barred)):
             raise MissingReply(
                 f"round {self.round}, {method}: {answered} of {len(names)} clients answered, and "
                 f"min_clients is {self.participation.min_clients}; the finished rounds are kept, "
@@ -363,7 +401,9 @@ class ServerRuntime:
             logger.warning("client %r: %s; asking again", client, response.missing)
             began = missing_since.setdefault(client, time.monotonic())
             return time.monotonic() - began < self.participation.retry_seconds
-        if (self._session or self.held) and response.data == RESEND_REQUEST:
+        asks = (self._session or self.held) and response.data == RESEND_REQUEST
+        if asks and client not in self._resent:
+            self._resent.add(client)
             self._lacking.add(client)
             if self._session is not None:
                 logger.warning(
@@ -380,64 +420,41 @@ class ServerRuntime:
         stats.seconds += response.seconds
         return stats
 
+    def _where(self, client: str, method: str) -> str:
+        return f"client {client!r}, round {self.round}, {method}"
+
     def _open_response(
-        self, response: Response, method: str, coded: Exchange | None = None
+        self, response: Response, method: str, exchange: int, coded: Exchange | None = None
     ) -> Message | None:
         """Return the checked reply, or None if the client failed and is left out."""
-        stats = self._count(response)
-        where = f"client {response.client!r}, round {self.round}, {method}"
+        stats, client = self._count(response), response.client
+        where = self._where(client, method)
         try:
             if response.missing:
-                raise MissingReply(f"{where}: {response.missing}")
-            envelope = _unpacked(response.data, where, self.held)
-            reply = self._check(envelope, where, response.client, coded)
+                raise MissingReply(response.missing)
+            self.border.check_ledger(client, response.signed, response.data)
+            origin = [client, self.round, exchange, method]
+            needs = getattr(getattr(self.algorithm, method), "__collegium_needs__", ())
+            decode = partial(_decode, coded, client)
+            reply = self.border.open(response.data, client, origin, decode, needs)
         except ClientError as error:
             if coded is not None:
-                coded.record_failure(response.client)
+                coded.record_failure(client)
+            failure = type(error)(f"{where}: {printable(str(error), LONGEST)}")
             if self.participation.on_failure != "skip":
-                raise
-            logger.warning("%s; left out of this exchange", error)
-            self.left_out.append({"client": response.client, "method": method, "why": str(error)})
+                raise failure from error
+            self._leave_out(client, method, str(failure))
             return None
         if coded is not None:
-            coded.record_reply(response.client, reply)
+            coded.record_reply(client, reply)
         if "progress" in reply and "loss" in reply["progress"]:
             stats.loss = reply["progress"]["loss"]
         stats.numbers |= recorded_numbers(self._sends, reply)
-        return reply
+        return Message(reply, where, client)
 
-    def _check(self, envelope: Any, where: str, client: str, coded: Exchange | None) -> Message:
-        """Return the message in ``envelope`` after checking every part against its schema."""
-        if isinstance(envelope, dict) and isinstance(envelope.get("error"), dict):
-            kind = KINDS.get(str(envelope["error"].get("kind")), ClientError)
-            text = f"{where}: {envelope['error'].get('text')}"
-            raise (kind if issubclass(kind, ClientError) else ClientError)(text)
-        if not isinstance(envelope, dict) or not isinstance(envelope.get("reply"), dict):
-            raise ProtocolError(f"{where}: the response is not a reply")
-        reply: dict[str, Any] = envelope["reply"]
-        if "coded" in envelope:
-            reply = self._decode(reply, envelope["coded"], where, client, coded)
-        for name, value in reply.items():
-            if name not in self._sends:
-                raise ProtocolError(
-                    f"{where}: part {name!r} is not among what "
-                    f"{type(self.algorithm).__name__} declares to send"
-                )
-            try:
-                self._sends[name].check(value, self._expected)
-            except ProtocolError as error:
-                raise ProtocolError(f"{where}: part {name!r}: {error}") from error
-        return Message(reply, where)
-
-    def _decode(
-        self, reply: Any, entries: Any, where: str, client: str, coded: Exchange | None
-    ) -> dict[str, Any]:
-        try:
-            if coded is None:
-                raise ProtocolError("it is coded, and the server has no codec; leave it out here")
-            return coded.decode_reply(client, reply, entries)
-        except ProtocolError as error:
-            raise ProtocolError(f"{where}: {error}") from error
+    def _leave_out(self, client: str, method: str, why: str) -> None:
+        logger.warning("%s; left out of this exchange", why)
+        self.left_out.append({"client": client, "method": method, "why": why})
 
     def begin(self, before_commit: Callable[[], None] = lambda: None) -> None:
         """Load the newest undamaged state, or run and commit the algorithm's set-up.
@@ -451,17 +468,23 @@ class ServerRuntime:
         self.store.clean()
         found = self.store.load_newest()
         if found is not None:
-            name, self.state = found
+            name, state = found
+            self._restore(state)
             self.round = self._committed = int(name)
-            codec_state = self.state.pop(CODEC_KEY, {})
-            self._accepted = self.state.pop(ACCEPTED_KEY, {})
-            if self._session is not None:
-                self._session.state = codec_state
             self.store.prune(name)
             return
         self.participation.check(self.clients)
         check_needs(self.algorithm, self.clients, self.parts)
         self._run_and_commit(self.algorithm.setup, 0, before_commit)
+
+    def _restore(self, state: State) -> None:
+        """Continue from a stored state."""
+        self.state = state
+        self._accepted = state.pop(ACCEPTED_KEY, {})
+        self._session = self._new_session()
+        codec_state = state.pop(CODEC_KEY, {})
+        if self._session is not None:
+            self._session.state = codec_state
 
     def advance(
         self, before_commit: Callable[[], None] = lambda: None, *, at_home: bool = False
@@ -490,14 +513,21 @@ class ServerRuntime:
     def _run_and_commit(
         self, step: Callable[[Any], None], number: int, before_commit: Callable[[], None]
     ) -> None:
-        self.round, self.stage, self._exchange = number, "train", 0
-        self._purposes.clear()
-        if self._public is not None:
-            self._public.begin_work("public", number)
-            self._public.round, self._public.state = number, self.state
         self.client_stats, self.left_out = {}, []
-        step(self)
-        self._finish_exchange()
+
+        def work() -> None:
+            self.round, self.stage, self._exchange = number, "train", 0
+            self._purposes.clear()
+            if self._public is not None:
+                self._public.begin_work("public", number)
+                self._public.round, self._public.state = number, self.state
+            step(self)
+            self._finish_exchange()
+
+        def begin_again() -> None:
+            self._restore(self.store.load(f"{self._committed:06d}") if number else {})
+
+        self._without_faulty(work, begin_again)
         self._participants = self.clients
         before_commit()
         codec_state = self._session.pruned_state() if self._session is not None else {}
@@ -507,6 +537,32 @@ class ServerRuntime:
         self.store.save(f"{number:06d}", state)  # the rename inside is the commit point
         self._committed = number
         self.store.prune(f"{number:06d}")
+
+    def _without_faulty(
+        self, work: Callable[[], T], begin_again: Callable[[], None] = lambda: None
+    ) -> T:
+        """Return what some work returns, done again without a client whose reply is of no use.
+
+        The others receive the same requests again, and so have the bits of a run without it.
+
+        Raises:
+            FaultyReply: the policy is not to skip.
+        """
+        self._barred.clear()
+        while True:
+            try:
+                return work()
+            except FaultyReply as error:
+                if self._pending is not None:
+                    self._pending.discard()
+                    self._pending = None
+                if not error.client or self.participation.on_failure != "skip":
+                    raise
+                barred = {"client": error.client, "method": "round", "why": str(error)}
+                self._barred[error.client] = barred
+                logger.warning("%s; the round is made again without it", error)
+                self.left_out = [*self._barred.values()]
+                begin_again()
 
     def evaluate_models(self, chosen: Mapping[str, int]) -> dict[str, Message]:
         """Ask all clients to score the current models, and return the replies by client.
@@ -536,16 +592,23 @@ class ServerRuntime:
             each: further parts for single clients.
             **items: the parts that all clients receive.
         """
-        self.stage, self._exchange = "evaluate", 0
         self.client_stats = {}
         if method.__name__ == Algorithm.evaluate.__name__:
             self._participants = self.participation.present(self.clients, self.round)
-        replies = dict(self.ask(method, each=each, **items).items())
+
+        def work() -> dict[str, Message]:
+            self.stage, self._exchange = "evaluate", 0
+            return dict(self.ask(method, each=each, **items).items())
+
+        replies = self._without_faulty(work)
         self._pending, self.stage, self._participants = None, "train", self.clients
         return replies
 
     def deploy(self) -> dict[str, Tensors]:
         """Return the models for a client outside: the algorithm's and those that sites share."""
+        return self._without_faulty(self._models_to_deploy)
+
+    def _models_to_deploy(self) -> dict[str, Tensors]:
         self.stage, self._exchange = "evaluate", 0
         models = self.algorithm.deploy(self)
         if self.algorithm.has_personal or HOME in self.state:
@@ -557,9 +620,10 @@ class ServerRuntime:
         return models
 
 
-def _unpacked(data: bytes, where: str, held: Held | None) -> Any:
-    """Return the envelope in a response; one that is none names who sent it."""
-    try:
-        return unpack(data, held=held)
-    except ProtocolError as error:
-        raise ProtocolError(f"{where}: {error}") from error
+def _decode(
+    exchange: Exchange | None, client: str, reply: dict[str, Any], entries: Any
+) -> dict[str, Any]:
+    """Return the parts of a client's reply, decoded."""
+    if exchange is None:
+        raise ProtocolError("it is coded, and the server has no codec; leave it out here")
+    return exchange.decode_reply(client, reply, entries)

@@ -1,9 +1,7 @@
 """Tasks: the loss a network is trained with, how it predicts a whole case, how that is scored."""
 
+from collegium.core.payloads import ALL_CASES, CASES, EVENTS
 from collegium.tasks.base import (
-    ALL_CASES,
-    CASES,
-    EVENTS,
     HIDDEN,
     NON_SCORE_KEYS,
     PROBABILITY,
@@ -13,6 +11,7 @@ from collegium.tasks.base import (
     Task,
     count_events,
     is_hidden,
+    metrics_of,
 )
 from collegium.tasks.classification import SET_METRICS, ClassificationTask
 from collegium.tasks.segmentation import SegmentationTask
@@ -33,4 +32,5 @@ __all__ = [
     "Task",
     "count_events",
     "is_hidden",
+    "metrics_of",
 ]

@@ -8,21 +8,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from collegium.core.lazy import nn, torch
+from collegium.core.payloads import CASES, EVENTS, Metric
 
 if TYPE_CHECKING:
     from collegium.core.dataset import Batch, Example
 
 CaseScores = dict[str, Any]
 """The scores of a case by metric, beside the keys that identify the case."""
-
-CASES = "cases"
-"""In a row that stands for several cases: how many of them have a score."""
-
-EVENTS = "events"
-"""In a row that stands for several cases: see `count_events`."""
-
-ALL_CASES = "mean"
-"""The case and the patient of a row that stands for all cases, whose scores stay at their site."""
 
 NON_SCORE_KEYS = ("case", "patient", CASES, EVENTS)
 """The keys of `CaseScores` that are not metrics."""
@@ -35,6 +27,33 @@ TRUE_CLASS = f"{HIDDEN}class"
 
 PROBABILITY = f"{HIDDEN}p"
 """Before the number of a class: the probability that was predicted for it."""
+
+
+LIMITS: Mapping[str, Metric] = MappingProxyType(
+    {
+        **dict.fromkeys(("dice", "iou", "accuracy"), Metric(0.0, 1.0)),
+        **dict.fromkeys(("hd95", "log_loss"), Metric(0.0)),
+        "brier": Metric(0.0, 2.0),
+        **dict.fromkeys(("balanced_accuracy", "auc"), Metric(-2.0, 2.0, of_set=True)),
+    }
+)
+"""The values that metrics can have, of all classes and of one; any other can have all."""
+
+
+def metrics_of(task: Task) -> dict[str, Metric]:
+    """Return the values that each score of a case can have, by name, the hidden ones included.
+
+    Args:
+        task: the task; its classes, where it has some, are those of hidden scores.
+    """
+    found = {
+        name: LIMITS.get(name, LIMITS.get(name.split("_")[0], Metric())) for name in task.units
+    }
+    classes = getattr(task, "classes", 0)
+    if isinstance(classes, int) and classes:
+        found[TRUE_CLASS] = Metric(0.0, classes - 1.0)
+        found |= {f"{PROBABILITY}{number}": Metric(0.0, 1.0) for number in range(classes)}
+    return found
 
 
 def is_hidden(name: str) -> bool:

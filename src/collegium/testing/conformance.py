@@ -21,17 +21,10 @@ from typing import Any
 import torch
 
 from collegium.compression.session.groups import NO_CODECS, Codecs
-from collegium.core.algorithm import (
-    GLOBAL,
-    HOME,
-    PERSONAL,
-    Algorithm,
-    State,
-    check_needs,
-)
+from collegium.core.algorithm import HOME, Algorithm, State, check_needs
 from collegium.core.message import pack, unpack
 from collegium.core.model_parts import ModelParts, find_parts
-from collegium.core.payloads import Expected, ModelPart
+from collegium.core.payloads import GLOBAL, PERSONAL, Expected, ModelPart
 from collegium.core.randomness import ambient
 from collegium.core.seals import read_json, seal_tensors
 from collegium.core.tensors import Tensors

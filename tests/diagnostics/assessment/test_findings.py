@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from collegium.core.message import Message
+from collegium.core.model_parts import find_parts
+from collegium.core.payloads import Expected
 from collegium.core.tensors import Tensors
 from collegium.diagnostics.assessment.findings import Findings, find
 from collegium.heterogeneity import proxy
@@ -13,6 +15,7 @@ from collegium.heterogeneity.survey import PARTS, SurveyQuestions
 
 QUESTIONS = SurveyQuestions(("intensity_maxima", "label_volumes", "label_histogram", "embeddings"))
 CLASSES = ("background", "gland")
+EXPECTED = Expected(Tensors({}), find_parts(torch.nn.Module()), {})
 
 
 def found(told: Any, summary: Any = "cases") -> Findings:
@@ -160,7 +163,7 @@ def test_summaries_give_distances_but_no_tests(replies: Callable[..., Any]) -> N
             whole = message[part]
             columns = {name: questions.column(c) for name, c in whole["columns"].items()}
             parts[part] = {**whole, "columns": columns}
-            PARTS[part].check(parts[part], None)  # type: ignore[arg-type]
+            PARTS[part].check(parts[part], EXPECTED)
         rows = message["embeddings"]["cases"]
         told[site] = Message({**parts, "embeddings": Tensors({"mean": rows.mean(0, keepdim=True)})})
     findings = found(told, "histogram")

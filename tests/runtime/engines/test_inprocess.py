@@ -12,6 +12,8 @@ from collegium.runtime.server import Request
 class Echo:
     """A client that answers with its name and what it was asked, and may misbehave."""
 
+    signed = None
+
     def __init__(self, name: str) -> None:
         self.name = name
 
@@ -29,6 +31,8 @@ def build() -> dict[str, Echo]:
 
 class Visible:
     """A client that answers with the GPUs that its process sees, and how many torch finds."""
+
+    signed = None
 
     def handle(self, request: Request) -> bytes:
         import torch

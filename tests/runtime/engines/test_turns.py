@@ -95,6 +95,8 @@ def test_one_site_that_fails_fails_as_it_does_alone():
 class Handler:
     """A client whose handler notes when it runs, and trains twice."""
 
+    signed = None
+
     def __init__(self, name: str, seen: list[str], fit) -> None:
         self.name, self.seen, self.fit = name, seen, fit
 

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from collegium.core.algorithm import GLOBAL, OTHER_GLOBAL, PERSONAL
+from collegium.core.payloads import GLOBAL, OTHER_GLOBAL, PERSONAL
 from collegium.evaluation.results import SELECTION
 from collegium.evaluation.scores import SPLITS, rows_of
 from collegium.experiment.config.building import adapters_of

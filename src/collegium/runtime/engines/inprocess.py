@@ -13,6 +13,7 @@ from typing import Any
 
 from collegium.core.userfile import on_one_machine
 from collegium.runtime import process
+from collegium.runtime.ledger import SignOff
 from collegium.runtime.server import Request, RequestHandler, Response, respond
 
 ClientFactory = Callable[[], Mapping[str, RequestHandler]]
@@ -147,7 +148,13 @@ class _Worker:
         """Return the response, which says so if the process ended before it responded."""
         try:
             header = json.loads(self.connection.recv_bytes())
-            return Response(header["client"], self.connection.recv_bytes(), header["seconds"])
+            data, signed = self.connection.recv_bytes(), header["signed"]
+            return Response(
+                header["client"],
+                data,
+                header["seconds"],
+                signed=None if signed is None else SignOff.parse(signed),
+            )
         except (EOFError, ConnectionError):
             self._process.join(5)
             assert self._request is not None
@@ -181,6 +188,7 @@ def _work(connection: Connection, build: ClientFactory, threads: int) -> None:
         except (EOFError, ConnectionError):
             return
         response = respond_here(clients[request.client], request)
-        header = {"client": response.client, "seconds": response.seconds}
+        signed = response.signed and response.signed.to_dict()
+        header = {"client": response.client, "seconds": response.seconds, "signed": signed}
         connection.send_bytes(json.dumps(header).encode())
         connection.send_bytes(response.data)
