@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +9,8 @@ import torch
 
 from collegium.core.dataset import Example, TensorDataset
 from collegium.core.message import Message
+from collegium.core.model_parts import find_parts
+from collegium.core.payloads import Expected
 from collegium.core.randomness import generator
 from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError, DataError, ProtocolError
@@ -184,8 +187,13 @@ def test_every_part_meets_its_schema() -> None:
         client(TensorDataset(two_cases())), SurveyQuestions(tuple(PARTS), grid=16)
     )
     assert reply.keys() == PARTS.keys()
+    expected = Expected(Tensors({}), find_parts(torch.nn.Module()), {}, cases=2)
     for name, part in PARTS.items():
-        part.check(reply[name], None)  # type: ignore[arg-type]
+        part.check(reply[name], expected)
+    fewer = replace(expected, cases=1)
+    for name in ("intensity_maxima", "label_volumes", "embeddings"):
+        with pytest.raises(ProtocolError, match="and the site has 1 cases"):
+            PARTS[name].check(reply[name], fewer)
 
 
 def test_embeddings_leave_in_another_order_or_as_their_mean() -> None:

@@ -111,12 +111,12 @@ def test_toy_worker_builds_whichever_client_is_asked_for(tmp_path):
     training = {"optimizer": "sgd", "lr": 0.5}
     kind = REGRESSION.name
     key = json.dumps(["ditto", {"lam": 0.5}, training, str(tmp_path), kind, "B"])
-    client = clients[key]
+    client = clients[key].client
     assert client.id == "B"
     assert client.algorithm == Ditto(lam=0.5)
     assert client.training.config == TrainingConfig(optimizer="sgd", lr=0.5)
     assert client.root == tmp_path / "clients" / "B"
-    assert clients[key] is client
+    assert clients[key].client is client
 
 
 def test_states_differ_where_a_bit_does(tmp_path):

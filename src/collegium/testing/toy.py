@@ -26,6 +26,7 @@ from collegium.experiment.config.registry import ALGORITHMS, CODECS
 from collegium.runtime.client import ClientRuntime
 from collegium.runtime.engines.inprocess import InProcess, respond_here
 from collegium.runtime.federation import Federation, Network, initial_model
+from collegium.runtime.ledger import SignOff
 from collegium.runtime.participation import EVERYBODY, Participation
 from collegium.runtime.run import Run
 from collegium.runtime.selection import Selection
@@ -295,10 +296,26 @@ class SwappedNames:
         """Nothing is held."""
 
 
-class ToyClients(dict[str, ClientRuntime]):
+class _Addressed:
+    """A client that is asked under an address that says how to build it."""
+
+    def __init__(self, client: ClientRuntime) -> None:
+        self.client = client
+
+    @property
+    def signed(self) -> SignOff | None:
+        """See `collegium.runtime.server.RequestHandler.signed`."""
+        return self.client.signed
+
+    def handle(self, request: Request) -> bytes:
+        """Return the response to a request, as to one under the client's name."""
+        return self.client.handle(replace(request, client=self.client.id))
+
+
+class ToyClients(dict[str, _Addressed]):
     """The clients of whichever toy federation is asked for, built when they are."""
 
-    def __missing__(self, key: str) -> ClientRuntime:
+    def __missing__(self, key: str) -> _Addressed:
         from collegium.testing.kinds import KINDS
 
         self.clear()
@@ -309,7 +326,7 @@ class ToyClients(dict[str, ClientRuntime]):
         clients = toy_federation(training=recipe, kind=KINDS[kind]).clients(
             algorithm, seed=SEED, root=Path(root), codecs=codecs
         )
-        self[key] = clients[client]
+        self[key] = _Addressed(clients[client])
         return self[key]
 
 
