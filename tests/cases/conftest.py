@@ -8,10 +8,10 @@ import pytest
 
 
 @pytest.fixture
-def folder(cases: Path, request: pytest.FixtureRequest) -> Path:
+def folder(cases: Path, new_cases: Path, request: pytest.FixtureRequest) -> Path:
     """The folder of the field case that the test is named after."""
     number = request.node.name.removeprefix("test_").partition("_")[0]
-    (found,) = cases.glob(f"{number}_*")
+    (found,) = (path for place in (cases, new_cases) for path in place.glob(f"{number}_*"))
     return found
 
 

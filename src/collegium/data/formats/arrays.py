@@ -19,10 +19,10 @@ at once, as in FedDG, the first three channels are the image and the others nest
 inside the one before: the label is the number of them that hold a pixel.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,10 +119,27 @@ def _numpy(path: Path) -> dict[str, Array]:
     try:
         with path.open("rb") as stream:
             file = np.load(stream, allow_pickle=False)
-            named = file.items() if isinstance(file, Mapping) else [("", file)]
-            return {name.lower(): np.asarray(array) for name, array in named}
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                _check_end(stream)
+                return {"": np.asarray(file)}
+            return dict(_members(file))
     except ValueError as error:
         raise _explained(error, path) from error
+
+
+def _members(file: Any) -> Iterator[tuple[str, Array]]:
+    """Yield the arrays of an .npz by their names in lower case, each read to its end."""
+    for name in file.zip.namelist():
+        if name.endswith(".npy"):
+            with file.zip.open(name) as member:
+                array = np.lib.format.read_array(member, allow_pickle=False)
+                _check_end(member)  # where the checksum is compared
+            yield name.removesuffix(".npy").lower(), array
+
+
+def _check_end(stream: IO[bytes]) -> None:
+    if stream.read(1):
+        raise ValueError("it holds more than its header says")
 
 
 def _explained(error: ValueError, path: Path) -> Exception:

@@ -102,6 +102,7 @@ def stored_frames(path: Path) -> tuple["Dataset", Array]:
 
     dataset = read(path, pixels=True)
     _check_decoder(dataset, path)
+    _check_length(dataset, path)
     frames = int(dataset.get("NumberOfFrames", 1) or 1)
     samples = int(dataset.get("SamplesPerPixel", 1) or 1)
     try:
@@ -188,6 +189,25 @@ def _as_stored(value: Any, values: Array) -> float:
     if whole > int(limits.max):
         return whole - span
     return whole + span if whole < int(limits.min) else whole
+
+
+def _check_length(dataset: "Dataset", path: Path) -> None:
+    """Refuse uncompressed pixels of which a row or a column is more than the header's size needs.
+
+    A few bytes more are padding, which some devices write; fewer are refused by pydicom.
+    """
+    from pydicom.pixels.utils import get_expected_length
+
+    if "PixelData" not in dataset or dataset.file_meta.TransferSyntaxUID.is_encapsulated:
+        return
+    needed, stored = get_expected_length(dataset), len(dataset.PixelData)
+    samples = int(dataset.get("SamplesPerPixel", 1) or 1)
+    line = min(dataset.Rows, dataset.Columns) * samples * int(dataset.BitsAllocated) // 8
+    if stored - needed >= max(line, 2):
+        raise DataError(
+            f"{path}: it holds {stored} bytes of pixels, and its header's size needs {needed}: it "
+            "is damaged; copy it again from its source"
+        )
 
 
 def _check_decoder(dataset: "Dataset", path: Path) -> None:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from collegium.core.optional import import_optional
 from collegium.data.decoded_image import DecodedImage, from_ras, resize_nearest, to_ras
+from collegium.data.formats.itk_headers import check_voxels
 from collegium.errors import DataError
 
 SUFFIXES = (".nrrd", ".nhdr", ".mha", ".mhd")
@@ -18,6 +19,7 @@ _LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
 def decode(path: Path) -> DecodedImage:
     """Decode a volume brought to RAS+, or a two-dimensional image as (channels, row, column).
 
+    The file is read to its end and compared with its header, see `check_voxels`.
     The components of a voxel are channels; axes of length one after the third are dropped.
 
     Raises:
@@ -25,6 +27,7 @@ def decode(path: Path) -> DecodedImage:
         ValueError: The file is damaged.
     """
     image = _load(path)
+    check_voxels(path)
     axes = image.GetDimension()
     values: NDArray[Any] = import_optional("SimpleITK", "itk", path.name).GetArrayFromImage(image)
     several = image.GetNumberOfComponentsPerPixel() > 1

@@ -2,8 +2,14 @@
 
 No other library reads geometry from these files, so that there is a single rule. A file that sets
 neither has voxel sizes only: its axes are taken as LAS around the middle of the volume.
+
+nibabel reads as many bytes as the header asks for. Here a file is read to its end, so that the
+checksum of gzip is compared, and one that holds more than its header says is refused.
 """
 
+import gzip
+import math
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +22,7 @@ from collegium.errors import DataError
 SUFFIXES = (".nii", ".nii.gz")
 
 _MM = {1: 1000.0, 3: 0.001}  # codes of metre and micron; all else is taken as mm
+_CHUNK = 1 << 20  # bytes that are held at a time
 _GEOMETRY = (
     "sform_code", "srow_x", "srow_y", "srow_z", "qform_code", "quatern_b", "quatern_c", "quatern_d",
     "qoffset_x", "qoffset_y", "qoffset_z", "xyzt_units",
@@ -36,8 +43,7 @@ def decode(path: Path) -> DecodedImage:
     try:
         image: Any = nib.load(path)
         shape, dtype = image.shape, image.get_data_dtype()
-        real = dtype.kind in "biuf"
-        array = image.get_fdata(dtype=np.float64, caching="unchanged") if real else None
+        array = _values(image, path) if dtype.kind in "biuf" else None
     except (nib.filebasedimages.ImageFileError, nib.spatialimages.HeaderDataError) as error:
         raise ValueError(str(error).replace(str(path), path.name)) from error
     extra = tuple(length for length in shape[3:] if length > 1)
@@ -77,6 +83,37 @@ def write_mask(labels: NDArray[Any], image: Path, path: Path) -> None:
         mask.header[key] = source.header[key]
     mask.header["pixdim"][:4] = source.header["pixdim"][:4]
     library.save(mask, path)
+
+
+def _values(image: Any, path: Path) -> NDArray[np.float64]:
+    """Return the values in physical units; the file is read to its end.
+
+    Raises:
+        ValueError: It is damaged, or holds more than its header says.
+    """
+    needed = image.dataobj.offset + math.prod(image.shape) * image.get_data_dtype().itemsize
+    if not path.name.lower().endswith(".gz"):
+        values = image.get_fdata(dtype=np.float64, caching="unchanged")
+        _check_size(path.stat().st_size, needed)
+        return np.asarray(values)
+    try:
+        # values of a damaged stream are refused below, and need no warnings before
+        with gzip.open(path) as stream, np.errstate(invalid="ignore", over="ignore"):
+            streamed = type(image).from_stream(stream)
+            values = streamed.get_fdata(dtype=np.float64, caching="unchanged")
+            while stream.read(_CHUNK):
+                continue
+            _check_size(stream.tell(), needed)
+    except gzip.BadGzipFile as error:
+        raise ValueError("the checksum of its gzip stream does not agree") from error
+    except (EOFError, zlib.error) as error:
+        raise ValueError(f"its gzip stream is damaged or cut short: {error}") from error
+    return np.asarray(values)
+
+
+def _check_size(stored: int, needed: int) -> None:
+    if stored != needed:
+        raise ValueError(f"it holds {stored} bytes, and its header's size needs {needed}")
 
 
 def _spatial(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collegium.data.decoded_image import DecodedImage, resize_nearest
+from collegium.data.formats.picture_files import check_picture
 from collegium.errors import DataError
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def decode(path: Path, palette: str = "colours") -> DecodedImage:
 
     Raises:
         DataError: Reading it would lose something.
+        ValueError: The file is damaged.
     """
     from PIL import Image, ImageOps
 
@@ -41,7 +43,8 @@ def decode(path: Path, palette: str = "colours") -> DecodedImage:
         except Image.DecompressionBombError as error:
             raise DataError(f"{path}: too large to be read whole: cut it into tiles") from error
         with opened as image:
-            bits = _check_picture(image, path, notes)
+            bits = _check_kind(image, path, notes)
+            check_picture(image, path)
             if image.format in ("JPEG", "MPO") and image.getexif().get(0x0112, 1) != 1:
                 image = ImageOps.exif_transpose(image)
                 notes.append(f"{path.name}: was turned upright as its EXIF orientation says")
@@ -58,7 +61,7 @@ def decode(path: Path, palette: str = "colours") -> DecodedImage:
     )
 
 
-def _check_picture(image: "Image", path: Path, notes: list[str]) -> int:
+def _check_kind(image: "Image", path: Path, notes: list[str]) -> int:
     """Refuse pictures that Pillow would read with a loss; return the bits per channel."""
     frames = getattr(image, "n_frames", 1)
     if frames > 1 and image.format == "TIFF":
