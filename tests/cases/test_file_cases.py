@@ -1,5 +1,6 @@
-"""The field cases of files that are damaged, and for each siblings of the same kind."""
+"""The field cases of files that are damaged or absent, and for each siblings of the same kind."""
 
+import json
 import shutil
 import struct
 import zlib
@@ -15,7 +16,11 @@ from typer.testing import CliRunner, Result
 
 from collegium import cli
 from collegium.data.decoded_image import Array
+from collegium.data.federation import FederationConfig, SiteConfig, find_cases, list_cases
 from collegium.data.formats import decode
+from collegium.data.inspection import inspect_federation
+from collegium.data.settings import TaskConfig
+from collegium.data.unlabelled import list_images
 from collegium.errors import DataError
 
 nib: Any = nibabel
@@ -26,6 +31,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path
     """The current folder: a copy of the field case that the test is named after."""
     copy = tmp_path / folder.name
     shutil.copytree(folder, copy, copy_function=shutil.copyfile)
+    links = folder / "links.tsv"
+    for line in links.read_text("utf-8").splitlines() if links.is_file() else ():
+        name, target = line.split("\t")
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).symlink_to(target)
     monkeypatch.chdir(copy)
     return copy
 
@@ -196,3 +206,163 @@ def test_geo12_sibling_compressed_voxels_of_a_metaimage(tmp_path: Path) -> None:
     place = len(content) - 200
     path.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
     assert "its compressed voxels are damaged" in refused(path)
+
+
+LINK, POINTER, LFS = (
+    "is a link to a file that is not there",
+    "is a pointer of git-annex, not the file itself",
+    "is a pointer of Git LFS, not the file itself",
+)
+
+
+def test_bids01_dangling_symlink(place: Path, values: dict[str, Any]) -> None:
+    result = call("inspect", "f.yaml", "--json")
+    assert result.exit_code == 3
+    (site,) = json.loads(result.output)["sites"]
+    assert (site["cases"], site["readable"]) == (values["cases"], 1)
+    assert len(site["problems"]) == len(values["named"])
+    for problem, subject in zip(site["problems"], values["named"], strict=True):
+        assert problem.startswith(f"site a, case {subject}: ")
+    annexed, pointer, large = site["problems"]
+    image = place / "bids/sub-02/anat/sub-02_T1w.nii.gz"
+    assert f"{image}: is a link of git-annex to content that is not here" in annexed
+    assert annexed.endswith("get its content with `datalad get` or `git annex get`")
+    assert POINTER in pointer
+    assert f"{LFS}: get its content with `git lfs pull`" in large
+
+
+def test_bids01_sibling_a_run_names_the_first_and_counts_the_others(place: Path) -> None:
+    cases = FederationConfig("f", {"a": SiteConfig("bids")}, root=str(place))
+    with pytest.raises(DataError, match=r"case sub-02: .*git-annex.*and 2 more problems"):
+        find_cases(cases, "a")
+
+
+def test_bids01_siblings_both_dangle_and_the_mask_alone(place: Path) -> None:
+    result = call("inspect", "both_dangle/f.yaml", "--json")
+    assert result.exit_code == 3
+    (site,) = json.loads(result.output)["sites"]
+    assert site["cases"] == 4
+    mask, both = site["problems"]
+    assert mask.startswith("site a, case sub-02: ")
+    assert f"sub-02_desc-lesion_mask.nii.gz: {LINK}" in mask
+    assert both.startswith("site a, case sub-03: ")
+    assert f"sub-03_T1w.nii.gz: {LINK}" in both
+
+
+def test_bids01_siblings_subjects_without_an_image_are_named(place: Path) -> None:
+    (place / "bids" / "sub-05").mkdir()  # a data set of DataLad that was not installed
+    (place / "bids" / "sub-06").symlink_to("nowhere")
+    mask = place / "bids/derivatives/manual/sub-07/anat/sub-07_desc-lesion_mask.nii.gz"
+    mask.parent.mkdir(parents=True)
+    shutil.copy(place / "bids/derivatives/manual/sub-01/anat/sub-01_desc-lesion_mask.nii.gz", mask)
+    _, problems = list_cases(FederationConfig("f", {"a": SiteConfig("bids")}, str(place)), "a")
+    lone, empty, link = problems
+    assert lone.startswith(f"site a, case sub-07: its label {mask} has no image")
+    assert "case sub-05: " in empty
+    assert "holds no image in a folder anat" in empty
+    assert "datalad get" in empty
+    assert "case sub-06: " in link
+    assert LINK in link
+
+
+LAYOUTS: dict[str, tuple[str, str, SiteConfig]] = {
+    "images-labels": ("images/{}.png", "labels/{}.png", SiteConfig("s")),
+    "cases": ("{}/image.png", "{}/mask.png", SiteConfig("s")),
+    "nnunet": ("imagesTr/{}_0000.png", "labelsTr/{}.png", SiteConfig("s")),
+    "lists": ("{}.npy", "{}_segmentation.npy", SiteConfig("s")),
+    "datalist": ("i/{}.png", "l/{}.png", SiteConfig("s/list.json")),
+    "manifest": ("i/{}.png", "l/{}.png", SiteConfig(manifest="s/m.csv")),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("absent", ["image", "mask", "both"])
+def test_bids01_siblings_broken_links_in_every_layout(
+    tmp_path: Path, layout: str, absent: str
+) -> None:
+    image, mask, site = LAYOUTS[layout]
+    root = tmp_path / "s"
+    for name in ("p1", "p2", "p3"):
+        for path, what in ((image, "image"), (mask, "mask")):
+            file = root / path.format(name)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if name == "p2" and absent in (what, "both"):
+                file.symlink_to("nowhere")
+            else:
+                save(file, PICTURE if what == "image" else np.eye(40, 50, dtype=np.uint8))
+    pairs = [{"image": image.format(n), "label": mask.format(n)} for n in ("p1", "p2", "p3")]
+    (root / "list.json").write_text(json.dumps({"training": pairs}))
+    lines = [f"{pair['image']},{pair['label']}" for pair in pairs]
+    (root / "m.csv").write_text("\n".join(["image,label", *lines]))
+    if layout == "nnunet":
+        (root / "list.json").unlink()
+        about = {"channel_names": {"0": "x"}, "labels": {"background": 0, "l": 1}}
+        (root / "dataset.json").write_text(
+            json.dumps({**about, "numTraining": 3, "file_ending": ".png"})
+        )
+    elif layout != "datalist":
+        (root / "list.json").unlink()
+    config = FederationConfig("f", {"a": site}, root=str(tmp_path))
+    found = inspect_federation(config).sites[0]
+    assert (found.cases, found.readable) == (3, 2)
+    (problem,) = found.problems
+    assert problem.startswith("site a, case p2: ")
+    first = image if absent in ("image", "both") else mask
+    assert f"{root / first.format('p2')}: {LINK}" in problem
+    with pytest.raises(DataError, match=f"case p2: .*{LINK}"):
+        find_cases(config, "a")
+
+
+def test_bids01_sibling_a_slice_of_a_series(cases: Path, tmp_path: Path) -> None:
+    (source,) = cases.glob("dcm08_*/series")
+    series = tmp_path / "series"
+    shutil.copytree(source, series, copy_function=shutil.copyfile)
+    (series / "about.json").symlink_to("nowhere.json")
+    decode(series)
+    (series / "9.dcm").symlink_to("../.git/annex/objects/x.dcm")
+    with pytest.raises(DataError, match=r"9\.dcm: is a link of git-annex"):
+        decode(series)
+    (series / "9.dcm").unlink()
+    (series / "9").write_text("/annex/objects/SHA256E-s5--x.dcm\n")
+    with pytest.raises(DataError, match="9: is a pointer of git-annex"):
+        decode(series)
+
+
+def test_bids01_sibling_images_to_predict(tmp_path: Path) -> None:
+    save(tmp_path / "p1.png", PICTURE)
+    (tmp_path / "p2.png").symlink_to("nowhere.png")
+    found, _ = list_images(tmp_path)
+    assert [case.case for case in found] == ["p1", "p2"]
+    with pytest.raises(DataError, match=LINK):
+        decode(found[1].images[0])
+
+
+def test_bids01_siblings_what_has_no_place_is_named(tmp_path: Path) -> None:
+    task = TaskConfig("classification", ("a", "b"))
+    for name in ("a/1", "a/2", "b/3"):
+        save(tmp_path / f"s/{name}.png", PICTURE)
+    (tmp_path / "s/a/4.webp").write_bytes(b"RIFF")
+    (tmp_path / "s/a/README").write_text("about")
+    save(tmp_path / "s/b/patient5/5.png", PICTURE)
+    config = FederationConfig("f", {"A": SiteConfig("s")}, root=str(tmp_path), task=task)
+    cases, problems = list_cases(config, "A")
+    assert [case.case for case in cases] == ["1", "2", "3"]
+    assert [problem.partition(": ")[0] for problem in problems] == [
+        "site A, case 4",
+        "site A, case patient5",
+    ]
+
+
+def test_bids01_siblings_images_of_another_ending_and_labels_alone(tmp_path: Path) -> None:
+    about = {"channel_names": {"0": "x"}, "labels": {"background": 0, "l": 1}, "numTraining": 1}
+    for name in ("n/imagesTr/p1_0000.nii.gz", "n/labelsTr/p1.nii.gz", "n/imagesTr/p2_0000.nii"):
+        save(tmp_path / name, VOLUME)
+    (tmp_path / "n/dataset.json").write_text(json.dumps({**about, "file_ending": ".nii.gz"}))
+    for name in ("l/p1.npy", "l/p1_segmentation.npy", "l/p2_segmentation.npy"):
+        save(tmp_path / name, PICTURE)
+    sites = {"n": SiteConfig("n"), "l": SiteConfig("l")}
+    config = FederationConfig("f", sites, root=str(tmp_path))
+    (other,) = list_cases(config, "n")[1]
+    assert "p2_0000.nii, whose names do not end in .nii.gz" in other
+    (alone,) = list_cases(config, "l")[1]
+    assert alone.startswith("site l, case p2: its label ")

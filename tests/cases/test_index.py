@@ -19,6 +19,7 @@ CASES = [f"{theme}{number:02}" for theme, numbers in NUMBERS.items() for number 
 """The field cases, as their folders begin."""
 
 NEW_CASES = [
+    "bids01",
     "geo12",
 ]
 """The field cases that were collected later and have a test named after them."""

@@ -26,6 +26,7 @@ from collegium.core.seals import read_json, seal_json
 from collegium.data.decoded_image import Array
 from collegium.data.digests import file_digest
 from collegium.data.formats.dicom_files import files_below
+from collegium.data.placeholders import missing_content
 from collegium.data.preprocessing import CaseArrays, preprocess
 from collegium.data.settings import ImageConfig, TaskConfig
 from collegium.data.site import Case
@@ -160,6 +161,8 @@ def _digest(case: Case, path: Path, record_in: Path | None) -> bytes:
     try:
         return file_digest(path, record_in)
     except OSError as error:
+        if missing := missing_content(path):
+            raise DataError(f"{case}: {path}: {missing}") from error
         raise DataError(
             f"{case}: {path} cannot be read ({error.strerror}): restore it or its permissions"
         ) from error

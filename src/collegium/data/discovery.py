@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from collegium.data.pairing import case_id, pair_cases
+from collegium.data.placeholders import is_there, missing_content
 from collegium.data.site import Case
 from collegium.errors import DataError
 
@@ -254,7 +255,7 @@ def _name(image: str) -> str:
 def _find_file(value: str, bases: Sequence[Path], column: str, where: str) -> Path:
     if not value:
         raise DataError(f"{where}: the manifest names no {column}: add it or remove the line")
-    path = next((base / value for base in bases if (base / value).exists()), None)
+    path = next((base / value for base in bases if is_there(base / value)), None)
     if path is None:
         raise DataError(
             f"{where}: there is no {column} {bases[0] / value}: correct the manifest (paths are "
@@ -289,6 +290,9 @@ def from_folder(site: str, folder: Path) -> tuple[list[Case], list[str]]:
     images, labels, fovs = subfolders(folder)
     if images is None or labels is None:
         wanted = "images" if images is None else "labels (or masks, manual, segmentations)"
+        for path in sorted(folder.iterdir()):
+            if path.name.lower() in (*_IMAGES, *_LABELS) and (missing := missing_content(path)):
+                return [], [f"site {site}: {path} {missing}"]
         return [], [
             f"site {site}: {folder} has no subfolder {wanted}: add it, name the layout that the "
             "folder has or use a manifest"

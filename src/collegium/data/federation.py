@@ -17,6 +17,7 @@ from collegium.data.discovery import from_manifest
 from collegium.data.importers import describe_dataset, find_in_folder, find_with_manifest
 from collegium.data.importers.common import DatasetDescription
 from collegium.data.name_consistency import SiteNames, name_problems
+from collegium.data.placeholders import missing_content
 from collegium.data.sampling import ImageDataset, SamplingConfig
 from collegium.data.settings import ImageConfig, TaskConfig
 from collegium.data.site import Case, EgressPolicy, Site, never_labelled
@@ -378,6 +379,12 @@ def find_cases(config: FederationConfig, name: str) -> list[Case]:
         DataError: A case is unusable; the message has the first problem and the number of others.
     """
     cases, problems = list_cases(config, name)
+    problems += [
+        f"{case}: {path}: {missing}"
+        for case in cases
+        for path in (*case.images, case.label, case.fov)
+        if path is not None and (missing := missing_content(path))
+    ]
     if problems:
         more = len(problems) - 1
         raise DataError(problems[0] + (f" (and {more} more problems at this site)" if more else ""))

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from collegium.data.formats import SUFFIXES
+from collegium.data.placeholders import NO_IMAGE
 from collegium.errors import DataError
 
 Key = tuple[Hashable, ...]
 
-_SYSTEM_FILES = {"thumbs.db", "desktop.ini", "icon\r"}
-_NO_IMAGE = {
-    ".csv", ".tsv", ".txt", ".md", ".json", ".xml", ".yaml", ".yml", ".pdf", ".html", ".log",
-    ".xls", ".xlsx", ".doc", ".docx", ".py", ".sh", ".zip",
+_SYSTEM_FILES = {
+    "thumbs.db", "desktop.ini", "icon\r", "readme", "license", "licence", "changes", "copying",
 }  # fmt: skip
 _MASK_TOKEN = re.compile(
     r"segmentations?|segs?|masks?|labels?|lbl|gt|groundtruth|ground|truth|annotations?|anno?|"
@@ -246,12 +245,13 @@ def _refuse_duplicates(images: Sequence[Path]) -> None:
 
 
 def _relevant(files: Iterable[Path]) -> list[Path]:
-    return [path for path in files if not _ignored(path)]
+    return [path for path in files if not is_beside(path)]
 
 
-def _ignored(path: Path) -> bool:
+def is_beside(path: Path) -> bool:
+    """Return whether a file is hidden, of an operating system, or plainly no image."""
     name = path.name.lower()
-    if name.startswith(".") or name in _SYSTEM_FILES or path.suffix.lower() in _NO_IMAGE:
+    if name.startswith(".") or name in _SYSTEM_FILES or path.suffix.lower() in NO_IMAGE:
         return True
     empty = path.is_file() and path.stat().st_size == 0
     return empty and not name.endswith(SUFFIXES)  # an empty image is reported when it is read

@@ -25,6 +25,7 @@ from collegium.data.formats import FILE_SUFFIXES, SUFFIXES
 from collegium.data.formats.dicom import Series, find_series, is_dicom
 from collegium.data.importers.common import visible_entries
 from collegium.data.pairing import case_id, pair_cases
+from collegium.data.placeholders import is_there
 from collegium.data.site import Case
 from collegium.errors import DataError
 
@@ -94,7 +95,9 @@ def _folder_of_images(place: Path) -> Path:
 def _images(folder: Path) -> list[Path]:
     """Return the readable files, except DICOM files."""
     return [
-        p for p in visible_entries(folder) if p.is_file() and p.name.lower().endswith(FILE_SUFFIXES)
+        p
+        for p in visible_entries(folder)
+        if not p.is_dir() and p.name.lower().endswith(FILE_SUFFIXES)
     ]
 
 
@@ -236,7 +239,7 @@ def _case_of_row(row: Row, folder: Path, where: str, scored_by: str | None) -> C
     if not all(names):
         raise DataError(f"{where}: it names no image; fill in the line or take it out")
     images = tuple(folder / name for name in names)
-    missing = next((image for image in images if not image.exists()), None)
+    missing = next((image for image in images if not is_there(image)), None)
     if missing is not None:
         raise DataError(f"{where}: there is no image {missing}; correct the line")
     case = case_of_row(row)

@@ -69,7 +69,7 @@ def test_what_is_on_no_list_is_left_out_and_said(
     caplog.set_level(logging.INFO, "collegium")
     folder = prostate(tmp_path, "UCL", train="Case00.npy", test="Case01.npy")
     assert len(from_lists("A", folder)[0]) == 2
-    assert "2 images of" in caplog.text
+    assert "are on no list and are left out: Case02, Case03" in caplog.text
 
 
 def test_lists_that_are_wrong_are_named(tmp_path: Path) -> None:

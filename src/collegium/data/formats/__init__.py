@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from collegium.data.decoded_image import DecodedImage, DecodedRegions, listed
 from collegium.data.formats import arrays, dicom, dicom_segmentation, itk, nifti, pictures
+from collegium.data.placeholders import missing_content
 from collegium.errors import DataError, StorageError
 
 FILE_SUFFIXES = (*pictures.SUFFIXES, *nifti.SUFFIXES, *itk.SUFFIXES, *arrays.SUFFIXES)
@@ -182,7 +183,10 @@ def _as_regions(found: DecodedImage, regions: Sequence[str], path: Path) -> Deco
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Turn whatever a file's library raises into an error of one sentence."""
+    """Refuse a file whose content is elsewhere; turn what its library raises into one sentence."""
+    missing = missing_content(path)
+    if missing:
+        raise DataError(f"{path}: {missing}")
     try:
         yield
     except (FileNotFoundError, PermissionError) as error:

@@ -15,7 +15,12 @@ from pathlib import Path
 import numpy as np
 
 from collegium.data.decoded_image import DecodedImage, listed, to_ras
-from collegium.data.formats.dicom_files import files_below, ignore_value_warnings, is_dicom
+from collegium.data.formats.dicom_files import (
+    check_content,
+    files_below,
+    ignore_value_warnings,
+    is_dicom,
+)
 from collegium.data.formats.dicom_geometry import (
     VolumeGrid,
     affine_of,
@@ -34,7 +39,11 @@ def find_series(folder: Path) -> tuple[list[Series], list[str]]:
 
     Returns:
         The series by number, and a sentence for each kind of file that was left out.
+
+    Raises:
+        DataError: A file is damaged, or its content is elsewhere.
     """
+    check_content(folder)
     return _scan(files_below(folder), folder.name)
 
 
@@ -130,7 +139,7 @@ def _joined(group: list[Series]) -> Series:
 
 def _select(path: Path, series: str | None) -> tuple[Series, tuple[str, ...]]:
     """Return the selected series, and notes."""
-    found, notes = _scan(files_below(path) if path.is_dir() else [path], path.name)
+    found, notes = find_series(path) if path.is_dir() else _scan([path], path.name)
     if not found:
         raise DataError(f"{path}: holds no DICOM image: name the file or folder of one")
     chosen = [each for each in found if series is None or _is_named(each, series)]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from collegium.core.optional import import_optional
+from collegium.data.placeholders import NO_IMAGE, missing_content
 from collegium.errors import DataError
 
 if TYPE_CHECKING:
@@ -47,6 +48,21 @@ def sop_class(path: Path) -> str:
 def files_below(folder: Path) -> Iterator[Path]:
     """Return all files below a folder, in the order of their paths."""
     return (path for path in sorted(folder.rglob("*")) if path.is_file())
+
+
+def check_content(folder: Path) -> None:
+    """Refuse a folder that holds a file whose content is elsewhere, as it may be a slice.
+
+    Args:
+        folder: The folder of a series.
+
+    Raises:
+        DataError: There is one, and its name is not that of text or a table.
+    """
+    for path in sorted(folder.rglob("*")):
+        missing = missing_content(path)
+        if missing and path.suffix.lower() not in NO_IMAGE:
+            raise DataError(f"{path}: {missing}")
 
 
 def read(path: Path, only: Sequence[str] | None = None, *, pixels: bool = False) -> "Dataset":

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from collegium.data.discovery import complete_channels
 from collegium.data.importers.common import DatasetDescription, FoundCases, visible_entries
+from collegium.data.placeholders import missing_content
 from collegium.data.site import Case
 
 _ENDINGS = (".nii.gz", ".nii")
@@ -94,6 +95,7 @@ def from_bids(
 
     complete, problems = complete_channels(site, groups, wanted, place=place)
     labels = _labels(folder, raw, derivative)
+    problems += _without_image(site, folder, images, labels)
     cases = []
     for case, files in complete.items():
         chosen = [file for file in images if file.path in files]
@@ -120,7 +122,7 @@ def _files(folder: Path, source: str = "") -> Iterable[BidsFile]:
             continue
         for path in sorted(subject.rglob("*")):
             ending = next((end for end in _ENDINGS if path.name.endswith(end)), None)
-            if ending is None or path.name.startswith(".") or not path.is_file():
+            if ending is None or path.name.startswith(".") or path.is_dir():
                 continue
             parts = path.name.removesuffix(ending).split("_")
             inside = [part for part in parts if part.startswith("ses-")]
@@ -172,6 +174,32 @@ def _agrees(label: BidsFile, images: Iterable[BidsFile]) -> bool:
         all(image.entities.get(key, value) == value for key, value in label.entities.items())
         for image in images
     )
+
+
+def _without_image(
+    site: str, folder: Path, images: Sequence[BidsFile], labels: Sequence[BidsFile]
+) -> list[str]:
+    """Name the labels of anatomical images that are not there, and subjects without any image."""
+    there = {file.case for file in images}
+    near = ("anat", "ses-", "sub-")
+    alone = {
+        label.case: label
+        for label in labels
+        if label.case not in there and label.path.parent.name.startswith(near)
+    }
+    known = {file.subject for file in (*images, *alone.values())}
+    subjects = [path for path in visible_entries(folder) if path.name.startswith("sub-")]
+    return [
+        f"site {site}, case {case}: its label {label.path} has no image in a folder anat: add the "
+        "image or take the label out"
+        for case, label in alone.items()
+    ] + [
+        f"site {site}, case {path.name}: {path} "
+        + (missing_content(path) or "holds no image in a folder anat: add it, in a data set of "
+           "DataLad with `datalad get`, or take the subject out")
+        for path in subjects
+        if path.name not in known and (path.is_dir() or path.is_symlink())
+    ]  # fmt: skip
 
 
 def _wrong_labels(

@@ -13,7 +13,12 @@ from pathlib import Path
 
 from collegium.data.decoded_image import listed
 from collegium.data.formats import FILE_SUFFIXES, is_readable
-from collegium.data.importers.common import DatasetDescription, FoundCases, visible_entries
+from collegium.data.importers.common import (
+    DatasetDescription,
+    FoundCases,
+    unplaced,
+    visible_entries,
+)
 from collegium.data.pairing import case_id
 from collegium.data.site import Case
 from collegium.errors import DataError
@@ -59,7 +64,7 @@ def from_cases(site: str, folder: Path) -> FoundCases:
             "name another layout"
         ]
     wanted = _channels(contents)
-    cases, problems = [], []
+    cases, problems = [], unplaced(site, (p for p in visible_entries(folder) if not p.is_dir()))
     for name, content in contents.items():
         try:
             _check(content, wanted, f"site {site}, case {name}: its folder {folder / name}")
@@ -91,7 +96,7 @@ def _content(folder: Path) -> CaseFolder:
             continue
         words = _words(case_id(path), folder.name)
         if any(word in _MASK_WORDS for word in words):
-            masks += [path] if path.is_file() else []
+            masks += [] if path.is_dir() else [path]
         elif path.is_dir() or path.name.lower().endswith(FILE_SUFFIXES):  # no slice of a series
             images.append(("_".join(words) or "image", path))
     images.sort()

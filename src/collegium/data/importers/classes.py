@@ -5,7 +5,7 @@ from pathlib import Path
 
 from collegium.data.discovery import SPLIT_NAMES, subfolders
 from collegium.data.formats import is_readable
-from collegium.data.importers.common import FoundCases, unique_ids, visible_entries
+from collegium.data.importers.common import FoundCases, unique_ids, unplaced, visible_entries
 from collegium.data.site import Case
 
 
@@ -33,7 +33,8 @@ def from_classes(site: str, folder: Path) -> FoundCases:
         site: The site's name.
         folder: The folder that holds a folder for each class.
     """
-    found = [entry for entry in _walk(folder) if is_readable(entry[2])]
+    entries = [*_walk(folder)]
+    found = [entry for entry in entries if is_readable(entry[2])]
     if not found:
         return [], [
             f"site {site}: {folder} holds no images in subfolders named by their classes: correct "
@@ -44,7 +45,8 @@ def from_classes(site: str, folder: Path) -> FoundCases:
         Case(site, case, case, (path,), None, split=split, target=name)
         for case, (split, name, path) in zip(ids, found, strict=True)
     ]
-    return cases, []
+    placed = {path for _, _, path in found}
+    return cases, unplaced(site, (path for _, _, path in entries if path not in placed))
 
 
 def _walk(folder: Path) -> Iterator[tuple[str | None, str, Path]]:

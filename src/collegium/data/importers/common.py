@@ -2,12 +2,13 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from collegium.data.pairing import case_id
+from collegium.data.pairing import case_id, is_beside
+from collegium.data.placeholders import missing_content
 from collegium.data.site import Case
 from collegium.errors import DataError
 
@@ -91,6 +92,25 @@ def visible_entries(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+
+
+def unplaced(site: str, paths: Iterable[Path]) -> list[str]:
+    """Return a sentence for each file or folder that may be a case and has no place in a layout.
+
+    Args:
+        site: The site's name.
+        paths: The files and folders; those that are plainly no images are passed over.
+    """
+    return [
+        f"site {site}, case {case_id(path)}: {path} "
+        + (
+            missing_content(path)
+            or "has no place in the layout of its folder, or is no image of a kind that is read: "
+            "move or convert it, take it out, or list the cases in a manifest"
+        )
+        for path in paths
+        if not is_beside(path)
+    ]
 
 
 def unique_ids(images: Sequence[Path]) -> list[str]:

@@ -23,6 +23,7 @@ from collegium.data.importers.common import (
     visible_entries,
 )
 from collegium.data.pairing import case_id
+from collegium.data.placeholders import is_there
 from collegium.data.site import Case
 from collegium.errors import DataError
 
@@ -163,7 +164,7 @@ def _case(site: str, file: Path, entry: Any, where: str, split: str | None) -> C
 
 def _file(file: Path, name: Any, what: str, place: str) -> Path:
     path = file.parent / str(name)
-    if not path.exists():
+    if not is_there(path):
         raise DataError(
             f"{place}: there is no {what} {path}: correct the datalist (paths are relative to its "
             "folder) or restore the file"

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from collegium.data.decoded_image import listed
 from collegium.data.formats import arrays
 from collegium.data.importers.common import DatasetDescription, FoundCases, visible_entries
 from collegium.data.pairing import case_id
@@ -78,9 +79,15 @@ def from_lists(site: str, folder: Path) -> FoundCases:
             )
         else:
             cases.append(Case(site, case, case, (image,), label, split=splits.get(case)))
+    lone = labels.keys() - {case.lower() for case in images}
+    problems += [
+        f"site {site}, case {case}: its label {labels[case]} has no image: add the image or take "
+        "the label out"
+        for case in sorted(lone)
+    ]
     if lists and len(splits) < len(images):
-        logger.info("site %s: %d images of %s are on no list and are left out",
-                    site, len(images.keys() - splits.keys()), folder)  # fmt: skip
+        logger.info("site %s: images of %s are on no list and are left out: %s",
+                    site, folder, listed(sorted(images.keys() - splits.keys())))  # fmt: skip
     return cases, problems
 
 

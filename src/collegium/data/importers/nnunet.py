@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from collegium.data.decoded_image import listed
 from collegium.data.discovery import complete_channels, split_channels
+from collegium.data.formats import SUFFIXES
 from collegium.data.importers.common import (
     DatasetDescription,
     FoundCases,
@@ -150,6 +152,12 @@ def _part(
     complete, problems = complete_channels(
         site, groups, wanted, place=lambda case, channel: images / f"{case}_{channel}{ending}"
     )
+    problems += [
+        f"site {site}: {place} holds {listed(other)}, whose names do not end in {ending}, the "
+        "file_ending of dataset.json: convert them, take them out or correct it"
+        for place in (images, _sub(folder, f"labels{part}"))
+        if (other := _of_other_endings(place, ending))
+    ]
     surplus = sorted({channel for group in groups.values() for channel in group} - set(wanted))
     if surplus:
         problems.append(
@@ -165,6 +173,12 @@ def _part(
         if case in labels
     ]
     return cases, problems
+
+
+def _of_other_endings(folder: Path, ending: str) -> list[str]:
+    """Return the names of the images in a folder that are not of the data set's kind."""
+    names = [path.name for path in visible_entries(folder) if not path.name.endswith(ending)]
+    return [name for name in names if name.lower().endswith(SUFFIXES)]
 
 
 def _by_stem(folder: Path, ending: str) -> dict[str, Path]:
