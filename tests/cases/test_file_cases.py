@@ -366,3 +366,68 @@ def test_bids01_siblings_images_of_another_ending_and_labels_alone(tmp_path: Pat
     assert "p2_0000.nii, whose names do not end in .nii.gz" in other
     (alone,) = list_cases(config, "l")[1]
     assert alone.startswith("site l, case p2: its label ")
+
+
+@pytest.mark.parametrize("file", ["m.yaml", "dl.yaml"])
+def test_nam02_backslashes_in_manifest(place: Path, values: dict[str, Any], file: str) -> None:
+    result = call("inspect", file, "--json")
+    assert result.exit_code == 0, result.output
+    (site,) = json.loads(result.output)["sites"]
+    assert (site["cases"], site["readable"]) == (values["cases"], values["cases"])
+    how = SiteConfig(manifest="m.csv") if file == "m.yaml" else SiteConfig("dl.json")
+    cases = find_cases(FederationConfig("f", {"a": how}, root=str(place)), "a")
+    assert [case.case for case in cases] == ["p0", "p1", "p2", "p3"]
+    assert [case.images[0].resolve() for case in cases] == [
+        place / f"a/images/{case.case}.png" for case in cases
+    ]
+
+
+def problem_of(root: Path, image: str, kind: str) -> str:
+    """Return the problem of a list whose only image is written in some way."""
+    (root / "m.csv").write_text(f"image,label\n{image},a/masks/p0.png\n")
+    entry = {"image": image, "label": "a/masks/p0.png"}
+    (root / "dl.json").write_text(json.dumps({"training": [entry]}))
+    site = SiteConfig(manifest="m.csv") if kind == "manifest" else SiteConfig("dl.json")
+    (problem,) = list_cases(FederationConfig("f", {"a": site}, root=str(root)), "a")[1]
+    return problem
+
+
+@pytest.mark.parametrize("kind", ["manifest", "datalist"])
+@pytest.mark.parametrize("image", ["a/images/p0.PNG", "A\\Images\\P0.png"])
+def test_nam02_siblings_only_the_case_of_a_name_differs(place: Path, kind: str, image: str) -> None:
+    problem = problem_of(place, image, kind)
+    plain = image.replace("\\", "/")
+    assert f"there is no image {place / plain}, but" in problem
+    assert f"but {place / 'a/images/p0.png'}, which differs in upper and lower case" in problem
+
+
+@pytest.mark.parametrize("kind", ["manifest", "datalist"])
+@pytest.mark.parametrize(
+    "image", ["C:\\data\\anna\\p0.png", "D:/anna/p0.png", "\\\\server\\anna\\p0.png"]
+)
+def test_nam02_siblings_a_path_of_another_machine(place: Path, kind: str, image: str) -> None:
+    problem = problem_of(place, image, kind)
+    assert "the image p0.png has a path of another machine: correct the" in problem
+    assert "anna" not in problem
+    assert "case p0" in problem or kind == "datalist"
+
+
+def test_nam02_siblings_lists_to_predict_and_of_other_layouts(place: Path) -> None:
+    site = SiteConfig(manifest=".\\m.csv")
+    assert len(find_cases(FederationConfig("f", {"A": site}, root=str(place)), "A")) == 4
+    cases, _ = list_images(place / "m.csv")
+    assert [case.case for case in cases] == ["p0", "p1", "p2", "p3"]
+    for name in ("X/Case00.npy", "X/Case00_segmentation.npy"):
+        save(place / name, PICTURE)
+    (place / "X_train.txt").write_text("X\\Case00.npy\r\n")
+    found, problems = list_cases(FederationConfig("f", {"A": SiteConfig("X")}, str(place)), "A")
+    assert not problems
+    assert [(case.case, case.split) for case in found] == [("Case00", "train")]
+    about = {"channel_names": {"0": "x"}, "labels": {"background": 0, "l": 1}}
+    listed = [{"image": ".\\imagesTr\\p1.nii.gz", "label": ".\\labelsTr\\p1.nii.gz"}]
+    for name in ("n/imagesTr/p1_0000.nii.gz", "n/labelsTr/p1.nii.gz"):
+        save(place / name, VOLUME)
+    (place / "n/dataset.json").write_text(json.dumps({**about, "training": listed}))
+    found, problems = list_cases(FederationConfig("f", {"A": SiteConfig("n")}, str(place)), "A")
+    assert not problems
+    assert [case.case for case in found] == ["p1"]

@@ -21,6 +21,7 @@ CASES = [f"{theme}{number:02}" for theme, numbers in NUMBERS.items() for number 
 NEW_CASES = [
     "bids01",
     "geo12",
+    "nam02",
 ]
 """The field cases that were collected later and have a test named after them."""
 

@@ -4,8 +4,10 @@ import csv
 import io
 import logging
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from functools import lru_cache
+from pathlib import Path, PureWindowsPath
 
 from collegium.data.pairing import case_id, pair_cases
 from collegium.data.placeholders import is_there, missing_content
@@ -179,7 +181,10 @@ def _case_of_row(
     split, channels = split_of_row(row, where), channels_of_row(row, where)
 
     def find(name: str, column: str) -> Path:
-        return _find_file(name, bases, column, f"site {site}, case {case}")
+        place = f"site {site}, case {case}"
+        if not name:
+            raise DataError(f"{place}: the manifest names no {column}: add it or remove the line")
+        return find_file(name, bases, f"{place}: {column}", MANIFEST_PATHS)
 
     label, fov = row.get("label", ""), row.get("fov")
     return Case(
@@ -248,20 +253,81 @@ def split_of_row(row: Row, where: str) -> str | None:
 
 def _name(image: str) -> str:
     """Return the name up to its first dot; a folder named by a DICOM UID keeps its full name."""
-    name = Path(image).name
+    name = PureWindowsPath(image).name  # after the last / or \\
     return name if DICOM_UID.fullmatch(name) else name.split(".")[0]
 
 
-def _find_file(value: str, bases: Sequence[Path], column: str, where: str) -> Path:
-    if not value:
-        raise DataError(f"{where}: the manifest names no {column}: add it or remove the line")
-    path = next((base / value for base in bases if is_there(base / value)), None)
-    if path is None:
+MANIFEST_PATHS = (
+    "correct the manifest (paths are relative to federation.root or to the manifest's folder)"
+)
+"""The remedy for a path of a manifest."""
+
+
+def find_path(written: str, bases: Sequence[Path]) -> Path | None:
+    """Return what a written path names, also one written under Windows; None if it is not there.
+
+    Args:
+        written: The path, with slashes or backslashes between its parts.
+        bases: The folders that it may be relative to, in the order in which they are tried.
+    """
+    paths = (base / text for text in (written, written.replace("\\", "/")) for base in bases)
+    return next((path for path in paths if is_there(path)), None)
+
+
+def find_file(written: str, bases: Sequence[Path], what: str, remedy: str) -> Path:
+    """Return the file that a written path names.
+
+    Args:
+        written: The path, with slashes or backslashes between its parts.
+        bases: The folders that it may be relative to, in the order in which they are tried.
+        what: Where the path is written and what it is to be: "site A, case 7: image".
+        remedy: What to do with what is written.
+
+    Raises:
+        DataError: It is not there. Of a path of another machine only the last part is named.
+    """
+    path = find_path(written, bases)
+    if path is not None:
+        return path
+    where, _, kind = what.rpartition(": ")
+    windows = PureWindowsPath(written)
+    if windows.drive or written.startswith("\\"):
         raise DataError(
-            f"{where}: there is no {column} {bases[0] / value}: correct the manifest (paths are "
-            "relative to federation.root or to the manifest's folder) or restore the file"
+            f"{where}: the {kind} {windows.name} has a path of another machine: {remedy}"
         )
-    return path
+    plain = written.replace("\\", "/")
+    there = f"{where}: there is no {kind} {bases[0] / plain}"
+    alike = next(filter(None, (_alike(base, windows.parts) for base in bases)), None)
+    if alike is not None:
+        raise DataError(
+            f"{there}, but {alike}, which differs in upper and lower case or in the form of its "
+            f"accents only: write it as it is there"
+        )
+    raise DataError(f"{there}: {remedy} or restore the file")
+
+
+def _alike(base: Path, parts: Sequence[str]) -> Path | None:
+    """Return the file whose path differs in case or Unicode form only, if there is one."""
+    for part in parts:
+        if not is_there(base / part):
+            part = _names(base).get(_folded(part), "") if base.is_dir() else ""
+            if not part:
+                return None
+        base /= part
+    return base
+
+
+def _names(folder: Path) -> dict[str, str]:
+    return _names_then(folder, folder.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=8)  # many rows may name files of one folder
+def _names_then(folder: Path, modified: int) -> dict[str, str]:
+    return {_folded(path.name): path.name for path in sorted(folder.iterdir())}
+
+
+def _folded(name: str) -> str:
+    return unicodedata.normalize("NFC", name).casefold()
 
 
 # --- a folder

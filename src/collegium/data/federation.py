@@ -13,7 +13,7 @@ from collegium.core.settings import NonNegativeInt, settings
 from collegium.core.text import did_you_mean
 from collegium.data.cache import prepare
 from collegium.data.decoded_image import listed
-from collegium.data.discovery import from_manifest
+from collegium.data.discovery import find_path, from_manifest
 from collegium.data.importers import describe_dataset, find_in_folder, find_with_manifest
 from collegium.data.importers.common import DatasetDescription
 from collegium.data.name_consistency import SiteNames, name_problems
@@ -456,15 +456,15 @@ def _all_cases(config: FederationConfig, name: str) -> tuple[list[Case], list[st
         if site.table is not None:
             cases = table_cases(name, read_site_table(config, name))
         elif site.manifest is not None and site.folder is not None:
-            folder, manifest = root / site.folder, root / site.manifest
+            folder, manifest = _below(root, site.folder), _below(root, site.manifest)
             cases, problems = find_with_manifest(
                 name, folder, manifest, layout=site.layout, options=_options(site)
             )
         elif site.manifest is not None:
-            manifest = root / site.manifest
+            manifest = _below(root, site.manifest)
             cases, problems = from_manifest(name, root, manifest, unlabelled=site.unlabelled)
         else:
-            folder = root / str(site.folder)
+            folder = _below(root, str(site.folder))
             cases, problems = find_in_folder(
                 name, folder, layout=site.layout, options=_options(site), task=config.task
             )
@@ -490,13 +490,18 @@ def label_and_channel_names(config: FederationConfig, name: str) -> SiteNames:
     """
     site, description = config.sites[name], DatasetDescription()
     if site.folder is not None:
-        folder = expand_root(config.root) / site.folder
+        folder = _below(expand_root(config.root), site.folder)
         with suppress(DataError):
             description = describe_dataset(
                 name, folder, layout=site.layout, options=_options(site), task=config.task
             )
     label_map = task_of_site(config, name).label_map or {}
     return SiteNames(name, description, label_map, site_channels(config, name))
+
+
+def _below(root: Path, written: str) -> Path:
+    """Return the place of a site's files, which may be written with backslashes."""
+    return find_path(written, (root,)) or root / written
 
 
 def _options(site: SiteConfig) -> dict[str, str]:
@@ -526,7 +531,7 @@ def read_site_table(config: FederationConfig, name: str) -> Table:
     """
     assert config.table is not None, "the federation has no tables"
     try:
-        path = expand_root(config.root) / str(config.sites[name].table)
+        path = _below(expand_root(config.root), str(config.sites[name].table))
         return read_table(path, config.table)
     except DataError as error:
         raise DataError(f"site {name}: {error}") from error

@@ -18,6 +18,7 @@ from collegium.data.discovery import (
     collect_cases,
     files_in,
     files_of_row,
+    find_file,
     read_manifest,
     split_channels,
 )
@@ -25,7 +26,6 @@ from collegium.data.formats import FILE_SUFFIXES, SUFFIXES
 from collegium.data.formats.dicom import Series, find_series, is_dicom
 from collegium.data.importers.common import visible_entries
 from collegium.data.pairing import case_id, pair_cases
-from collegium.data.placeholders import is_there
 from collegium.data.site import Case
 from collegium.errors import DataError
 
@@ -238,14 +238,16 @@ def _case_of_row(row: Row, folder: Path, where: str, scored_by: str | None) -> C
     names = files_of_row(row)
     if not all(names):
         raise DataError(f"{where}: it names no image; fill in the line or take it out")
-    images = tuple(folder / name for name in names)
-    missing = next((image for image in images if not is_there(image)), None)
-    if missing is not None:
-        raise DataError(f"{where}: there is no image {missing}; correct the line")
+
+    def find(name: str, column: str) -> Path:
+        remedy = "correct the line (paths are relative to the manifest's folder)"
+        return find_file(name, (folder,), f"{where}: {column}", remedy)
+
+    images = tuple(find(name, "image") for name in names)
     case = case_of_row(row)
-    mask = folder / row["label"] if scored_by == "label" else None
+    mask = find(row["label"], "label") if scored_by == "label" else None
     target = row["class"] if scored_by == "class" else None
-    fov = folder / row["fov"] if row.get("fov") else None
+    fov = find(row["fov"], "fov") if row.get("fov") else None
     return Case(
         SITE, case, row.get("patient") or case, images, mask, fov,
         target=target, series=row.get("series") or None, channels=channels_of_row(row, where),

@@ -32,7 +32,7 @@ _META_BYTES = {
 
 @dataclass(frozen=True)
 class StoredVoxels:
-    """Where the voxels of a volume are stored.
+    """The place and the number of the stored voxels of a volume.
 
     Attributes:
         file: The file that holds them.

@@ -12,7 +12,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from collegium.data.discovery import SPLIT_NAMES
+from collegium.data.discovery import SPLIT_NAMES, find_file, find_path
 from collegium.data.importers.common import (
     DatasetDescription,
     FoundCases,
@@ -23,7 +23,6 @@ from collegium.data.importers.common import (
     visible_entries,
 )
 from collegium.data.pairing import case_id
-from collegium.data.placeholders import is_there
 from collegium.data.site import Case
 from collegium.errors import DataError
 
@@ -145,7 +144,9 @@ def _case(site: str, file: Path, entry: Any, where: str, split: str | None) -> C
         label = label[0]
     if isinstance(label, list | dict):
         raise DataError(f"{place} names {len(label)} labels: give one label map or one class")
-    is_file = isinstance(label, str) and bool(Path(label).suffix or (file.parent / label).exists())
+    is_file = isinstance(label, str) and (
+        bool(Path(label).suffix) or find_path(label, (file.parent,)) is not None
+    )
     case, patient = (
         next((str(entry[key]) for key in keys if entry.get(key) is not None), "")
         for keys in (_CASE, _PATIENT)
@@ -163,13 +164,8 @@ def _case(site: str, file: Path, entry: Any, where: str, split: str | None) -> C
 
 
 def _file(file: Path, name: Any, what: str, place: str) -> Path:
-    path = file.parent / str(name)
-    if not is_there(path):
-        raise DataError(
-            f"{place}: there is no {what} {path}: correct the datalist (paths are relative to its "
-            "folder) or restore the file"
-        )
-    return path
+    remedy = "correct the datalist (paths are relative to its folder)"
+    return find_file(str(name), (file.parent,), f"{place}: {what}", remedy)
 
 
 def _named(cases: list[Case]) -> list[Case]:

@@ -87,7 +87,7 @@ def _rows(site: str, table: Path) -> list[dict[str, str]]:
 
 def _case(site: str, row: Row, there: Mapping[str, Path], where: str) -> Case:
     name = row["image"]
-    image = there.get(name) or there.get(case_id(Path(name)))
+    image = there.get(name) or there.get(case_id(Path(name.replace("\\", "/"))))
     if image is None:
         raise DataError(
             f"{where}: the folder has no picture {name or 'without a name'}: restore it or take "

@@ -146,7 +146,7 @@ def _read_lists(
     for split, path in lists.items():
         for line in path.read_text("utf-8-sig", errors="replace").splitlines():
             name = line.strip()
-            case = case_id(Path(name))
+            case = case_id(Path(name.replace("\\", "/")))
             if not name or _LABEL.search(case):
                 continue
             if case not in images:

@@ -135,7 +135,7 @@ def _sub(folder: Path, name: str) -> Path:
 def _listed(entry: Any, ending: str) -> str:
     """Return the id of an entry of the training list of version 1."""
     file = entry["label"] if isinstance(entry, dict) else entry
-    return Path(str(file)).name.removesuffix(ending)
+    return Path(str(file).replace("\\", "/")).name.removesuffix(ending)
 
 
 def _part(
