@@ -1,6 +1,8 @@
 """The field cases of DICOM."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -10,8 +12,12 @@ from typing import Any
 import numpy as np
 import pydicom
 import pytest
+from typer.testing import CliRunner
 
+from collegium import cli
+from collegium.data.federation import FederationConfig, SiteConfig
 from collegium.data.formats.dicom import decode, find_series
+from collegium.data.inspection import inspect_federation
 from collegium.data.reading import normalise, read_image
 from collegium.errors import DataError
 
@@ -137,3 +143,68 @@ def test_dcm08_pixel_padding(folder: Path, values: dict[str, Any]) -> None:
     result = normalise(image.array, "zscore", None, image.measured)
     assert result[decoded.measured].mean(dtype=np.float64) == pytest.approx(0, abs=1e-6)
     assert result[~decoded.measured].max() == result.min()
+
+
+def test_dcm09_rtstruct_as_label(folder: Path, values: dict[str, Any]) -> None:
+    result = CliRunner().invoke(cli.app, ["inspect", str(folder / "f.yaml"), "--json"])
+    assert result.exit_code == 3
+    (site,) = json.loads(result.output)["sites"]
+    (problem,) = site["problems"]
+    label = folder / "labels" / "c1.dcm"
+    (name,) = values["roi"]
+    assert problem.startswith(
+        f"site a, case c1: {label}: is a radiotherapy structure set (RTSTRUCT)"
+    )
+    assert f"with the ROIs {name}, whose contours are not read" in problem
+    assert "convert it on its series to a DICOM segmentation or a label map" in problem
+    assert site["cases"] == 1
+
+
+def problem_of(folder: Path, place: Path, change: pydicom.Dataset) -> str:
+    """Return the problem of the case if its label holds something else."""
+    shutil.copytree(folder, place, copy_function=shutil.copyfile)
+    dataset = pydicom.dcmread(place / "labels" / "c1.dcm")
+    dataset.update(change)
+    dataset.save_as(place / "labels" / "c1.dcm")
+    config = FederationConfig("f", {"a": SiteConfig(manifest="m.csv")}, root=str(place))
+    (problem,) = inspect_federation(config).sites[0].problems
+    assert problem.startswith(f"site a, case c1: {place / 'labels' / 'c1.dcm'}: ")
+    return problem
+
+
+@pytest.mark.parametrize(
+    ("uid", "words"),
+    [
+        ("88.33", "is a structured report and holds no image"),
+        ("11.1", "is a presentation state and holds no image"),
+        ("481.5", "is an object of radiotherapy and holds no image"),
+        ("104.1", "is a DICOM object of the class 1.2.840.10008.5.1.4.1.1.104.1 and holds no"),
+    ],
+)
+def test_dcm09_siblings_other_objects_as_label(
+    folder: Path, tmp_path: Path, uid: str, words: str
+) -> None:
+    change = pydicom.Dataset()
+    change.SOPClassUID = f"1.2.840.10008.5.1.4.1.1.{uid}"
+    problem = problem_of(folder, tmp_path / "s", change)
+    assert words in problem
+    assert "as a label a DICOM segmentation or a label map" in problem
+    assert "lesion" not in problem
+
+
+def test_dcm09_sibling_several_regions_of_odd_names(folder: Path, tmp_path: Path) -> None:
+    change, regions = pydicom.Dataset(), []
+    for name in ("GTV\n 1", "", "Lung_L"):
+        region = pydicom.Dataset()
+        region.ROIName = name
+        regions.append(region)
+    change.StructureSetROISequence = regions
+    problem = problem_of(folder, tmp_path / "s", change)
+    assert "with the ROIs GTV 1, without a name, Lung_L, whose contours" in problem
+
+
+def test_dcm09_sibling_a_structure_set_as_image_and_in_a_folder(folder: Path) -> None:
+    for path in (folder / "labels" / "c1.dcm", folder / "labels"):
+        with pytest.raises(DataError, match=r"c1\.dcm: is a radiotherapy structure set"):
+            decode(path)
+    assert decode(folder / "images" / "c1").array.shape[-1] == 5

@@ -20,6 +20,7 @@ CASES = [f"{theme}{number:02}" for theme, numbers in NUMBERS.items() for number 
 
 NEW_CASES = [
     "bids01",
+    "dcm09",
     "geo12",
     "nam02",
 ]

@@ -28,6 +28,7 @@ from collegium.data.formats.dicom_geometry import (
     same_orientation,
 )
 from collegium.data.formats.dicom_headers import ImagePlane, Series, normal_of, read_header
+from collegium.data.formats.dicom_objects import other_object
 from collegium.data.formats.dicom_pixels import read_pixels
 from collegium.errors import DataError
 
@@ -141,7 +142,8 @@ def _select(path: Path, series: str | None) -> tuple[Series, tuple[str, ...]]:
     """Return the selected series, and notes."""
     found, notes = find_series(path) if path.is_dir() else _scan([path], path.name)
     if not found:
-        raise DataError(f"{path}: holds no DICOM image: name the file or folder of one")
+        other = other_object(files_below(path) if path.is_dir() else [path])
+        raise DataError(other or f"{path}: holds no DICOM image: name the file or folder of one")
     chosen = [each for each in found if series is None or _is_named(each, series)]
     if len(chosen) == 1:
         return chosen[0], tuple(notes)
