@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from collegium.data.federation import FederationConfig, SiteConfig
+from collegium.data.federation import FederationConfig, SiteConfig, open_federation
 from collegium.data.image_statistics import LabelSize, MissingChannel
 from collegium.data.inspection import inspect_federation
 from collegium.data.sampling import SamplingConfig
 from collegium.data.settings import ImageConfig, TaskConfig
+from collegium.errors import DataError
 
 
 def case(site: Path, name: str, pixels: np.ndarray, label: np.ndarray) -> None:
@@ -340,6 +341,63 @@ def test_volumes_that_are_cut_across_their_slices_are_a_note(tmp_path):
         ],
         [],
     ]
+
+
+def vanishing(folder: Path, image: ImageConfig) -> FederationConfig:
+    """Three volumes with a large organ; the first two have a lesion of one voxel, at 8 and at 7."""
+    for number in range(3):
+        label = np.zeros((16, 16, 6))
+        label[2:12, 2:12] = 1
+        if number < 2:
+            label[7 + number, 8, 3] = 2  # read from the other end
+        values = np.arange(label.size).reshape(label.shape)
+        for kind, array in (("images", values), ("labels", label)):
+            volume(folder / "A" / kind / f"c{number}.nii.gz", array, (1.0, 1.0, 4.0))
+    task = TaskConfig(classes=("background", "organ", "lesion"))
+    sites = {"A": SiteConfig(folder="A")}
+    return FederationConfig("f", sites, root=str(folder), task=task, image=image)
+
+
+GONE = (
+    "lesion is in the mask on disk and gone at the trained size or spacing: set a larger "
+    "image.size or a finer image.spacing, or nothing is learnt from it there"
+)
+
+
+@pytest.mark.parametrize(
+    ("image", "cases"),
+    [
+        (ImageConfig(), ""),
+        (ImageConfig(size=16), ""),
+        (ImageConfig(size=8), "case c0: "),  # which takes voxels 1, 3, ..
+        (ImageConfig(spacing=(2.0, 2.0)), "case c0: "),
+        (ImageConfig(spacing=(4.0, 4.0, 8.0)), "cases c0, c1: "),
+        (ImageConfig(size=4, slices_along="x"), "cases c0, c1: "),
+    ],
+)
+def test_structures_that_are_gone_at_the_trained_size_are_told_by_case(
+    tmp_path, caplog, image, cases
+):
+    config = vanishing(tmp_path, image)
+    inspection = inspect_federation(config)
+    told = [note for note in inspection.sites[0].notes if "gone" in note]
+    assert told == ([f"{cases}{GONE}"] if cases else [])
+    assert inspection.good
+    for _ in range(2):  # prepared first, and then taken from the cache
+        caplog.clear()
+        open_federation(config, tmp_path / "cache", 0, None)
+        logged = [record.getMessage() for record in caplog.records if "gone" in record.getMessage()]
+        assert logged == ([f"site A: {cases}{GONE}"] if cases else [])
+
+
+def test_a_spacing_that_no_file_states_is_a_problem_as_it_is_of_a_run(federation, tmp_path):
+    wanted = replace(federation, image=ImageConfig(spacing=(1.0, 1.0)))
+    problems = inspect_federation(wanted).sites[0].problems
+    with pytest.raises(DataError, match="does not state its spacing") as caught:
+        open_federation(
+            replace(wanted, sites={"A": wanted.sites["A"]}, outside=()), tmp_path, 0, None
+        )
+    assert problems[0] == str(caught.value)
 
 
 def test_classes_that_a_site_has_not_labelled_are_told_and_nowhere_labelled_ones_are_a_problem(

@@ -32,7 +32,7 @@ from collegium.data.settings import ImageConfig, TaskConfig
 from collegium.data.site import Case
 from collegium.errors import DataError, StorageError
 
-FORMAT = 5
+FORMAT = 6
 """Version of the entries; a change of what is stored, or of how it is computed, raises it."""
 
 _DETACHED = {".mhd": (".raw", ".zraw"), ".nhdr": (".raw", ".raw.gz")}
@@ -53,6 +53,7 @@ class PreparedCase:
         notes: What was noticed and corrected while reading.
         target: The class, if the case is classified.
         slice_axis: For a volume, which of its RAS+ axes was moved to the end.
+        vanished: The classes that its label map shows on disk only, see `vanished_classes`.
     """
 
     site: str
@@ -64,6 +65,7 @@ class PreparedCase:
     notes: tuple[str, ...] = ()
     target: int | None = None
     slice_axis: int = 2
+    vanished: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return f"site {self.site}, case {self.case}"
@@ -95,7 +97,12 @@ def prepare(case: Case, image: ImageConfig, task: TaskConfig, cache: Path) -> Pr
     meta = _read_meta(entry)
     if meta is None:
         made = preprocess(case, image, task)
-        described = {"spacing": made.spacing, "notes": made.notes, "across": made.slice_axis}
+        described = {
+            "spacing": made.spacing,
+            "notes": made.notes,
+            "across": made.slice_axis,
+            "vanished": made.vanished,
+        }
         meta = _publish(entry, made.arrays, described)
     spacing = meta["spacing"]
     return PreparedCase(
@@ -108,6 +115,7 @@ def prepare(case: Case, image: ImageConfig, task: TaskConfig, cache: Path) -> Pr
         notes=tuple(meta["notes"]),
         target=target,
         slice_axis=meta["across"],
+        vanished=tuple(meta["vanished"]),
     )
 
 

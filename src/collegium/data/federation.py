@@ -18,6 +18,7 @@ from collegium.data.importers import describe_dataset, find_in_folder, find_with
 from collegium.data.importers.common import DatasetDescription
 from collegium.data.name_consistency import SiteNames, name_problems
 from collegium.data.placeholders import missing_content
+from collegium.data.preprocessing import vanishing_notes
 from collegium.data.sampling import ImageDataset, SamplingConfig
 from collegium.data.settings import ImageConfig, TaskConfig
 from collegium.data.site import Case, EgressPolicy, Site, never_labelled
@@ -311,6 +312,9 @@ def _open(
             f"site {name}: its images have {sorted(channels)} channels: "
             "set image.channels to grey, rgb or green"
         )
+    gone = [(case.case, value) for case in prepared for value in case.vanished]
+    for note in vanishing_notes(task.classes, gone):
+        logger.warning("site %s: %s", name, note)
     train, val, test = (
         ImageDataset([case for case in prepared if splits[case.case] == split], config.sampling)
         for split in SPLITS

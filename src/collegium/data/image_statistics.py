@@ -12,7 +12,7 @@ import numpy as np
 
 from collegium.data.decoded_image import Array
 from collegium.data.fingerprints import fingerprint
-from collegium.data.preprocessing import RawCase, slice_axis, thick_axis
+from collegium.data.preprocessing import RawCase, slice_axis, thick_axis, vanished_classes
 from collegium.data.settings import ImageConfig, TaskConfig
 from collegium.data.site import Case
 
@@ -77,6 +77,7 @@ class ImageStatistics:
         self.counted = 0
         self.thick: Counter[int] = Counter()
         self.notes: list[str] = []
+        self.vanished: list[tuple[str, int]] = []
         self.fingerprints: dict[Case, str] = {}
         self.equal_channels: dict[Case, tuple[Path, ...]] = {}
         self._missing: Counter[int] = Counter()
@@ -90,8 +91,11 @@ class ImageStatistics:
             raw: Its decoded arrays.
 
         Raises:
-            DataError: Its class is unknown.
+            DataError: Its class is unknown, or it cannot be brought to the size of training.
+            ConfigError: The size of training has another number of axes.
         """
+        gone = vanished_classes(raw, self.image, str(case))
+        self.vanished += [(case.case, value) for value in gone]
         image = raw.arrays.image
         self.count += 1
         self.shapes["x".join(map(str, raw.arrays.shape))] += 1

@@ -18,7 +18,7 @@ from collegium.data.federation import (
 from collegium.data.fingerprints import find_copies
 from collegium.data.image_statistics import ImageStatistics, LabelSize, MissingChannel
 from collegium.data.name_consistency import SiteNames, channel_names, name_problems
-from collegium.data.preprocessing import decode_case
+from collegium.data.preprocessing import decode_case, vanishing_notes
 from collegium.data.site import Case
 from collegium.data.splits import (
     SPLITS,
@@ -265,6 +265,7 @@ def _inspect_site(
             *own.description.notes,
             *_merge(found.notes),
             *_slicing_notes(config, found),
+            *vanishing_notes(config.task.classes, found.vanished),
             *_labelled_notes(config, name),
             *unlabelled_notes(apart),
         ),

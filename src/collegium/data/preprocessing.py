@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -81,12 +81,14 @@ class PreprocessedCase:
         spacing: Millimetres per spatial axis; None if unknown.
         notes: What was noticed and corrected while reading.
         slice_axis: For a volume, which of its RAS+ axes was moved to the end.
+        vanished: See `vanished_classes`.
     """
 
     arrays: CaseArrays
     spacing: tuple[float, ...] | None
     notes: tuple[str, ...]
     slice_axis: int
+    vanished: tuple[int, ...] = ()
 
 
 def preprocess(case: Case, config: ImageConfig, task: TaskConfig) -> PreprocessedCase:
@@ -101,13 +103,10 @@ def preprocess(case: Case, config: ImageConfig, task: TaskConfig) -> Preprocesse
         DataError: The case's files are unusable.
         ConfigError: The settings do not fit the case.
     """
-    raw = decode_case(case, config, task)
-    across = slice_axis(config.slices_along, raw.spacing, raw.orientation)
-    if len(raw.arrays.shape) == 3:
-        raw = _with_last(raw, across)
+    raw, across = _sliced(decode_case(case, config, task), config)
     before = raw.arrays.shape
     after = target_shape(before, raw.spacing, config, str(case))
-    arrays = raw.arrays
+    arrays, gone = raw.arrays, _vanished(raw.arrays.label, after)
     if config.clip is not None:
         arrays = replace(arrays, image=np.clip(arrays.image, *config.clip).astype(np.float32))
     arrays = resize(arrays, after)
@@ -123,8 +122,41 @@ def preprocess(case: Case, config: ImageConfig, task: TaskConfig) -> Preprocesse
     if spacing is not None:
         spacing = tuple(s * b / a for s, b, a in zip(spacing, before, after, strict=True))
     return PreprocessedCase(
-        replace(arrays, image=_placed(image, case, config)), spacing, raw.notes, across
+        replace(arrays, image=_placed(image, case, config)), spacing, raw.notes, across, gone
     )
+
+
+def vanished_classes(raw: RawCase, config: ImageConfig, where: str) -> tuple[int, ...]:
+    """Return the classes that a label map shows on disk and not at the trained size or spacing.
+
+    Args:
+        raw: The decoded case.
+        config: How the image becomes an array.
+        where: The case, for errors.
+
+    Raises:
+        DataError: As `target_shape`; or ConfigError.
+    """
+    raw, _ = _sliced(raw, config)
+    return _vanished(raw.arrays.label, target_shape(raw.arrays.shape, raw.spacing, config, where))
+
+
+def vanishing_notes(classes: Sequence[str], gone: Iterable[tuple[str, int]]) -> list[str]:
+    """Return a sentence for each class that cases show on disk only.
+
+    Args:
+        classes: The names of the classes.
+        gone: Case and class, for each class that vanished from a case.
+    """
+    cases: dict[int, list[str]] = {}
+    for case, value in gone:
+        cases.setdefault(value, []).append(case)
+    return [
+        f"case{'s' if len(names) > 1 else ''} {listed(names)}: {classes[value]} is in the mask on "
+        "disk and gone at the trained size or spacing: set a larger image.size or a finer "
+        "image.spacing, or nothing is learnt from it there"
+        for value, names in sorted(cases.items())
+    ]
 
 
 def slice_axis(along: str, spacing: tuple[float, ...] | None, orientation: str | None) -> int:
@@ -153,6 +185,19 @@ def thick_axis(spacing: tuple[float, ...] | None) -> int | None:
         return None
     *_, second, longest = sorted(spacing)
     return spacing.index(longest) if longest >= THICK * second else None
+
+
+def _sliced(raw: RawCase, config: ImageConfig) -> tuple[RawCase, int]:
+    """Move the axis across the slices of a volume to the end; return that axis too."""
+    across = slice_axis(config.slices_along, raw.spacing, raw.orientation)
+    return (_with_last(raw, across) if len(raw.arrays.shape) == 3 else raw), across
+
+
+def _vanished(label: Array | None, shape: tuple[int, ...]) -> tuple[int, ...]:
+    if label is None or label.shape == shape:
+        return ()
+    kept = np.unique(resize_nearest(label, shape))
+    return tuple(int(value) for value in np.setdiff1d(np.unique(label), kept) if value)
 
 
 def _with_last(raw: RawCase, across: int) -> RawCase:
