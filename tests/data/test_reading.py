@@ -275,7 +275,50 @@ class TestVolumes:
         image = nib.Nifti1Image(grid(2, 2, 2), np.diag([250.0, 500, 1000, 1]))
         image.header.set_xyzt_units("micron")
         nib.save(image, tmp_path / "x.nii")
-        assert read_image(tmp_path / "x.nii").spacing == pytest.approx((0.25, 0.5, 1))
+        read = read_image(tmp_path / "x.nii")
+        assert read.spacing == pytest.approx((0.25, 0.5, 1))
+        assert "x.nii: its lengths were converted to mm" in read.notes
+
+    def test_metres_are_given_in_millimetres_and_an_unknown_unit_is_refused(self, tmp_path: Path):
+        image = nib.Nifti1Image(grid(2, 2, 2), np.diag([0.001, 0.002, 0.003, 1]))
+        image.header.set_xyzt_units("meter")
+        nib.save(image, tmp_path / "x.nii")
+        assert read_image(tmp_path / "x.nii").spacing == pytest.approx((1, 2, 3))
+        image.header["xyzt_units"] = 5
+        nib.save(image, tmp_path / "x.nii")
+        with pytest.raises(DataError, match=r"x\.nii: its unit of length is unknown"):
+            read_image(tmp_path / "x.nii")
+
+    @pytest.mark.parametrize(("unit", "distance"), [("mm", "5"), ("micron", "0.005")])
+    def test_sform_and_qform_that_disagree_are_told_with_the_distance(
+        self, tmp_path: Path, unit: str, distance: str
+    ):
+        affine = np.diag([2.0, 2, 2, 1])
+        image = nib.Nifti1Image(grid(4, 3, 2), affine)
+        image.header.set_xyzt_units(unit)
+        moved = affine.copy()
+        moved[:3, 3] = (3, 0, 4)
+        image.set_sform(moved, 1)
+        image.set_qform(affine, 1)
+        nib.save(image, tmp_path / "x.nii")
+        read = read_image(tmp_path / "x.nii")
+        note = f"x.nii: its sform and qform lie up to {distance} mm apart: its sform was used"
+        assert note in read.notes
+        assert read.affine is not None
+        assert read.affine[0, 3] == pytest.approx(3 if unit == "mm" else 0.003)
+        image.set_qform(moved + np.diag([0.01, 0, 0, 0]), 1)  # as rounding moves it
+        nib.save(image, tmp_path / "x.nii")
+        assert not [note for note in read_image(tmp_path / "x.nii").notes if "apart" in note]
+
+    def test_a_qform_that_makes_no_sense_is_told_if_there_is_an_sform(self, tmp_path: Path):
+        image = nib.Nifti1Image(grid(4, 3, 2), np.eye(4))
+        image.set_sform(np.eye(4), 1)
+        image.header["qform_code"], image.header["quatern_b"] = 1, 5
+        nib.save(image, tmp_path / "x.nii")
+        assert (
+            "x.nii: its qform makes no sense: its sform was used"
+            in read_image(tmp_path / "x.nii").notes
+        )
 
     def test_five_axes_and_complex_numbers_are_refused(self, tmp_path: Path):
         with pytest.raises(DataError, match=r"shape \(2, 2, 2, 2, 2\)"):

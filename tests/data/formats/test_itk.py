@@ -229,3 +229,53 @@ def test_a_mask_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="the mask m cannot be written") as caught:
         write_mask(np.zeros(SIZE), path, tmp_path / "nowhere", "m")
     assert "\n" not in str(caught.value)
+
+
+NRRD_UNITS = 'space units: "{0}" "{0}" "{0}"\nkinds:'
+META_UNITS = "DistanceUnits = {0}\nElementSpacing"
+
+
+def with_unit(path: Path, unit: str) -> Path:
+    """State the unit of a file's lengths in its header."""
+    text = (META_UNITS if path.suffix == ".mha" else NRRD_UNITS).format(unit).encode()
+    content = path.read_bytes()
+    path.write_bytes(content.replace(text.rpartition(b"\n")[2], text, 1))
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".nrrd", ".mha"])
+@pytest.mark.parametrize(
+    ("unit", "mm"),
+    [("um", 0.001), ("\u00b5m", 0.001), ("micron", 0.001), ("cm", 10), ("m", 1000), ("mm", 1)],
+)
+def test_a_stated_unit_is_converted_to_millimetres(
+    tmp_path: Path, suffix: str, unit: str, mm: float
+) -> None:
+    image = volume(np.arange(120, dtype=np.int16).reshape(SIZE[::-1]))
+    image.SetSpacing((2.0, 3.0, 4.0))
+    image.SetOrigin((10.0, 20.0, 30.0))
+    path = with_unit(save(image, tmp_path / f"x{suffix}"), unit)
+    read = read_image(path)
+    assert read.spacing == pytest.approx((2 * mm, 3 * mm, 4 * mm))
+    assert read.affine is not None
+    first = read.affine @ [SIZE[0] - 1, SIZE[1] - 1, 0, 1]  # LPS is read from the other end
+    assert first[:3] == pytest.approx((-10 * mm, -20 * mm, 30 * mm))
+    assert any("were converted to mm" in note for note in read.notes) == (mm != 1)
+    mask = library.ReadImage(str(write_mask(np.ones(SIZE, np.uint8), path, tmp_path, "mask")))
+    assert mask.GetSpacing() == pytest.approx((2 * mm, 3 * mm, 4 * mm))
+    assert mask.GetOrigin() == pytest.approx((10 * mm, 20 * mm, 30 * mm))
+
+
+@pytest.mark.parametrize("suffix", [".nrrd", ".mha"])
+def test_an_unknown_unit_is_refused(tmp_path: Path, suffix: str) -> None:
+    path = with_unit(save(volume(np.zeros(SIZE[::-1], np.int16)), tmp_path / f"x{suffix}"), "ell")
+    with pytest.raises(DataError, match=r"states its lengths in ell.*: export it in millimetres"):
+        read_image(path)
+
+
+def test_axes_of_several_units_are_refused(tmp_path: Path) -> None:
+    path = save(volume(np.zeros(SIZE[::-1], np.int16)), tmp_path / "x.nrrd")
+    units = b'space units: "mm" "mm" "cm"\nkinds:'
+    path.write_bytes(path.read_bytes().replace(b"kinds:", units, 1))
+    with pytest.raises(DataError, match=r"states its lengths in mm, mm, cm: export it"):
+        read_image(path)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from collegium.core.optional import import_optional
 from collegium.data.decoded_image import DecodedImage, from_ras, resize_nearest, to_ras
-from collegium.data.formats.itk_headers import check_voxels
+from collegium.data.formats.itk_headers import check_voxels, stated_unit
 from collegium.errors import DataError
 
 SUFFIXES = (".nrrd", ".nhdr", ".mha", ".mhd")
@@ -23,7 +23,8 @@ def decode(path: Path) -> DecodedImage:
     The components of a voxel are channels; axes of length one after the third are dropped.
 
     Raises:
-        DataError: The image has neither two nor three axes, or SimpleITK is missing.
+        DataError: The image has neither two nor three axes or an unknown unit of length, or
+            SimpleITK is missing.
         ValueError: The file is damaged.
     """
     image = _load(path)
@@ -32,18 +33,23 @@ def decode(path: Path) -> DecodedImage:
     values: NDArray[Any] = import_optional("SimpleITK", "itk", path.name).GetArrayFromImage(image)
     several = image.GetNumberOfComponentsPerPixel() > 1
     channels = np.moveaxis(values, -1, 0) if several else values[None]
+    mm, unit = stated_unit(path)
+    notes = () if mm == 1 else (f"{path.name}: its lengths in {unit} were converted to mm",)
     if axes == 2:
         column, row = image.GetSpacing()
-        return DecodedImage(channels, (row, column))
+        return DecodedImage(channels, (row * mm, column * mm), notes=notes)
     if axes != 3:
         raise DataError(
             f"{path}: an image of {axes} axes is not read: save every volume as a file of its own"
         )
-    return to_ras(channels.transpose(0, 3, 2, 1), _affine(image), path.name)
+    affine = np.diag([mm, mm, mm, 1.0]) @ _affine(image)
+    return to_ras(channels.transpose(0, 3, 2, 1), affine, path.name, notes=notes)
 
 
 def write_mask(labels: NDArray[Any], image: Path, path: Path) -> None:
     """Write a label map with the size, axes and geometry of an image, in the format of ``path``.
+
+    Its lengths are in millimetres, whatever the unit of the image's.
 
     Args:
         labels: (x, y, z) in RAS+, or (row, column).
@@ -61,6 +67,9 @@ def write_mask(labels: NDArray[Any], image: Path, path: Path) -> None:
         stored = from_ras(labels, _affine(source), source.GetSize()).transpose(2, 1, 0)
     mask = library.GetImageFromArray(np.ascontiguousarray(stored))
     mask.CopyInformation(source)
+    mm, _ = stated_unit(image)
+    mask.SetSpacing([step * mm for step in source.GetSpacing()])
+    mask.SetOrigin([place * mm for place in source.GetOrigin()])
     try:
         library.WriteImage(mask, str(path), useCompression=True)
     except RuntimeError as error:

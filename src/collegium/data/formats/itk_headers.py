@@ -1,17 +1,22 @@
-"""The headers of NRRD and MetaImage files: where their voxels are stored, and how many there are.
+"""The headers of NRRD and MetaImage files: their voxels' place and number, and the unit of lengths.
 
-SimpleITK reads the voxels. It ignores what follows them, and reads a MetaImage whose compressed
-voxels are damaged as if they were whole; `check_voxels` finds both.
+SimpleITK reads the voxels. It ignores what follows them, reads a MetaImage whose compressed voxels
+are damaged as if they were whole, and takes all lengths as millimetres. `check_voxels` and
+`stated_unit` are for these three.
 """
 
 import gzip
 import math
 import os
+import re
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+
+from collegium.data.decoded_image import listed
+from collegium.errors import DataError
 
 _CHUNK = 1 << 20  # bytes that are held at a time
 
@@ -28,6 +33,16 @@ _META_BYTES = {
     "LONG_LONG": 8, "ULONG_LONG": 8, "FLOAT": 4, "DOUBLE": 8,
 }  # fmt: skip
 """Bytes per value by an element type without its MET_."""
+
+
+_MM = {
+    1.0: ("", "?", "???", "mm", "millimeter", "millimeters", "millimetre", "millimetres"),
+    0.001: ("um", "\u03bcm", r"\xb5m", "micron", "microns", "micrometer", "micrometers",
+            "micrometre", "micrometres"),
+    10.0: ("cm", "centimeter", "centimeters", "centimetre", "centimetres"),
+    1000.0: ("m", "meter", "meters", "metre", "metres"),
+}  # fmt: skip
+"""Millimetres per unit of length, and its names in lower case."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +62,34 @@ class StoredVoxels:
     skipped: int
     encoding: str
     size: int
+
+
+def stated_unit(path: Path) -> tuple[float, str]:
+    """Return the millimetres per unit of length of an NRRD or MetaImage, and the unit's name.
+
+    It is `space units` (or `units`) of NRRD and `DistanceUnits` of MetaImage; without one, lengths
+    are millimetres.
+
+    Args:
+        path: The file with the header.
+
+    Raises:
+        DataError: The unit is unknown, or the axes have several.
+    """
+    nrrd = path.suffix.lower() in (".nrrd", ".nhdr")
+    with path.open("rb") as file:
+        fields = _nrrd_fields(file) if nrrd else _meta_fields(file)
+    if nrrd:
+        stated = re.findall(r'"([^"]*)"', fields.get("space units", fields.get("units", "")))
+    else:
+        stated = [fields.get("DistanceUnits", "")]
+    units = {unit.strip().casefold() for unit in stated} or {""}
+    known = {factor for factor, names in _MM.items() if units & {*names}}
+    if len(known) != 1 or not units <= {name for names in _MM.values() for name in names}:
+        raise DataError(
+            f"{path}: states its lengths in {listed(stated)}: export it in millimetres (mm)"
+        )
+    return known.pop(), stated[0] if stated else ""
 
 
 def check_voxels(path: Path) -> None:
@@ -114,7 +157,7 @@ def _nrrd_fields(file: BinaryIO) -> dict[str, str]:
     """Read the fields of a header by their names in lower case, up to the empty line."""
     fields: dict[str, str] = {}
     for line in file:
-        text = line.decode("latin-1").strip()
+        text = line.decode("utf-8", "backslashreplace").strip()
         if not text:
             break
         key, colon, value = text.partition(": ")
@@ -149,7 +192,7 @@ def _meta_fields(file: BinaryIO) -> dict[str, str]:
     """Read the fields of a header, up to the one after which the voxels may begin."""
     fields: dict[str, str] = {}
     for line in file:
-        key, equals, value = line.decode("latin-1").partition("=")
+        key, equals, value = line.decode("utf-8", "backslashreplace").partition("=")
         if equals:
             fields[key.strip()] = value.strip()
         if key.strip() == "ElementDataFile":

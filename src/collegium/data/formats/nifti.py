@@ -10,6 +10,7 @@ checksum of gzip is compared, and one that holds more than its header says is re
 import gzip
 import math
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,10 @@ from collegium.errors import DataError
 
 SUFFIXES = (".nii", ".nii.gz")
 
-_MM = {1: 1000.0, 3: 0.001}  # codes of metre and micron; all else is taken as mm
+_MM = {0: 1.0, 1: 1000.0, 2: 1.0, 3: 0.001}
+"""Millimetres per unit of length by its code: none, metre, millimetre and micron."""
+
+_APART = 0.1  # of a voxel, from which sform and qform are said to disagree
 _CHUNK = 1 << 20  # bytes that are held at a time
 _GEOMETRY = (
     "sform_code", "srow_x", "srow_y", "srow_z", "qform_code", "quatern_b", "quatern_c", "quatern_d",
@@ -35,7 +39,8 @@ def decode(path: Path) -> DecodedImage:
     The fourth axis is one of channels; axes of length one after the third are dropped.
 
     Raises:
-        DataError: The volume has another number of axes, or no real numbers.
+        DataError: The volume has another number of axes, an unknown unit of length or no real
+            numbers.
         ValueError: The file is damaged.
     """
     import nibabel as nib
@@ -54,12 +59,12 @@ def decode(path: Path) -> DecodedImage:
         )
     array = array.reshape(*_spatial(shape), *extra)
     channels = np.moveaxis(array, -1, 0) if extra else array[None]
-    placed = any(int(image.header[key]) for key in ("sform_code", "qform_code"))
-    note = (
-        f"{path.name}: does not say where it lies (sform_code and qform_code are 0): its axes were "
-        "taken as LAS, which may mirror it"
-    )
-    return to_ras(channels, _affine(image), path.name, notes=() if placed else (note,))
+    mm = _MM.get(int(image.header["xyzt_units"]) & 7)
+    if mm is None:
+        raise DataError(f"{path}: its unit of length is unknown: export it in millimetres")
+    affine = np.diag([mm, mm, mm, 1.0]) @ image.affine.astype(np.float64)
+    notes = tuple(f"{path.name}: {note}" for note in _placement(image, mm))
+    return to_ras(channels, affine, path.name, notes=notes)
 
 
 def write_mask(labels: NDArray[Any], image: Path, path: Path) -> None:
@@ -120,7 +125,32 @@ def _spatial(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*shape[:3], 1, 1)[:3]
 
 
-def _affine(image: Any) -> NDArray[np.float64]:
-    affine: NDArray[np.float64] = image.affine.astype(np.float64)
-    affine[:3] *= _MM.get(int(image.header["xyzt_units"]) & 7, 1.0)
-    return affine
+def _placement(image: Any, mm: float) -> Iterator[str]:
+    """Yield a note if lengths are converted, and if the place is not stated or stated twice.
+
+    Args:
+        image: The volume.
+        mm: Millimetres per unit of its lengths.
+    """
+    import nibabel as nib
+
+    header = image.header
+    if mm != 1:
+        yield "its lengths were converted to mm"
+    if not header["sform_code"] and not header["qform_code"]:
+        yield (
+            "does not say where it lies (sform_code and qform_code are 0): its axes were taken as "
+            "LAS, which may mirror it"
+        )
+    if not header["sform_code"] or not header["qform_code"]:
+        return
+    try:
+        apart = header.get_sform() - header.get_qform()
+    except (ValueError, nib.spatialimages.HeaderDataError):
+        yield "its qform makes no sense: its sform was used"
+        return
+    corners = np.array([[*corner, 1] for corner in np.ndindex(2, 2, 2)])
+    corners = corners * [*np.subtract(_spatial(image.shape), 1), 1]
+    distance = float(np.linalg.norm((corners @ apart.T)[:, :3], axis=1).max())
+    if distance > _APART * np.linalg.norm(image.affine[:3, :3], axis=0).min():
+        yield f"its sform and qform lie up to {distance * mm:.3g} mm apart: its sform was used"
