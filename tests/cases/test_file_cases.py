@@ -200,6 +200,24 @@ def test_geo12_siblings_a_dicom_picture(cases: Path, tmp_path: Path) -> None:
         assert f"{stored}, and its header's size needs {needed}" in refused(path)
 
 
+@pytest.mark.parametrize("name", ["rle", "jpeg2000"])
+def test_geo12_siblings_a_compressed_dicom_picture(cases: Path, tmp_path: Path, name: str) -> None:
+    pydicom = pytest.importorskip("pydicom")
+    (source,) = cases.glob(f"dcm07_*/{name}.dcm")
+    path = tmp_path / "x.dcm"
+    path.write_bytes(source.read_bytes()[:-8])
+    assert "its pixels cannot be read" in refused(path)
+    for key in ("Rows", "Columns"):
+        dataset = pydicom.dcmread(source)
+        dataset[key].value -= 1
+        dataset.save_as(path)
+        text = refused(path)
+        assert (
+            name != "rle"
+            or "it holds 4096 bytes of pixels, and its header's size needs 4032" in text
+        )
+
+
 def test_geo12_sibling_compressed_voxels_of_a_metaimage(tmp_path: Path) -> None:
     path = save(tmp_path / "zx.mha", VOLUME)
     content = path.read_bytes()
@@ -344,10 +362,12 @@ def test_bids01_siblings_what_has_no_place_is_named(tmp_path: Path) -> None:
     (tmp_path / "s/a/4.webp").write_bytes(b"RIFF")
     (tmp_path / "s/a/README").write_text("about")
     save(tmp_path / "s/b/patient5/5.png", PICTURE)
+    save(tmp_path / "s/6.png", PICTURE)
     config = FederationConfig("f", {"A": SiteConfig("s")}, root=str(tmp_path), task=task)
     cases, problems = list_cases(config, "A")
     assert [case.case for case in cases] == ["1", "2", "3"]
     assert [problem.partition(": ")[0] for problem in problems] == [
+        "site A, case 6",
         "site A, case 4",
         "site A, case patient5",
     ]
@@ -358,13 +378,14 @@ def test_bids01_siblings_images_of_another_ending_and_labels_alone(tmp_path: Pat
     for name in ("n/imagesTr/p1_0000.nii.gz", "n/labelsTr/p1.nii.gz", "n/imagesTr/p2_0000.nii"):
         save(tmp_path / name, VOLUME)
     (tmp_path / "n/dataset.json").write_text(json.dumps({**about, "file_ending": ".nii.gz"}))
-    for name in ("l/p1.npy", "l/p1_segmentation.npy", "l/p2_segmentation.npy"):
+    for name in ("l/p1.npy", "l/p1_segmentation.npy", "l/p2_segmentation.npy", "l/p3.png"):
         save(tmp_path / name, PICTURE)
     sites = {"n": SiteConfig("n"), "l": SiteConfig("l")}
     config = FederationConfig("f", sites, root=str(tmp_path))
     (other,) = list_cases(config, "n")[1]
     assert "p2_0000.nii, whose names do not end in .nii.gz" in other
-    (alone,) = list_cases(config, "l")[1]
+    kind, alone = list_cases(config, "l")[1]
+    assert kind.startswith("site l, case p3: ")
     assert alone.startswith("site l, case p2: its label ")
 
 

@@ -9,6 +9,8 @@
 * Palettes and YBR become RGB.
 """
 
+import re
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +37,9 @@ _INSTALL = {
     "High-Throughput JPEG 2000": "pylibjpeg pylibjpeg-openjpeg",
 }
 """The packages that decode a transfer syntax, by the beginning of its name."""
+
+_RLE_LENGTHS = re.compile(r"RLE segment .* (\d+) vs\. (\d+) bytes")
+"""pydicom's warning that a plane holds more bytes than its header's size needs."""
 
 
 def read_pixels(volumes: Sequence[Sequence[ImagePlane]], path: Path) -> DecodedImage:
@@ -106,7 +111,9 @@ def stored_frames(path: Path) -> tuple["Dataset", Array]:
     frames = int(dataset.get("NumberOfFrames", 1) or 1)
     samples = int(dataset.get("SamplesPerPixel", 1) or 1)
     try:
-        stored = pixel_array(dataset)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            stored = pixel_array(dataset)
     except OSError:
         raise
     except Exception as error:  # decoders raise any class
@@ -115,6 +122,10 @@ def stored_frames(path: Path) -> tuple["Dataset", Array]:
             f"{path}: its pixels cannot be read ({reason}): it is damaged or cut short; copy it "
             "again from its source"
         ) from error
+    for warning in caught:
+        lengths = _RLE_LENGTHS.search(str(warning.message))
+        if lengths and int(lengths[1]) - int(lengths[2]) >= min(dataset.Rows, dataset.Columns):
+            raise _other_size(path, lengths[1], lengths[2])
     return dataset, stored.reshape(frames, dataset.Rows, dataset.Columns, samples)
 
 
@@ -204,10 +215,14 @@ def _check_length(dataset: "Dataset", path: Path) -> None:
     samples = int(dataset.get("SamplesPerPixel", 1) or 1)
     line = min(dataset.Rows, dataset.Columns) * samples * int(dataset.BitsAllocated) // 8
     if stored - needed >= max(line, 2):
-        raise DataError(
-            f"{path}: it holds {stored} bytes of pixels, and its header's size needs {needed}: it "
-            "is damaged; copy it again from its source"
-        )
+        raise _other_size(path, stored, needed)
+
+
+def _other_size(path: Path, stored: int | str, needed: int | str) -> DataError:
+    return DataError(
+        f"{path}: it holds {stored} bytes of pixels, and its header's size needs {needed}: it is "
+        "damaged; copy it again from its source"
+    )
 
 
 def _check_decoder(dataset: "Dataset", path: Path) -> None:

@@ -46,7 +46,10 @@ def from_classes(site: str, folder: Path) -> FoundCases:
         for case, (split, name, path) in zip(ids, found, strict=True)
     ]
     placed = {path for _, _, path in found}
-    return cases, unplaced(site, (path for _, _, path in entries if path not in placed))
+    above = sorted({folder, *(path.parent.parent for _, _, path in entries)})
+    beside = [path for place in above for path in visible_entries(place) if not path.is_dir()]
+    others = [path for _, _, path in entries if path not in placed]
+    return cases, unplaced(site, [*beside, *others])
 
 
 def _walk(folder: Path) -> Iterator[tuple[str | None, str, Path]]:

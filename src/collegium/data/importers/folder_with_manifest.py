@@ -15,6 +15,7 @@ from collegium.data.discovery import (
     subfolders,
 )
 from collegium.data.formats import is_readable
+from collegium.data.importers.common import unplaced
 from collegium.data.pairing import case_id, pair_cases
 from collegium.data.site import Case
 from collegium.errors import DataError
@@ -88,6 +89,8 @@ def _images(site: str, folder: Path, ids: Sequence[str]) -> tuple[list[Case], li
         raise DataError(f"site {site}: {images} holds no readable image: correct the path")
     wanted = [Path(f"{name}.png") for name in ids]
     groups, _, problems = group_channels(site, files, wanted)
+    others = [path for path in files_in(images) if path not in files and not path.is_dir()]
+    problems += unplaced(site, others)
     cases = [(image_id(files), files) for files in groups]
     return [Case(site, case, case, files, None) for case, files in cases], problems
 

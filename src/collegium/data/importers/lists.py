@@ -16,7 +16,12 @@ from pathlib import Path
 
 from collegium.data.decoded_image import listed
 from collegium.data.formats import arrays
-from collegium.data.importers.common import DatasetDescription, FoundCases, visible_entries
+from collegium.data.importers.common import (
+    DatasetDescription,
+    FoundCases,
+    unplaced,
+    visible_entries,
+)
 from collegium.data.pairing import case_id
 from collegium.data.site import Case
 from collegium.data.splits import SPLITS
@@ -66,6 +71,9 @@ def from_lists(site: str, folder: Path) -> FoundCases:
             "or name another layout"
         ]
     splits, problems = _read_lists(site, lists, images)
+    problems += unplaced(
+        site, (p for p in visible_entries(folder) if not (_is_array(p) or p.is_dir()))
+    )
     cases = []
     for case, image in images.items():
         if lists and case not in splits:
@@ -177,7 +185,8 @@ def _slices(site: str, folder: Path) -> FoundCases:
             "taken for a patient of its own: if that is wrong, use a manifest with the column "
             "patient", site, folder,
         )  # fmt: skip
-    return [replace(case, patient=who) for case, who in zip(cases, patients, strict=True)], []
+    found = [replace(case, patient=who) for case, who in zip(cases, patients, strict=True)]
+    return found, unplaced(site, (path for path in visible_entries(folder) if path not in files))
 
 
 def _patients(names: Sequence[str]) -> list[str]:
