@@ -68,7 +68,7 @@ def show_inspection(inspection: "Inspection") -> None:
 
 
 def show_tables(inspection: "TableInspection") -> None:
-    """Print tables of the sites, their classes and missing values, then notes and problems."""
+    """Print the sites, their classes, numbers and missing values, then notes and problems."""
     rows = [
         [
             site.name if site.inside else f"{site.name} (outside)",
@@ -79,6 +79,7 @@ def show_tables(inspection: "TableInspection") -> None:
         for site in inspection.sites
     ]
     print_table(rows, ["site", "cases", "patients", "train", "val", "test", *inspection.classes])
+    _show_numbers(inspection)
     missing = [
         [column, *(_share(site.missing.get(column, 0), site.cases) for site in inspection.sites)]
         for column in inspection.columns
@@ -90,11 +91,28 @@ def show_tables(inspection: "TableInspection") -> None:
     _show_remarks(inspection)
 
 
+def _show_numbers(inspection: "TableInspection") -> None:
+    """Print the known values of each numeric column, site by site."""
+    rows = [
+        [column, site.name, str(found.known),
+         *("" if n is None else _short(n) for n in (found.least, found.median, found.greatest))]
+        for column in inspection.columns
+        for site in inspection.sites
+        for found in [site.numbers.get(column)]
+        if found is not None
+    ]  # fmt: skip
+    if rows:
+        typer.echo()
+        print_table(rows, ["numbers", "site", "known", "least", "median", "greatest"])
+
+
 def _show_remarks(inspection: "Inspection | TableInspection") -> None:
     """Print notes, findings to check, and problems, at most `MAX_PROBLEMS` of a site."""
     for site in inspection.sites:
         for note in site.notes:
             typer.echo(f"note: site {site.name}: {note}")
+    for note in inspection.notes:
+        typer.echo(f"note: {note}")
     for finding in inspection.findings:
         typer.echo(f"to check: {finding.text}")
     for site in inspection.sites:

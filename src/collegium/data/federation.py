@@ -24,6 +24,7 @@ from collegium.data.settings import ImageConfig, TaskConfig
 from collegium.data.site import Case, EgressPolicy, Site, never_labelled
 from collegium.data.splits import SPLITS, SplitConfig, load_or_draw_splits, split_unlabelled
 from collegium.data.table_site import open_table_site, table_cases
+from collegium.data.table_units import unit_notes
 from collegium.data.tables import MISSING, Table, TableConfig, read_table
 from collegium.errors import ConfigError, DataError
 
@@ -283,6 +284,24 @@ def check_names(config: FederationConfig, names: Sequence[str]) -> None:
         raise DataError(problems[0])
 
 
+def federation_notes(config: FederationConfig) -> list[str]:
+    """Return a sentence for each thing that looks different between the tables of the sites.
+
+    A table that cannot be read or is elsewhere is left out here.
+
+    Args:
+        config: The federation, of tables or of images, of which nothing is said here.
+    """
+    if config.table is None:
+        return []
+    tables = {}
+    for name in sorted(config.sites):
+        with suppress(DataError):
+            if not config.sites[name].remote:
+                tables[name] = read_site_table(config, name)
+    return unit_notes(tables, config.table.numeric)
+
+
 def _open(
     config: FederationConfig, name: str, cache: Path, seed: int, splits_file: Path | None
 ) -> Site:
@@ -354,6 +373,8 @@ def open_federation(
         StorageError: The cache or the splits cannot be written.
     """
     check_names(config, sorted(config.sites))
+    for note in federation_notes(config):
+        logger.warning("%s", note)
     files = {name: splits_dir and splits_dir / f"{name}.json" for name in sites_of(config)}
     sites = {name: _open(config, name, cache, seed, file) for name, file in files.items()}
     channels = {

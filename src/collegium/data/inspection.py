@@ -99,6 +99,7 @@ class FederationInspection:
             patient is stated.
         findings: Shared patients and, for images, copies across and within sites.
         problems: Problems of the federation as a whole.
+        notes: What looks different between the sites.
     """
 
     name: str
@@ -107,6 +108,7 @@ class FederationInspection:
     shared_patients: int | None
     findings: tuple[LeakageFinding, ...]
     problems: tuple[str, ...]
+    notes: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
     def good(self) -> bool:

@@ -4,8 +4,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from collegium.data.decoded_image import listed
-from collegium.data.federation import FederationConfig, list_cases, read_site_table, sites_of
+from collegium.data.federation import (
+    FederationConfig,
+    federation_notes,
+    list_cases,
+    read_site_table,
+    sites_of,
+)
 from collegium.data.inspection import (
     FederationInspection,
     count_splits,
@@ -14,7 +22,25 @@ from collegium.data.inspection import (
 )
 from collegium.data.site import Case
 from collegium.data.splits import check_across_sites, count_shared_patients
+from collegium.data.tables import Table, TableConfig
 from collegium.errors import DataError
+
+
+@dataclass(frozen=True)
+class NumberRange:
+    """The known values of a numeric column at one site.
+
+    Attributes:
+        known: Their number.
+        least: The lowest; None if none is known, as the others.
+        median: The median.
+        greatest: The highest.
+    """
+
+    known: int
+    least: float | None
+    median: float | None
+    greatest: float | None
 
 
 @dataclass(frozen=True)
@@ -35,6 +61,7 @@ class TableSiteInspection:
         problems: One sentence for each problem, with its remedy.
         unlabelled: Number of rows without a class per split of their patients; they are not among
             the cases that are counted elsewhere.
+        numbers: By numeric column, its known values in all rows.
     """
 
     name: str
@@ -49,6 +76,7 @@ class TableSiteInspection:
     notes: tuple[str, ...]
     problems: tuple[str, ...]
     unlabelled: dict[str, int] = field(default_factory=dict)
+    numbers: dict[str, NumberRange] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -86,6 +114,7 @@ def inspect_tables(config: FederationConfig, seed: int = 0) -> TableInspection:
         findings,
         tuple(_problems(config, sites)),
         config.table.columns,
+        notes=tuple(federation_notes(config)),
     )
 
 
@@ -121,7 +150,18 @@ def _inspect(
         notes=(*(table.notes if table else ()), *unlabelled_notes(apart)),
         problems=tuple(problems),
         unlabelled=apart,
+        numbers=_ranges(table, config.table) if table and config.table else {},
     )
+
+
+def _ranges(table: Table, config: TableConfig) -> dict[str, NumberRange]:
+    """Return the range and the median of each numeric column."""
+    ranges = {}
+    for column, values in zip(config.numeric, table.numbers.T, strict=True):
+        known = values[~np.isnan(values)]
+        found = (known.min(), np.median(known), known.max()) if len(known) else (None,) * 3
+        ranges[column] = NumberRange(len(known), *(v if v is None else float(v) for v in found))
+    return ranges
 
 
 def _problems(config: FederationConfig, sites: Sequence[TableSiteInspection]) -> list[str]:
