@@ -12,15 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collegium.core.settings import settings
+from collegium.data.cells import Limit, is_numeric, limit_of, parse_number, what_is_wrong
 from collegium.data.columns import read_columns
 from collegium.data.decoded_image import listed
 from collegium.errors import ConfigError, DataError
 
 MISSING = ("", "?", "na", "n/a", "nan", "null", "none", "-", ".")
 """Cells that stand for a missing value, in lower case."""
-
-_LIMITED = re.compile(r"\s*([<>\u2264\u2265])=?\s*[.,]?\d.*")
-"""Cells such as <0.5 or > 30 mg/l, which say of a value only that it lies beyond a limit."""
 
 Array = NDArray[np.float64]
 Columns = Mapping[str, Sequence[str]]
@@ -47,6 +45,10 @@ class TableConfig:
         absent: A site without one of the columns is an error ("refuse"), or the values are missing
             there ("missing").
         indicators: Whether each numeric column gets a second one that is 1 if it is missing.
+        censored: What stands for a value beyond a limit, such as <0.5, >= 30 or below 0.5: the
+            limit ("limit"), or half of it where the value is below one that is above 0, and the
+            limit otherwise ("half"); each numeric column then gets one more that is 1 for such
+            values. "refuse": it is an error.
         scale: "site": mean 0 and standard deviation 1 by the site's own training cases;
             "federation": by sums and counts that the sites exchange before the first round; "none":
             as written. A missing number becomes the mean, or 0 if nothing is scaled.
@@ -64,6 +66,7 @@ class TableConfig:
     zero_is_real: tuple[str, ...] = ()
     absent: Literal["refuse", "missing"] = "refuse"
     indicators: bool = False
+    censored: Literal["refuse", "limit", "half"] = "refuse"
     scale: Literal["site", "federation", "none"] = "site"
     decimal: Literal["auto", ".", ","] = "auto"
 
@@ -92,8 +95,8 @@ class TableConfig:
     def groups(self) -> list[list[int]]:
         """The indices of the encoded features of each column; see `encode` for their order."""
         count = len(self.numeric)
-        groups = [[i, count + i] if self.indicators else [i] for i in range(count)]
-        start = 2 * count if self.indicators else count
+        start = count * (1 + self.indicators + (self.censored != "refuse"))
+        groups = [[*range(place, start, count)] for place in range(count)]
         for words in (self.categorical or {}).values():
             groups.append(list(range(start, start + len(words) + 1)))
             start += len(words) + 1
@@ -115,6 +118,7 @@ class Table:
         targets: The cells of the label's column, as written.
         splits: The cells of the splits' column, as written; None without one.
         numbers: (rows, numeric columns); NaN if missing.
+        censored: (rows, numeric columns): whether only a limit of the number is known.
         codes: (rows, categorical columns): the index in the vocabulary, or its length if unknown.
         notes: One sentence for each observation.
         missing: By column, the number of rows in which the value is missing.
@@ -127,6 +131,7 @@ class Table:
     targets: tuple[str, ...]
     splits: tuple[str, ...] | None
     numbers: Array
+    censored: NDArray[np.bool_]
     codes: NDArray[np.int64]
     notes: tuple[str, ...]
     missing: Mapping[str, int]
@@ -161,6 +166,7 @@ def read_table(path: Path, config: TableConfig, *, labelled: bool = True) -> Tab
         raise DataError(f"{path.name} holds no rows; add some or take the site out")
     cells = _CellParser(path.name, columns, count, separator, config)
     numbers = [cells.numbers(name) for name in config.numeric]
+    cells.refuse_limits()
     codes = [cells.codes(name, words) for name, words in (config.categorical or {}).items()]
     cases = cells.ids(config.case, "case") or tuple(f"{row + 1}" for row in range(count))
     return Table(
@@ -169,6 +175,7 @@ def read_table(path: Path, config: TableConfig, *, labelled: bool = True) -> Tab
         targets=tuple(columns.get(config.label, [""] * count)),
         splits=tuple(columns[config.split]) if config.split in columns else None,
         numbers=np.stack(numbers, 1) if numbers else np.empty((count, 0)),
+        censored=cells.censored(),
         codes=np.stack(codes, 1) if codes else np.empty((count, 0), np.int64),
         notes=tuple(cells.notes),
         missing=cells.missing,
@@ -189,6 +196,7 @@ class _CellParser:
         self.notes: list[str] = []
         self.missing: dict[str, int] = {}
         self.unknown: dict[str, dict[str, int]] = {}
+        self._limits: dict[str, dict[int, str]] = {}
 
     def ids(self, column: str | None, kind: str) -> tuple[str, ...] | None:
         """Return a column of ids as text."""
@@ -211,13 +219,19 @@ class _CellParser:
             self._note_absent(column)
             return np.full(self._count, np.nan)
         cells = self._columns[column]
-        limited = sum(cell.lower() in self._empty and bool(_LIMITED.match(cell)) for cell in cells)
+        limited = sum(cell.lower() in self._empty and bool(limit_of(cell)) for cell in cells)
         if limited:
             self.notes.append(
                 f"{self._name}: {column} holds values beyond a limit in {limited} of {self._count} "
                 "rows, which table.missing makes missing: they become the mean, or 0 without scale"
             )
         values = np.array([self._number(cell, column, row) for row, cell in enumerate(cells, 1)])
+        if column in self._limits and self._config.censored != "refuse":
+            self.notes.append(
+                f"{self._name}: {column} holds values beyond a limit in "
+                f"{len(self._limits[column])} of {self._count} rows; the limit or half of it "
+                f"stands for them (table.censored: {self._config.censored})"
+            )
         zeros = column in self._config.zero_is_missing
         known = values[~np.isnan(values)]
         real = column in self._config.zero_is_real
@@ -242,7 +256,9 @@ class _CellParser:
             return np.full(self._count, len(words))
         place = {word: index for index, word in enumerate(words)}
         cells = [cell if cell in place else plain_code(cell) for cell in self._columns[column]]
-        self.missing[column] = sum(cell.lower() in self._empty for cell in cells)
+        self.missing[column] = sum(
+            cell not in place and cell.lower() in self._empty for cell in cells
+        )
         odd = Counter(c for c in cells if c not in place and c.lower() not in self._empty)
         if odd:
             self.unknown[column] = dict(sorted(odd.items()))
@@ -259,28 +275,62 @@ class _CellParser:
     def _number(self, cell: str, column: str, row: int) -> float:
         if cell.lower() in self._empty:
             return math.nan
-        mark, other = (",", ".") if self._decimal == "," else (".", ",")
+        if limit := limit_of(cell):
+            return self._limit(limit, column, row)
+        where = f"{self._name}, row {row}: column {column}"
         try:
-            if other in cell or "_" in cell:
-                raise ValueError
-            value = float(cell.replace(mark, "."))
+            value = parse_number(cell, self._decimal)
         except ValueError as error:
-            if limited := _LIMITED.fullmatch(cell):
-                side = "below" if limited[1] in "<\u2264" else "above"
-                raise DataError(
-                    f"{self._name}, row {row}: column {column} holds a value {side} a limit, not "
-                    "a number; replace each such cell of every site by one rule, such as the limit "
-                    "or half of it, and tell which cells they are in a column of 0 and 1. They are "
-                    "not missing: as such they would become the mean"
-                ) from error
-            hint = f" (the decimal mark is {mark!r}, see table.decimal)" if other in cell else ""
-            raise DataError(
-                f"{self._name}, row {row}: column {column} holds no number{hint}; correct it or, "
-                f"only if it says that nothing was measured, add the word there to table.missing"
-            ) from error
+            raise DataError(f"{where} {what_is_wrong(cell, self._decimal)}") from error
         if not math.isfinite(value):
-            raise DataError(f"{self._name}, row {row}: column {column} is infinite; correct it")
+            raise DataError(f"{where} is infinite; correct it")
         return value
+
+    def _limit(self, limit: Limit, column: str, row: int) -> float:
+        """Return what stands for a value beyond a limit; NaN if `refuse_limits` will refuse it."""
+        self._limits.setdefault(column, {})[row] = limit.side
+        if self._config.censored == "refuse":
+            return math.nan
+        try:
+            value = parse_number(limit.text, self._decimal)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise DataError(
+                f"{self._name}, row {row}: column {column} holds a value {limit.side} a limit that "
+                f"is no number; write the limit alone after < or >, in the unit of the column"
+            )
+        halved = self._config.censored == "half" and limit.side == "below" and value > 0
+        return value / 2 if halved else value
+
+    def refuse_limits(self) -> None:
+        """Refuse values beyond a limit, of all columns at once, if there is no rule for them.
+
+        Raises:
+            DataError: There are some, with the first one and their number in each column.
+        """
+        if self._config.censored != "refuse" or not self._limits:
+            return
+        counts = [
+            f"{column} {count} {side}"
+            for column, rows in self._limits.items()
+            for side, count in sorted(Counter(rows.values()).items())
+        ]
+        column, rows = next(iter(self._limits.items()))
+        row, side = next(iter(rows.items()))
+        raise DataError(
+            f"{self._name}, row {row}: column {column} holds a value {side} a limit, not a number "
+            f"(in all {listed(counts)}); set table.censored to limit or half: the limit or half of "
+            "it then stands for such a value, and a further feature tells which they are. They are "
+            "not missing: as such they would become the mean"
+        )
+
+    def censored(self) -> NDArray[np.bool_]:
+        """Return (rows, numeric columns): whether only a limit of the number is known."""
+        found = np.zeros((self._count, len(self._config.numeric)), bool)
+        for column, rows in self._limits.items():
+            found[[row - 1 for row in rows], self._config.numeric.index(column)] = True
+        return found
 
     def _decimal_of(self, separator: str) -> str:
         """Determine the decimal mark from all numeric cells together."""
@@ -288,7 +338,7 @@ class _CellParser:
             return self._config.decimal
         named = [name for name in self._config.numeric if name in self._columns]
         cells = [cell for name in named for cell in self._columns[name]]
-        known = [cell for cell in cells if cell.lower() not in self._empty]
+        known = [cell for cell in cells if cell.lower() not in self._empty and is_numeric(cell)]
         if not any("," in cell for cell in known):
             return "."
         if separator == "," or any("." in cell for cell in known):
@@ -392,12 +442,15 @@ def encode(table: Table, config: TableConfig, scaling: Scaling | None) -> NDArra
 
     Returns:
         (rows, features): the numbers; then, with indicators, for every number whether it is
-        missing; then for every categorical column a one-hot code, whose last place stands for
+        missing; then, where `censored` is not "refuse", whether only a limit of it is known; then
+        for every categorical column a one-hot code, whose last place stands for
         values that are missing or not in the vocabulary.
     """
     parts = [table.numbers if scaling is None else scaling(table.numbers)]
     if config.indicators:
         parts.append(np.isnan(table.numbers).astype(float))
+    if config.censored != "refuse":
+        parts.append(table.censored.astype(float))
     for index, words in enumerate((config.categorical or {}).values()):
         parts.append(np.eye(len(words) + 1)[table.codes[:, index]])
     return np.concatenate(parts, axis=1).astype(np.float32)
