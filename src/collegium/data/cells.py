@@ -65,7 +65,7 @@ def limit_of(cell: str) -> Limit | None:
     """Return the limit that a cell such as <0.5, >= 30 or below 0.5 states; None if none.
 
     Args:
-        cell: The cell; its text is empty in words such as <LOD, which do not say how low it is.
+        cell: The cell; its text is empty in words such as <LOQ, which do not say how low it is.
     """
     text = cell.strip().lower()
     if _BARE_LIMIT.fullmatch(text):

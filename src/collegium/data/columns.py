@@ -3,7 +3,9 @@
 import csv
 import io
 import re
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +16,68 @@ SUFFIXES = (".csv", ".tsv", ".txt", ".parquet")
 """Suffixes of the tables that can be read."""
 
 
+@dataclass(frozen=True)
+class SiteWording:
+    """The names of columns, and the words, that a site's table writes otherwise than the others.
+
+    Attributes:
+        columns: The site's own name of a column, by its name in the federation.
+        coding: By column (its name in the federation), from a cell as written to the word of the
+            federation; an empty one stands for a missing value.
+    """
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    coding: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def translate(self, name: str, columns: Mapping[str, list[str]]) -> dict[str, list[str]]:
+        """Return the columns of a table in the words of the federation.
+
+        Args:
+            name: The table, for messages.
+            columns: Its columns, as `read_columns` returns them.
+
+        Raises:
+            DataError: It has no column of one of the site's names, or also one of the federation's.
+        """
+        for common, own in self.columns.items():
+            if own not in columns or (common in columns and common not in self.columns.values()):
+                problem = "has no column" if own not in columns else f"has a column {common} beside"
+                raise DataError(
+                    f"{name} {problem} {own}, which the site's columns say is {common}; correct "
+                    f"columns at the site"
+                )
+        common_names = {own: common for common, own in self.columns.items()}
+        renamed = {common_names.get(column, column): cells for column, cells in columns.items()}
+        return {
+            column: [translate_word(cell, self.coding.get(column, {})) for cell in cells]
+            for column, cells in renamed.items()
+        }
+
+
+AS_ELSEWHERE = SiteWording()
+"""That of a site which writes what the federation does."""
+
+
+def translate_word(written: str, coding: Mapping[str, str]) -> str:
+    """Return what a written word is by a coding; 3.0 that is not in it counts as 3.
+
+    Args:
+        written: The word.
+        coding: From words as written to others; a word that is in neither form stays.
+    """
+    return coding.get(written, coding.get(plain_code(written), written))
+
+
+def plain_code(cell: str) -> str:
+    """Return 3 for codes such as 3.0 or 3,0, as exports write whole numbers."""
+    return re.split(r"[.,]", cell)[0] if re.fullmatch(r"-?\d+[.,]0+", cell) else cell
+
+
 def read_columns(path: Path) -> tuple[dict[str, list[str]], str]:
     """Read every column of a table as text, and the separator of its cells ("" for Parquet).
 
-    Ids stay as they are written, so that 0007 keeps its zeros. A byte order mark, a first line
+    Ids stay as they are written, so that 0007 keeps its zeros, but for the form of Unicode, which
+    is that of `nfc`. A byte order mark, a first line
     ``sep=;`` and quoted cells are understood; empty lines are skipped.
 
     Raises:
@@ -36,7 +96,7 @@ def read_columns(path: Path) -> tuple[dict[str, list[str]], str]:
     except (OSError, ValueError, csv.Error) as error:
         reason = str(error).strip().partition("\n")[0]
         raise DataError(f"{name} is not a readable table ({reason}); export it again") from error
-    header, rows = _without_nameless(header, rows)
+    header, rows = _without_nameless([*map(nfc, header)], rows)
     if not header:
         raise DataError(f"{name} is empty; write a line of columns, and one for each case")
     twice = [column for column in header if header.count(column) > 1]
@@ -49,7 +109,8 @@ def read_columns(path: Path) -> tuple[dict[str, list[str]], str]:
                 f"around cells that hold a {separator!r}, or export the table again"
             )
     cells = zip(*rows, strict=True) if rows else ([] for _ in header)
-    return {column: [*values] for column, values in zip(header, cells, strict=True)}, separator
+    columns = zip(header, cells, strict=True)
+    return {column: [*map(nfc, values)] for column, values in columns}, separator
 
 
 def _read_text(path: Path) -> tuple[list[str], list[list[str]], str]:
@@ -91,3 +152,25 @@ def _without_nameless(
     """Drop the columns after the last named one, as some exports end every line with separators."""
     count = max((place for place, name in enumerate(header, 1) if name), default=0)
     return [*header[:count]], [row if any(row[count:]) else row[:count] for row in rows]
+
+
+def nfc(text: str) -> str:
+    """Return a text with every letter and its accents as one character, where there is one.
+
+    Args:
+        text: A name or a cell, which one site may write with accents of their own.
+    """
+    return unicodedata.normalize("NFC", text)
+
+
+def spelling_key(name: str) -> str:
+    """Return what names that are spelt alike have in common.
+
+    Upper and lower case, forms of Unicode, and spaces, `_`, `-` and backslashes between letters and
+    digits do not count.
+
+    Args:
+        name: The name of a channel, class, column or category.
+    """
+    text = unicodedata.normalize("NFKC", name).casefold().strip()
+    return re.sub(r"(?<=\w)[\s_\\-]+(?=\w)|_", "", text)

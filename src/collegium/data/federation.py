@@ -12,6 +12,7 @@ from collegium.core.dataset import UnlabelledDataset
 from collegium.core.settings import NonNegativeInt, settings
 from collegium.core.text import did_you_mean
 from collegium.data.cache import prepare
+from collegium.data.columns import AS_ELSEWHERE, SiteWording, nfc, translate_word
 from collegium.data.decoded_image import listed
 from collegium.data.discovery import find_path, from_manifest
 from collegium.data.importers import describe_dataset, find_in_folder, find_with_manifest
@@ -25,6 +26,7 @@ from collegium.data.site import Case, EgressPolicy, Site, never_labelled
 from collegium.data.splits import SPLITS, SplitConfig, load_or_draw_splits, split_unlabelled
 from collegium.data.table_site import open_table_site, table_cases
 from collegium.data.table_units import unit_notes
+from collegium.data.table_words import word_notes
 from collegium.data.tables import MISSING, Table, TableConfig, read_table
 from collegium.errors import ConfigError, DataError
 
@@ -51,6 +53,11 @@ class SiteConfig:
         unlabelled: Whether lines of the site's manifest, or rows of its table, may have an empty
             label or class: such cases are kept apart, and nothing is trained or scored on them.
             False: they are refused.
+        columns: The site's own names of columns of its table, by those in federation.table:
+            {crp: "CRP (mg/L)"}.
+        coding: From what the site writes to what the federation does, by column of its table:
+            {sex: {f: "0", m: "1"}, outcome: {"yes": "1", "no": "0"}}; an empty word stands for a
+            missing value. Of a manifest, the column is `class`.
         channels: The network's input channels that the site has, counted from 0, if it lacks some;
             the others are 0. Its images hold these, in this order, or all channels, of which only
             these are used. None: all, or what a manifest states for each case.
@@ -72,6 +79,8 @@ class SiteConfig:
     label_map: dict[int, int] | None = None
     labelled: tuple[str, ...] | None = None
     unlabelled: bool = False
+    columns: dict[str, str] | None = None
+    coding: dict[str, dict[str, str]] | None = None
     channels: tuple[NonNegativeInt, ...] | None = None
     modalities: tuple[str, ...] | None = None
     allow: tuple[str, ...] | None = None
@@ -83,7 +92,7 @@ class SiteConfig:
         images = self.folder is not None or self.manifest is not None
         if self.remote:
             said = images, self.table, self.share, self.forbid, self.labelled, self.unlabelled
-            if any(said) or self.allow is not None:
+            if any((*said, self.columns, self.coding)) or self.allow is not None:
                 raise ConfigError("a remote site is described in its own file: leave the rest out")
             return
         if images == (self.table is not None):
@@ -96,6 +105,11 @@ class SiteConfig:
             raise ConfigError(
                 f"unlabelled is of a manifest that names images, or of a table, and a site has the "
                 f"folder {self.folder!r}: list its images in a manifest, with an empty label"
+            )
+        if self.table is None and (self.columns or (self.coding or {}).keys() - {"class"}):
+            raise ConfigError(
+                "columns and coding are of a table, and coding of the column class of a manifest: "
+                "leave them out"
             )
         if self.folder is None and (self.layout != "auto" or self.options):
             raise ConfigError("layout and options say how a folder is laid out: name a folder")
@@ -183,12 +197,39 @@ class FederationConfig:
         if mapped and self.task.name != "segmentation":
             raise ConfigError(f"site {mapped[0]} has a label_map, for segmentations: leave it out")
         self._check_labelled()
+        for name in self.sites:
+            self._check_wording(name)
         unknown = sorted(set(self.outside) - self.sites.keys())
         if unknown:
             raise ConfigError(
                 f"federation.outside names {', '.join(unknown)}, which is not among the sites "
                 f"{', '.join(sorted(self.sites))}: correct the name"
             )
+
+    def _check_wording(self, name: str) -> None:
+        """Refuse columns and words of a site that lead to none of the federation."""
+        site, table = self.sites[name], self.table
+        label = table.label if table else "class"
+        kinds = (table.categorical or {}) if table else {}
+        known = [
+            label,
+            *((table.case, table.patient, table.split, *table.columns) if table else ()),
+        ]
+        for column in (*(site.columns or {}), *(site.coding or {})):
+            if nfc(column) not in known:
+                raise ConfigError(
+                    f"site {name} has columns or coding of {column!r}, which is no column of "
+                    f"federation.table: correct the name"
+                )
+        for column, words in (site.coding or {}).items():
+            for word in filter(None, words.values()):
+                unknown = nfc(column) == label and self.task.find_class(word) is None
+                if unknown or nfc(word) not in kinds.get(nfc(column), (nfc(word),)):
+                    raise ConfigError(
+                        f"site {name}: coding.{column} leads to {word!r}, which is not in "
+                        f"{'task.classes' if column == label else f'table.categorical.{column}'}: "
+                        f"correct one of them"
+                    )
 
     def _check_labelled(self) -> None:
         """Refuse annotated classes that are none, or of which the loss has no form."""
@@ -299,7 +340,8 @@ def federation_notes(config: FederationConfig) -> list[str]:
         with suppress(DataError):
             if not config.sites[name].remote:
                 tables[name] = read_site_table(config, name)
-    return unit_notes(tables, config.table.numeric)
+    words = word_notes(tables, config.table, config.task)
+    return [*words, *unit_notes(tables, config.table.numeric)]
 
 
 def _open(
@@ -460,9 +502,11 @@ def _has_label(config: FederationConfig, case: Case) -> bool:
     """Return whether a case has a mask, or a class where cases are classified."""
     if config.task.name != "classification":
         return case.label is not None
+    if case.target is None or config.task.find_class(case.target) is not None:
+        return case.target is not None
     # elsewhere the class of a row is read with its number, which the error names
     empty = MISSING if config.table is not None and config.sites[case.site].unlabelled else ()
-    return case.target is not None and case.target.lower() not in empty
+    return case.target.lower() not in empty
 
 
 def _all_cases(config: FederationConfig, name: str) -> tuple[list[Case], list[str]]:
@@ -495,6 +539,14 @@ def _all_cases(config: FederationConfig, name: str) -> tuple[list[Case], list[st
             )
     except DataError as error:
         cases, problems = [], [str(error)]
+    if site.table is None and site.coding:
+        words = site.coding["class"]
+        cases = [
+            case
+            if case.target is None
+            else replace(case, target=translate_word(case.target, words))
+            for case in cases
+        ]
     channels = site_channels(config, name)
     if channels is not None:
         cases = [replace(case, channels=channels) for case in cases]
@@ -544,6 +596,24 @@ def task_of_site(config: FederationConfig, name: str) -> TaskConfig:
     return config.task if own is None else replace(config.task, label_map=own)
 
 
+def wording_of(config: FederationConfig, name: str) -> SiteWording:
+    """Return what the table of a site writes otherwise than the federation.
+
+    Args:
+        config: The federation.
+        name: The site; one that it does not have writes nothing otherwise.
+    """
+    site = config.sites.get(name)
+    if site is None:
+        return AS_ELSEWHERE
+    columns = {nfc(column): nfc(own) for column, own in (site.columns or {}).items()}
+    coding = {
+        nfc(column): {nfc(word): nfc(meant) for word, meant in words.items()}
+        for column, words in (site.coding or {}).items()
+    }
+    return SiteWording(columns, coding)
+
+
 def read_site_table(config: FederationConfig, name: str) -> Table:
     """Read a site's table.
 
@@ -557,7 +627,7 @@ def read_site_table(config: FederationConfig, name: str) -> Table:
     assert config.table is not None, "the federation has no tables"
     try:
         path = _below(expand_root(config.root), str(config.sites[name].table))
-        return read_table(path, config.table)
+        return read_table(path, config.table, wording=wording_of(config, name))
     except DataError as error:
         raise DataError(f"site {name}: {error}") from error
 

@@ -3,10 +3,10 @@
 Only names of labels and channels are compared and reported, never an id or a path.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from collegium.data.columns import spelling_key
 from collegium.data.decoded_image import listed
 from collegium.data.importers.common import DatasetDescription
 from collegium.data.settings import TaskConfig
@@ -34,7 +34,7 @@ class SiteNames:
 def name_problems(sites: Sequence[SiteNames], task: TaskConfig, inputs: int | None) -> list[str]:
     """Return one sentence for each site at which a name has another meaning than elsewhere.
 
-    Names are compared without regard to case, spaces, `_` and `-`. A name that occurs nowhere else
+    Names are compared as `spelling_key` says. A name that occurs nowhere else
     is not a problem.
 
     Args:
@@ -57,10 +57,6 @@ def channel_names(sites: Iterable[SiteNames], inputs: int | None) -> dict[int, s
     for site in sites:
         names = _places(site, inputs) | names
     return names
-
-
-def _key(name: str) -> str:
-    return re.sub(r"[\s_-]+", "", name).casefold()
 
 
 # --- labels
@@ -96,7 +92,7 @@ def _conflict(
     site: SiteNames, key: str, own: Mapping[str, Classes], other: str, theirs: Classes
 ) -> str:
     """Describe a name that means another class at another site or, without one, in the task."""
-    name = next(name for name in site.description.labels if _key(name) == key)
+    name = next(name for name in site.description.labels if spelling_key(name) == key)
     where = f"at {other}" if other else "in task.classes"
     who = f"sites {other} and {site.site}" if other else f"site {site.site}"
     return f"{who}: {name} is {_in_words(theirs)} {where} and {_in_words(own[key])} at {site.site}"
@@ -106,16 +102,16 @@ def _wanted(task: TaskConfig) -> dict[str, list[Classes]]:
     """Return the meanings of each name in the task: a class, a region, or either."""
     wanted: dict[str, list[Classes]] = {}
     for value, name in enumerate(task.classes):
-        wanted.setdefault(_key(name), []).append(frozenset({value}))
+        wanted.setdefault(spelling_key(name), []).append(frozenset({value}))
     for name, values in (task.regions or {}).items():
-        wanted.setdefault(_key(name), []).append(frozenset(values))
+        wanted.setdefault(spelling_key(name), []).append(frozenset(values))
     return wanted
 
 
 def _classes(site: SiteNames, task: TaskConfig) -> dict[str, Classes]:
     """Return the classes that each label of a site becomes."""
     return {
-        _key(name): frozenset(_class(site, value, task) for value in values)
+        spelling_key(name): frozenset(_class(site, value, task) for value in values)
         for name, values in site.description.labels.items()
     }
 
@@ -132,13 +128,13 @@ def _in_words(classes: Classes) -> str:
 
 def _label_remedy(site: SiteNames, elsewhere: Mapping[str, Classes], task: TaskConfig) -> str:
     """Advise the label map that gives every name of a site the class that it has elsewhere."""
-    named = {_key(name): frozenset({value}) for value, name in enumerate(task.classes)}
+    named = {spelling_key(name): frozenset({value}) for value, name in enumerate(task.classes)}
     wanted = {key: held for key, held in elsewhere.items() if len(held) == 1} | named
     becomes = dict(site.label_map)
     for name, values in site.description.labels.items():
         if len(values) == 1:
             now = frozenset({_class(site, values[0], task)})
-            (becomes[values[0]],) = wanted.get(_key(name), now)
+            (becomes[values[0]],) = wanted.get(spelling_key(name), now)
     moved = {value: label for value, label in sorted(becomes.items()) if value != label}
     single = [values for values in site.description.labels.values() if len(values) == 1]
     known = len(single) == len(site.description.labels)
@@ -172,7 +168,7 @@ def _channel_problems(sites: Sequence[SiteNames], inputs: int | None) -> list[st
     problems = []
     for site in sorted(sites, key=lambda site: (-len(_places(site, inputs)), site.site)):
         places = _places(site, inputs)
-        own = {_key(name): place for place, name in places.items()}
+        own = {spelling_key(name): place for place, name in places.items()}
         if len(own) < len(places):  # several channels are called alike
             continue
         for other, theirs in settled:
@@ -186,11 +182,13 @@ def _channel_problems(sites: Sequence[SiteNames], inputs: int | None) -> list[st
 
 def _channel_problem(site: SiteNames, other: SiteNames, inputs: int | None) -> str:
     own, theirs = _places(site, inputs), _places(other, inputs)
-    place = next(place for place in own if _key(theirs.get(place, "")) != _key(own[place]))
-    where = {_key(name): place for place, name in theirs.items()}
+    place = next(
+        place for place in own if spelling_key(theirs.get(place, "")) != spelling_key(own[place])
+    )
+    where = {spelling_key(name): place for place, name in theirs.items()}
     remedy = f"give its files the order {listed(theirs.values())}"
     if len(own) == len(site.description.channels):
-        channels = [where[_key(name)] for name in site.description.channels]
+        channels = [where[spelling_key(name)] for name in site.description.channels]
         remedy = f"set channels: {channels} at site {site.site}"
         remedy += f" and image.inputs: {max(theirs) + 1}" if inputs is None else ""
     return (

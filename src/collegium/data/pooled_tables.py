@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from collegium.data.columns import SUFFIXES, read_columns
-from collegium.data.federation import FederationConfig, expand_root, read_site_table
+from collegium.data.federation import FederationConfig, expand_root, read_site_table, wording_of
 from collegium.data.partition import SiteAssignment
 from collegium.errors import ConfigError, DataError, StorageError
 
@@ -20,7 +20,7 @@ class PooledRow:
     Attributes:
         patient: The id of its patient; if patients are not stated, its location.
         target: The cell in the column of the label.
-        cells: Every cell of its table as text, by column.
+        cells: Every cell of its table as text, by column, in the words of the federation.
     """
 
     patient: str
@@ -59,7 +59,9 @@ def pool_tables(config: FederationConfig) -> PooledTables:
     ids: set[str] = set()
     for name in sorted(config.sites):
         table = read_site_table(config, name)
-        columns, separator = read_columns(_path(config, name))
+        path = _path(config, name)
+        columns, separator = read_columns(path)
+        columns = wording_of(config, name).translate(path.name, columns)
         separators.setdefault(separator or ",", name)
         lines = zip(*columns.values(), strict=True)
         named = zip(table.cases, table.patients, table.targets, lines, strict=True)

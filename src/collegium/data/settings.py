@@ -3,9 +3,10 @@
 from typing import Literal
 
 from collegium.core.settings import NonNegative, Positive, PositiveInt, settings
+from collegium.data.columns import nfc, plain_code
 from collegium.data.decoded_image import listed
 from collegium.data.reading import Channels, Normalisation
-from collegium.data.tables import MISSING, plain_code
+from collegium.data.tables import MISSING
 from collegium.errors import ConfigError, DataError
 
 
@@ -157,10 +158,8 @@ class TaskConfig:
         Raises:
             DataError: There is no such class.
         """
-        names = [(self.coding or {}).get(word, word) for word in (written, plain_code(written))]
-        name = next((name for name in names if name in self.classes), None)
-        if name is not None:
-            return self.classes.index(name)
+        if (found := self.find_class(written)) is not None:
+            return found
         if written.lower() in (MISSING if row else ("",)):
             raise DataError(
                 f"{where} has no class: fill it in or leave the {'row' if row else 'case'} out"
@@ -169,3 +168,15 @@ class TaskConfig:
             f"{where}: the class {'' if row else f'{written!r} '}is unknown: write one of "
             f"{listed(self.classes)}, or add it to task.coding"
         )
+
+    def find_class(self, written: str) -> int | None:
+        """Return the class of a written label, see `class_of`; None if it is none.
+
+        Args:
+            written: The label as written.
+        """
+        classes = [nfc(name) for name in self.classes]
+        coding = {nfc(word): nfc(name) for word, name in (self.coding or {}).items()}
+        words = (nfc(written), plain_code(written))
+        names = [coding.get(word, word) for word in words]
+        return next((classes.index(name) for name in names if name in classes), None)

@@ -123,7 +123,7 @@ def rows_to_predict(
         scaling = _scaling(table, config, np.ones(len(table.cases), bool))
     rows = encode(table, config, scaling)
     inputs = {"image": torch.from_numpy(rows)}
-    if all(word.lower() not in MISSING for word in table.targets):
+    if all(task.find_class(w) is not None or w.lower() not in MISSING for w in table.targets):
         inputs["label"] = torch.from_numpy(_classes(table, task, "", table.cases))
     return TensorDataset(inputs, table.patients, table.cases)
 

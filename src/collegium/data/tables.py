@@ -13,7 +13,14 @@ from numpy.typing import NDArray
 
 from collegium.core.settings import settings
 from collegium.data.cells import Limit, is_numeric, limit_of, parse_number, what_is_wrong
-from collegium.data.columns import read_columns
+from collegium.data.columns import (
+    AS_ELSEWHERE,
+    SiteWording,
+    nfc,
+    plain_code,
+    read_columns,
+    spelling_key,
+)
 from collegium.data.decoded_image import listed
 from collegium.errors import ConfigError, DataError
 
@@ -32,7 +39,8 @@ class TableConfig:
 
     Attributes:
         label: The column that holds the class.
-        numeric: Columns of numbers.
+        numeric: Columns of numbers; in a file, `lab_*` stands for all that are called so and have
+            no other role, sorted.
         categorical: Columns of words or codes, each with its vocabulary. Any other value at a site
             counts as unknown.
         case: The column with the case's id; None: the row's number.
@@ -71,6 +79,7 @@ class TableConfig:
     decimal: Literal["auto", ".", ","] = "auto"
 
     def __post_init__(self) -> None:
+        self._normalise()
         names = [*self.numeric, *(self.categorical or {})]
         twice = [name for name, count in Counter([*names, self.label]).items() if count > 1]
         if twice:
@@ -85,6 +94,17 @@ class TableConfig:
         empty = [name for name, words in (self.categorical or {}).items() if not words]
         if empty:
             raise ConfigError(f"table.categorical.{empty[0]} names no category; name all there are")
+
+    def _normalise(self) -> None:
+        """Write every name and word in the form in which tables are read, see `nfc`."""
+        for name in ("label", "case", "patient", "split"):
+            if (word := getattr(self, name)) is not None:
+                object.__setattr__(self, name, nfc(word))
+        for name in ("numeric", "missing", "zero_is_missing", "zero_is_real"):
+            object.__setattr__(self, name, tuple(map(nfc, getattr(self, name))))
+        if self.categorical is not None:
+            kinds = {nfc(name): tuple(map(nfc, words)) for name, words in self.categorical.items()}
+            object.__setattr__(self, "categorical", kinds)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -139,22 +159,37 @@ class Table:
     stated: bool
 
 
-def read_table(path: Path, config: TableConfig, *, labelled: bool = True) -> Table:
+def read_table(
+    path: Path,
+    config: TableConfig,
+    *,
+    labelled: bool = True,
+    wording: SiteWording = AS_ELSEWHERE,
+) -> Table:
     """Read a table of a site.
 
     Args:
         path: A CSV file (commas, semicolons or tabs; UTF-8 with or without a mark) or Parquet.
         config: The columns.
         labelled: Whether the columns of the label and of the split are required.
+        wording: What the site writes otherwise than the federation.
 
     Raises:
         DataError: The file cannot be read, lacks a column or has a wrong cell in a numeric column.
     """
     columns, separator = read_columns(path)
+    columns = wording.translate(path.name, columns)
     wanted = [*config.columns, *filter(None, (config.case, config.patient))]
     if labelled:
         wanted += filter(None, (config.split, config.label))
     absent = [name for name in wanted if name not in columns]
+    spelt = {spelling_key(name): name for name in columns if name not in wanted}
+    alike = {name: spelt[spelling_key(name)] for name in absent if spelling_key(name) in spelt}
+    if alike:
+        raise DataError(
+            f"{path.name} has no column {listed(alike)} but {listed(alike.values())}, spelt "
+            f"otherwise; rename it or, if it is the same, set columns: {alike} at the site"
+        )
     refused = [c for c in absent if config.absent == "refuse" or c not in config.columns]
     if refused:
         raise DataError(
@@ -235,6 +270,7 @@ class _CellParser:
         zeros = column in self._config.zero_is_missing
         known = values[~np.isnan(values)]
         real = column in self._config.zero_is_real
+        real = real or self._one_hot(column)
         if not zeros and not real and len(known) > 1 and not known.any():
             zeros = True
             self.notes.append(
@@ -249,6 +285,20 @@ class _CellParser:
         self.missing[column] = int(np.isnan(values).sum())
         return values
 
+    def _one_hot(self, column: str) -> bool:
+        """Return whether a column is one of several by whose 0 and 1 a category is told.
+
+        They have one name up to its last mark, such as stage_I and stage_II, hold nothing but 0 and
+        1 (or missing values), and no row holds more than one 1, but some do.
+        """
+        stem = _stem(column)
+        group = [name for name in self._config.numeric if name in self._columns and stem]
+        group = [name for name in group if _stem(name) == stem]
+        words = [[plain_code(cell) for cell in self._columns[name]] for name in group]
+        ones = [row.count("1") for row in zip(*words, strict=True)]
+        found = {cell for cells in words for cell in cells if cell.lower() not in self._empty}
+        return len(group) > 1 and found == {"0", "1"} and max(ones) == 1
+
     def codes(self, column: str, words: Sequence[str]) -> NDArray[np.int64]:
         """Return the index of every cell in a vocabulary; the index after its end is unknown."""
         if column not in self._columns:
@@ -256,10 +306,9 @@ class _CellParser:
             return np.full(self._count, len(words))
         place = {word: index for index, word in enumerate(words)}
         cells = [cell if cell in place else plain_code(cell) for cell in self._columns[column]]
-        self.missing[column] = sum(
-            cell not in place and cell.lower() in self._empty for cell in cells
-        )
-        odd = Counter(c for c in cells if c not in place and c.lower() not in self._empty)
+        empty = self._empty - {word.lower() for word in words}
+        self.missing[column] = sum(cell.lower() in empty for cell in cells)
+        odd = Counter(c for c in cells if c not in place and c.lower() not in empty)
         if odd:
             self.unknown[column] = dict(sorted(odd.items()))
             self.notes.append(
@@ -350,9 +399,10 @@ class _CellParser:
         return ","
 
 
-def plain_code(cell: str) -> str:
-    """Return 3 for codes such as 3.0 or 3,0, as exports write whole numbers."""
-    return re.split(r"[.,]", cell)[0] if re.fullmatch(r"-?\d+[.,]0+", cell) else cell
+def _stem(column: str) -> str:
+    """Return the name of a column up to its last mark; empty without one."""
+    found = re.fullmatch(r"(.*[\w)\]])[_.=:|/ -]+[^_.=:|/ -]+", column)
+    return found[1] if found else ""
 
 
 def vocabulary(

@@ -17,7 +17,7 @@ from collegium.core.dataset import Dataset
 from collegium.core.randomness import ambient
 from collegium.data.cache import PreparedCase, prepare
 from collegium.data.columns import SUFFIXES
-from collegium.data.federation import site_channels, task_of_site
+from collegium.data.federation import site_channels, task_of_site, wording_of
 from collegium.data.formats import write_mask
 from collegium.data.sampling import ImageDataset
 from collegium.data.site import Case
@@ -101,7 +101,8 @@ def open_cases(opened: OpenedModels, place: Path, labels: Path | None, *, site: 
             raise ConfigError(
                 f"{place}: the model learnt from tables; name a table ({', '.join(SUFFIXES)})"
             )
-        table = read_table(place, federation.table, labelled=False)
+        words = wording_of(federation, site)
+        table = read_table(place, federation.table, labelled=False, wording=words)
         rows = rows_to_predict(table, federation.table, task, opened.scaling)
         return Cases(table.cases, rows)
     cases, problems = list_images(place, labels, masks=masks)

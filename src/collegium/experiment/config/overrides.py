@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from collegium.core.text import unknown_word
+from collegium.data.column_patterns import expand_table
 from collegium.data.federation import FederationConfig, expand_root
 from collegium.errors import ConfigError
 from collegium.experiment.config import yaml_file
@@ -119,6 +120,8 @@ def read_federation(
 def resolve_federation(data: dict[str, Any], source: Source) -> None:
     """Read the federation's file, if it has one, and make its root absolute, in place.
 
+    Patterns among the columns of tables become the columns that the tables have.
+
     Args:
         data: The mapping of an experiment.
         source: The origin of the data, which collects the problems.
@@ -129,5 +132,17 @@ def resolve_federation(data: dict[str, Any], source: Source) -> None:
     if isinstance(federation, dict) and isinstance(root, str):
         try:
             federation["root"] = str((source.place(path).base / expand_root(root)).resolve())
+            _expand_columns(federation, source)
         except ConfigError as error:
             source.add_problem(path, str(error), named=False)
+
+
+def _expand_columns(federation: dict[str, Any], source: Source) -> None:
+    """Replace patterns among the columns by the columns that the sites' tables have, in place."""
+    table, sites = federation.get("table"), federation.get("sites")
+    if not isinstance(table, dict) or not isinstance(sites, dict):
+        return
+    try:
+        federation["table"] = expand_table(table, sites, Path(federation["root"]))
+    except ConfigError as error:
+        source.add_problem(("federation", "table"), str(error))
