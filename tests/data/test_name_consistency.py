@@ -184,3 +184,13 @@ def test_a_task_that_classifies_heeds_no_names_of_labels() -> None:
     assert name_problems([message("a", {"tumour": 1})], task, None) == []
     with pytest.raises(ConfigError, match="site A has a label_map, for segmentations"):
         FederationConfig("f", {"A": SiteConfig(folder="a", label_map={1: 2})}, task=task)
+
+
+@pytest.mark.parametrize(
+    "name", ["Le\u0301sion", "L\u00c9SION", "L\u00e9sion ", "l\u00e9 sion", "l\u00e9\\sion"]
+)
+def test_names_are_the_same_in_either_form_of_unicode_and_with_backslashes(name: str) -> None:
+    task = TaskConfig(classes=("background", "l\u00e9 sion", "x"))
+    sites = [message("a", {"x": 2, "l\u00e9_sion": 1}), message("b", {name: 2})]
+    (problem,) = name_problems(sites, task, None)
+    assert "is class 1 at a and class 2 at b" in problem

@@ -20,6 +20,7 @@ from collegium.data.importers.common import DatasetDescription
 from collegium.data.name_consistency import SiteNames, name_problems
 from collegium.data.placeholders import missing_content
 from collegium.data.preprocessing import vanishing_notes
+from collegium.data.patient_ids import similar_ids
 from collegium.data.sampling import ImageDataset, SamplingConfig
 from collegium.data.settings import ImageConfig, TaskConfig
 from collegium.data.site import Case, EgressPolicy, Site, never_labelled
@@ -348,6 +349,8 @@ def _open(
     config: FederationConfig, name: str, cache: Path, seed: int, splits_file: Path | None
 ) -> Site:
     cases = find_cases(config, name)
+    for finding in similar_ids({name: cases}, named=False):
+        logger.warning("%s", finding.text)
     splits = load_or_draw_splits(cases, config.splits, seed, splits_file)
     site = config.sites[name]
     allow = None if site.allow is None else frozenset(site.allow)

@@ -18,7 +18,12 @@ from collegium.data.federation import (
 from collegium.data.fingerprints import find_copies
 from collegium.data.image_statistics import ImageStatistics, LabelSize, MissingChannel
 from collegium.data.name_consistency import SiteNames, channel_names, name_problems
+<<<<<<< HEAD
 from collegium.data.preprocessing import decode_case, vanishing_notes
+=======
+from collegium.data.patient_ids import similar_ids
+from collegium.data.preprocessing import decode_case
+>>>>>>> 30fe131 (Tell of patients' ids that differ in case or zeros alone)
 from collegium.data.site import Case
 from collegium.data.splits import (
     SPLITS,
@@ -205,7 +210,7 @@ def _find_leakage(
         for case in cases[site.name]:
             for path in case.images:
                 splits_of[path].add(splits.get(case.case, ""))
-    findings = check_across_sites(cases)
+    findings = check_across_sites(cases) + similar_ids(cases)
     findings += find_copies(fingerprints, [known for known in findings if known.files])
     known_files = {finding.files for finding in findings if finding.kind == "equal_channels"}
     findings += [

@@ -132,8 +132,8 @@ class LeakageFinding:
     """A leak between splits or sites, or a copy, that makes scores look better than they are.
 
     Attributes:
-        kind: "shared_patient" (by stated ids), "identical_files", "identical_pixels" or
-            "equal_channels" (of one case).
+        kind: "shared_patient" (by stated ids), "similar_ids" or "rounded_ids" (of patients),
+            "identical_files", "identical_pixels" or "equal_channels" (of one case).
         sites: The sites concerned, sorted.
         patients: The patients concerned, sorted.
         files: The files concerned, sorted.

@@ -20,6 +20,7 @@ from collegium.data.inspection import (
     count_unlabelled,
     unlabelled_notes,
 )
+from collegium.data.patient_ids import similar_ids
 from collegium.data.site import Case
 from collegium.data.splits import check_across_sites, count_shared_patients
 from collegium.data.tables import Table, TableConfig
@@ -105,7 +106,7 @@ def inspect_tables(config: FederationConfig, seed: int = 0) -> TableInspection:
     found = {name: list_cases(config, name) for name in sorted(config.sites)}
     sites = tuple(_inspect(config, name, *found[name], seed=seed) for name in found)
     cases = {name: cases for name, (cases, _) in found.items()}
-    findings = tuple(check_across_sites(cases))
+    findings = (*check_across_sites(cases), *similar_ids(cases))
     return TableInspection(
         config.name,
         config.task.classes,
