@@ -1,6 +1,12 @@
 import pytest
 
-from collegium.core.text import did_you_mean, format_bytes, format_duration
+from collegium.core.text import (
+    did_you_mean,
+    format_bytes,
+    format_duration,
+    with_formula,
+    without_formula,
+)
 
 
 def test_the_closest_word_is_suggested_and_no_distant_one():
@@ -24,3 +30,30 @@ def test_sizes_are_decimal(count: float | None, text: str):
 )  # fmt: skip
 def test_durations_are_in_seconds_minutes_or_hours(seconds: float, text: str):
     assert format_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "=1+1",
+        "+cmd|' /C calc'!A0",
+        "-2+3",
+        "@SUM(A1)",
+        "\t=1",
+        "\r=1",
+        "'=1",
+        "''-x",
+        "\uff1d1",
+        "-x",
+    ],
+)
+def test_formulas_get_an_apostrophe_that_can_be_taken_off(cell: str):
+    assert without_formula(cell) == f"'{cell}"
+    assert with_formula(f"'{cell}") == cell
+
+
+@pytest.mark.parametrize(
+    "cell", ["", "a", "-1.5", "+3", "-1e-05", "-.5", "-", "1-2", "a=b", "'a", "nan", " =1"]
+)
+def test_numbers_and_other_text_stay_as_they_are(cell: str):
+    assert without_formula(cell) == with_formula(cell) == cell

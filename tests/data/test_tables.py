@@ -77,6 +77,29 @@ def test_an_unclear_decimal_mark_is_refused_with_the_options(tmp_path: Path, tex
         read(tmp_path, text, numeric=("a",))
 
 
+@pytest.mark.parametrize(
+    "cells",
+    [["1,234", "12,500", "950"], ["1,234"], ["1.234", "950"], ["950", "2.100", "-1.050", "12"]],
+)
+def test_marks_that_may_be_between_thousands_are_refused(tmp_path: Path, cells: list[str]) -> None:
+    text = "a;y\n" + "".join(f"{cell};0\n" for cell in cells)
+    with pytest.raises(DataError, match="may hold a mark between thousands or before decimals, so"):
+        read(tmp_path, text, numeric=("a",))
+    mark = "," if "," in text else "."
+    table = read(tmp_path, text, numeric=("a",), decimal=mark)
+    assert table.numbers[:, 0].tolist() == [float(cell.replace(",", ".")) for cell in cells]
+
+
+@pytest.mark.parametrize(
+    "cells", [["1,234", "0,5"], ["0,912", "950"], ["1.234", "2.5", "950"], ["1.234", "3", "40"]]
+)
+def test_marks_that_are_before_decimals_somewhere_are_so_everywhere(
+    tmp_path: Path, cells: list[str]
+) -> None:
+    table = read(tmp_path, "a;y\n" + "".join(f"{c};0\n" for c in cells), numeric=("a",))
+    assert table.numbers[:, 0].tolist() == [float(cell.replace(",", ".")) for cell in cells]
+
+
 def test_the_decimal_mark_that_is_set_decides(tmp_path: Path) -> None:
     assert read(tmp_path, 'a,y\n"1,5",0\n', numeric=("a",), decimal=",").numbers[0, 0] == 1.5
     with pytest.raises(DataError, match=r"row 1: column a holds no number \(the decimal mark is"):
@@ -175,6 +198,10 @@ def test_parquet_means_the_same(tmp_path: Path) -> None:
     frame = pandas.DataFrame({"y": [0, 1], "s": [2.0, None], "a": [1.5, None], "id": ["01", "02"]})
     frame.to_parquet(tmp_path / "t.parquet")
     same = read_table(tmp_path / "t.parquet", TableConfig("y", **columns))
+    exact = pandas.DataFrame({"y": [0, 1], "a": [1.234, 950.0]})
+    exact.to_parquet(tmp_path / "exact.parquet")
+    numbers = read_table(tmp_path / "exact.parquet", TableConfig("y", ("a",))).numbers
+    assert numbers.tolist() == [[1.234], [950]]
     np.testing.assert_array_equal(same.numbers, table.numbers)
     np.testing.assert_array_equal(same.codes, table.codes)
     assert (same.cases, same.targets) == (table.cases, table.targets)

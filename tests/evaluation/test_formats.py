@@ -92,6 +92,13 @@ def test_csv_survives_commas_quotes_and_line_ends_in_names(scores):
     assert (record["column"], record["unit"]) == ('a,"b"\nc', "mm")
 
 
+def test_no_text_of_a_csv_is_a_formula(scores):
+    rows = scores("=A1", "global", "-x", [-4.0], metric="hd95", unit="@mm")
+    (record, *_) = csv.DictReader(StringIO(to_csv(method_table(results_frame(rows), "hd95"))))
+    assert (record["column"], record["unit"], record["mean"]) == ("'-x", "'@mm", "-4.0")
+    assert record["method"].startswith("'=A1")
+
+
 def test_cells_as_text(scores):
     rows = scores("a", "global", "B", [12.5], metric="hd95", unit="mm")
     assert "12.50 (B)" in to_text(method_table(results_frame(rows), "hd95"))

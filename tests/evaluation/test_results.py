@@ -32,6 +32,7 @@ def row(**changes):
 AWKWARD = [
     row(), row(case="c002", value=None), row(site='Zürich, "Süd"\n2', seconds=1.5),
     row(case="NA", site="nan", value=1e-17, unit="mm", bytes_up=2**40),
+    row(case="=1+1", site="-2+3", patient="'@x", unit="-5", value=-0.5),
 ]  # fmt: skip
 """Rows with what a reader may take for something else."""
 
@@ -130,6 +131,13 @@ def test_the_table_is_read_from_parquet_then_csv_then_the_rows_of_the_jobs(tmp_p
     assert_frame_equal(read_results(tmp_path), results, check_exact=True)
     (tmp_path / "results.parquet").unlink()
     assert_frame_equal(read_results(tmp_path), results, check_exact=True)
+
+
+def test_no_text_of_the_csv_is_a_formula_and_numbers_stay_numbers(tmp_path):
+    csv_file, _ = write_results(results_frame(AWKWARD[-1:]), tmp_path)
+    (written,) = csv.DictReader(csv_file.read_text().splitlines())
+    found = [written[name] for name in ("case", "site", "patient", "unit", "value")]
+    assert found == ["'=1+1", "'-2+3", "''@x", "-5", "-0.5"]
 
 
 def test_a_table_from_before_there_were_variations_is_read_without_one(tmp_path):

@@ -1,7 +1,33 @@
 """Words, sizes and durations in messages and reports."""
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
+
+_FORMULA = re.compile("'*[=+@\t\r\n\\-\uff1d\uff0b\uff0d\uff20]")
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|[-+]", re.IGNORECASE)
+
+
+def without_formula(cell: str) -> str:
+    """Return a cell of a CSV file as text that spreadsheets do not take for a formula.
+
+    What begins as a formula gets an apostrophe in front, except for numbers; `with_formula` takes
+    it off.
+
+    Args:
+        cell: The text.
+    """
+    formula = _FORMULA.match(cell) and not _NUMBER.fullmatch(cell)
+    return f"'{cell}" if formula else cell
+
+
+def with_formula(cell: str) -> str:
+    """Return the text of a cell that `without_formula` has written.
+
+    Args:
+        cell: The cell.
+    """
+    return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
 
 
 def did_you_mean(word: str, options: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 _BELOW = "=?(?:<|&lt;|[\u2264\u2266\u2a7d\uff1c])|(?:below|under|less than|lower than|at most)\\b"
@@ -96,6 +97,24 @@ def parse_number(cell: str, mark: str) -> float:
     if other in cell or "_" in cell:
         raise ValueError(cell)
     return float(cell.replace(mark, "."))
+
+
+def may_be_thousands(cells: Sequence[str], mark: str, *, exact: bool) -> bool:
+    """Return whether a mark in numbers may stand between thousands as well as before decimals.
+
+    It may if three digits follow it in every cell that holds it, as in 1,234; a point only if there
+    are also whole numbers of three digits, as spreadsheets write no decimals of some cells alone.
+
+    Args:
+        cells: The numbers of a table as written.
+        mark: "." or ",".
+        exact: Whether the numbers were stored as such, and not as text.
+    """
+    marked = [cell for cell in cells if mark in cell]
+    grouped = rf"[-+]?[1-9]\d{{0,2}}(?:{re.escape(mark)}\d{{3}})+"
+    if exact or not marked or not all(re.fullmatch(grouped, cell) for cell in marked):
+        return False
+    return mark == "," or any(re.fullmatch(r"[-+]?[1-9]\d{2}", cell) for cell in cells)
 
 
 def what_is_wrong(cell: str, mark: str) -> str:

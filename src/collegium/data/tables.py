@@ -12,7 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collegium.core.settings import settings
-from collegium.data.cells import Limit, is_numeric, limit_of, parse_number, what_is_wrong
+from collegium.data.cells import (
+    Limit,
+    is_numeric,
+    limit_of,
+    may_be_thousands,
+    parse_number,
+    what_is_wrong,
+)
 from collegium.data.columns import (
     AS_ELSEWHERE,
     SiteWording,
@@ -388,15 +395,20 @@ class _CellParser:
         named = [name for name in self._config.numeric if name in self._columns]
         cells = [cell for name in named for cell in self._columns[name]]
         known = [cell for cell in cells if cell.lower() not in self._empty and is_numeric(cell)]
-        if not any("," in cell for cell in known):
-            return "."
-        if separator == "," or any("." in cell for cell in known):
-            cause = "cells are separated by ','" if separator == "," else "others hold a point"
-            raise DataError(
-                f"{self._name}: some of its numbers hold a comma and {cause}, so that the decimal "
-                f"mark is not clear; set table.decimal to ',' or '.', and write no thousands marks"
-            )
-        return ","
+        comma = any("," in cell for cell in known)
+        doubt = may_be_thousands(known, "," if comma else ".", exact=not separator)
+        if comma and separator == ",":
+            cause = "hold a comma and cells are separated by ','"
+        elif comma and any("." in cell for cell in known):
+            cause = "hold a comma and others hold a point"
+        elif doubt:
+            cause = "may hold a mark between thousands or before decimals"
+        else:
+            return "," if comma else "."
+        raise DataError(
+            f"{self._name}: some of its numbers {cause}, so that the decimal mark is not clear; "
+            f"set table.decimal to ',' or '.', and write no thousands marks"
+        )
 
 
 def _stem(column: str) -> str:

@@ -17,6 +17,7 @@ from collegium.deploy.cases import Cases, new_folder, open_cases, write_predicti
 from collegium.deploy.models import OpenedModels
 from collegium.evaluation.report.account import CasePicture
 from collegium.evaluation.report.overlays import draw_overlay, prepare_case
+from collegium.evaluation.results import frame_to_csv
 from collegium.experiment.config.building import task_of
 from collegium.experiment.job_results import plane_of
 from collegium.experiment.preflight import check_device
@@ -168,5 +169,4 @@ def _probabilities(case: str, prediction: Tensor, classes: Sequence[str]) -> dic
 
 def _write_table(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Write rows with the same keys as CSV, the keys first."""
-    text = pd.DataFrame(rows, dtype=object).to_csv(index=False, lineterminator="\n")
-    write_atomically(path, text.encode())
+    write_atomically(path, frame_to_csv(pd.DataFrame(rows, dtype=object)).encode())

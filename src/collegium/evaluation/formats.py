@@ -9,6 +9,7 @@ from math import isnan
 from typing import Any
 
 from collegium.evaluation.comparisons import ComparisonTable
+from collegium.evaluation.results import frame_to_csv
 from collegium.evaluation.tables import MethodTable
 from collegium.evaluation.verdicts import Verdict, as_record
 from collegium.evaluation.wording import (
@@ -128,7 +129,7 @@ def to_latex(table: MethodTable | ComparisonTable, *, caption: str | None = None
 
 
 def to_csv(table: MethodTable | ComparisonTable) -> str:
-    """Return a table as CSV, with every digit.
+    """Return a table as CSV, with every digit; see `frame_to_csv`.
 
     Of methods, a line per cell: method, column, mean, sd, rank, unit, note. Of comparisons, a line
     each, those over all sites with the site "average".
@@ -137,7 +138,7 @@ def to_csv(table: MethodTable | ComparisonTable) -> str:
         frame = table.frame.reindex(columns=_COMPARISON_CSV)
     else:
         frame = table.cells.assign(unit=table.unit)[_METHOD_CSV]
-    return frame.to_csv(index=False, lineterminator="\n")
+    return frame_to_csv(frame)
 
 
 def to_json(tables: Iterable[ComparisonTable]) -> str:

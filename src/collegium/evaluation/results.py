@@ -17,6 +17,7 @@ import numpy as np
 
 from collegium.core.files import write_atomically
 from collegium.core.seals import digest_of, open_lines, read_json, seal_lines
+from collegium.core.text import with_formula, without_formula
 from collegium.errors import DataError, StorageError
 from collegium.evaluation.scores import RELEVANT, UNUSABLE
 
@@ -184,7 +185,7 @@ def write_results(results: pd.DataFrame, folder: Path) -> tuple[Path, Path]:
     """
     paths = folder / _CSV, folder / _PARQUET
     contents = (
-        results.to_csv(index=False, lineterminator="\n").encode(),
+        frame_to_csv(results).encode(),
         results.to_parquet(index=False),
     )
     if (folder / _DIGESTS).exists():  # of other tables, should this be interrupted
@@ -194,6 +195,24 @@ def write_results(results: pd.DataFrame, folder: Path) -> tuple[Path, Path]:
     lines = [f"{digest_of(c)}  {path.name}\n" for path, c in zip(paths, contents, strict=True)]
     write_atomically(folder / _DIGESTS, "".join(lines).encode())
     return paths
+
+
+def frame_to_csv(frame: pd.DataFrame) -> str:
+    """Return a table as CSV, with every digit; no text in it is a formula to a spreadsheet.
+
+    Args:
+        frame: The table; its index is left out.
+    """
+    from pandas.api.types import is_numeric_dtype
+
+    safe = frame.rename(columns=_safe)
+    for name in [name for name in safe if not is_numeric_dtype(safe[name])]:
+        safe[name] = safe[name].map(_safe)
+    return safe.to_csv(index=False, lineterminator="\n")
+
+
+def _safe(cell: Any) -> Any:
+    return without_formula(cell) if isinstance(cell, str) else cell
 
 
 def read_results(output: Path) -> pd.DataFrame:
@@ -219,6 +238,7 @@ def read_results(output: Path) -> pd.DataFrame:
             if path.name == _PARQUET:
                 return _typed(pd.read_parquet(path))
             text = pd.read_csv(path, dtype="str", keep_default_na=False)  # numbers are exact so
+            text = text.map(with_formula)
             return _typed(text.assign(value=text["value"].replace("", "nan")))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(

@@ -31,6 +31,7 @@ from collegium.core.message import HELD_KEY, Held, Message, NotHeldError, pack, 
 from collegium.core.payloads import Expected, check_parts, may_leave
 from collegium.core.seals import check_seal, seal_json, seal_tensors
 from collegium.core.tensors import Tensors
+from collegium.core.text import without_formula
 from collegium.core.userfile import client_mistake
 from collegium.data.site import Site
 from collegium.errors import (
@@ -384,7 +385,7 @@ class ClientRuntime(LocalWork):
         text = io.StringIO()
         writer = csv.writer(text)
         writer.writerow(("case", "patient", "own_case", "own_patient"))
-        writer.writerows(key)
+        writer.writerows(map(without_formula, row) for row in key)
         data = text.getvalue().encode()
         if not path.exists() or path.read_bytes() != data:
             write_atomically(path, data)

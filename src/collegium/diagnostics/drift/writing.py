@@ -15,6 +15,7 @@ from collegium import __version__
 from collegium.core.files import write_atomically
 from collegium.diagnostics.drift.measurement import Drift, RoundDrift, Split, measure_drift
 from collegium.evaluation.report.drift import render
+from collegium.evaluation.results import frame_to_csv
 from collegium.experiment.config.experiment import ExperimentConfig
 from collegium.experiment.jobs import Observer
 
@@ -65,7 +66,7 @@ def to_csv(drift: Drift) -> str:
         for moment in drift.moments
         for line in _lines(moment)
     ]
-    return pd.DataFrame(lines, columns=COLUMNS).to_csv(index=False, lineterminator="\n")
+    return frame_to_csv(pd.DataFrame(lines, columns=COLUMNS))
 
 
 def _lines(moment: RoundDrift) -> Iterator[list[Any]]:
