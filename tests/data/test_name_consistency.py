@@ -194,3 +194,25 @@ def test_names_are_the_same_in_either_form_of_unicode_and_with_backslashes(name:
     sites = [message("a", {"x": 2, "l\u00e9_sion": 1}), message("b", {name: 2})]
     (problem,) = name_problems(sites, task, None)
     assert "is class 1 at a and class 2 at b" in problem
+
+
+def test_other_names_of_a_class_or_channel_are_noted_before_splits_are_drawn(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config, _ = two_sites(
+        tmp_path, labels={"background": 0, "Liver": 1, "lesion": 2},
+        channel_names={"0": "T1", "1": "T2-FLAIR"},
+    )  # fmt: skip
+    rest = ": if these are two things, correct label_map or channels at one of the sites"
+    told = (
+        f"channel 1 is called T2-FLAIR at north and FLAIR at south{rest}",
+        f"class 2 is called lesion at north and tumour at south{rest}",
+    )
+    assert inspect_federation(config).notes == told
+    for _ in range(2):  # splits that are stored are not drawn again
+        open_federation(config, tmp_path / "cache", 0, tmp_path / "splits")
+    assert (
+        tuple(record.message for record in caplog.records if record.levelname == "WARNING") == told
+    )
+    same, _ = two_sites(tmp_path / "same", labels={"Background": 0, "LIVER": 1, "Tumour": 2})
+    assert inspect_federation(same).notes == ()

@@ -17,10 +17,10 @@ from collegium.data.decoded_image import listed
 from collegium.data.discovery import find_path, from_manifest
 from collegium.data.importers import describe_dataset, find_in_folder, find_with_manifest
 from collegium.data.importers.common import DatasetDescription
-from collegium.data.name_consistency import SiteNames, name_problems
+from collegium.data.name_consistency import SiteNames, name_notes, name_problems
+from collegium.data.patient_ids import similar_ids
 from collegium.data.placeholders import missing_content
 from collegium.data.preprocessing import vanishing_notes
-from collegium.data.patient_ids import similar_ids
 from collegium.data.sampling import ImageDataset, SamplingConfig
 from collegium.data.settings import ImageConfig, TaskConfig
 from collegium.data.site import Case, EgressPolicy, Site, never_labelled
@@ -327,15 +327,17 @@ def check_names(config: FederationConfig, names: Sequence[str]) -> None:
 
 
 def federation_notes(config: FederationConfig) -> list[str]:
-    """Return a sentence for each thing that looks different between the tables of the sites.
+    """Return a sentence for each thing that looks different between the sites.
 
-    A table that cannot be read or is elsewhere is left out here.
+    Of tables, units and words; of images, the names of classes and channels. A table that cannot be
+    read or is elsewhere is left out here.
 
     Args:
-        config: The federation, of tables or of images, of which nothing is said here.
+        config: The federation.
     """
     if config.table is None:
-        return []
+        names = [label_and_channel_names(config, name) for name in sorted(config.sites)]
+        return name_notes(names, config.task, config.image.inputs)
     tables = {}
     for name in sorted(config.sites):
         with suppress(DataError):
@@ -349,8 +351,9 @@ def _open(
     config: FederationConfig, name: str, cache: Path, seed: int, splits_file: Path | None
 ) -> Site:
     cases = find_cases(config, name)
-    for finding in similar_ids({name: cases}, named=False):
-        logger.warning("%s", finding.text)
+    if splits_file is None or not splits_file.exists():
+        for finding in similar_ids({name: cases}, named=False):
+            logger.warning("%s", finding.text)
     splits = load_or_draw_splits(cases, config.splits, seed, splits_file)
     site = config.sites[name]
     allow = None if site.allow is None else frozenset(site.allow)
@@ -418,9 +421,10 @@ def open_federation(
         StorageError: The cache or the splits cannot be written.
     """
     check_names(config, sorted(config.sites))
-    for note in federation_notes(config):
-        logger.warning("%s", note)
     files = {name: splits_dir and splits_dir / f"{name}.json" for name in sites_of(config)}
+    if not all(file and file.exists() for file in files.values()):
+        for note in federation_notes(config):
+            logger.warning("%s", note)
     sites = {name: _open(config, name, cache, seed, file) for name, file in files.items()}
     channels = {
         name: case.shape[0]

@@ -9,6 +9,7 @@ from typing import Any
 
 from collegium.data.federation import (
     FederationConfig,
+    federation_notes,
     label_and_channel_names,
     labels_problem,
     list_cases,
@@ -193,7 +194,15 @@ def inspect_federation(config: FederationConfig, seed: int = 0) -> Inspection:
     listed_cases = {name: cases for name, (cases, _) in found.items()}
     findings = _find_leakage(listed_cases, inspected)
     shared = count_shared_patients(listed_cases, findings)
-    return Inspection(config.name, config.task.classes, sites, shared, findings, tuple(problems))
+    return Inspection(
+        config.name,
+        config.task.classes,
+        sites,
+        shared,
+        findings,
+        tuple(problems),
+        notes=tuple(federation_notes(config)),
+    )
 
 
 def _find_leakage(

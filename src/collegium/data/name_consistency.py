@@ -46,6 +46,38 @@ def name_problems(sites: Sequence[SiteNames], task: TaskConfig, inputs: int | No
     return [*labels, *_channel_problems(sites, inputs)]
 
 
+def name_notes(sites: Sequence[SiteNames], task: TaskConfig, inputs: int | None) -> list[str]:
+    """Return one sentence for each class and channel that sites call by different names.
+
+    They may be two names of one thing, or two things, which no comparison of names can tell.
+
+    Args:
+        sites: The names at each site.
+        task: The classes to be learnt.
+        inputs: The number of the network's channels, if it is configured.
+    """
+    called: dict[str, dict[str, tuple[str, list[str]]]] = {}
+    for site in sorted(sites, key=lambda site: site.site):
+        singles = {}
+        if task.name == "segmentation":
+            labels = site.description.labels.items()
+            singles = {_class(site, v[0], task): name for name, v in labels if len(v) == 1}
+        things = {f"class {value}": name for value, name in singles.items() if value}
+        things |= {f"channel {n}": name for n, name in _places(site, inputs).items() if name}
+        for thing, name in things.items():
+            names = called.setdefault(thing, {})
+            names.setdefault(spelling_key(name), (name, []))[1].append(site.site)
+    notes = []
+    for thing, names in sorted(called.items()):
+        told = " and ".join(f"{name} at {listed(where)}" for name, where in names.values())
+        if len(names) > 1:
+            notes.append(
+                f"{thing} is called {told}: if these are two things, correct label_map or channels "
+                f"at one of the sites"
+            )
+    return notes
+
+
 def channel_names(sites: Iterable[SiteNames], inputs: int | None) -> dict[int, str]:
     """Return the names of the network's channels, as far as any site states them.
 
