@@ -55,6 +55,9 @@ def test_the_units_of_known_quantities_are_named(
     [
         ("crp", {"a": sample(0, 3, 1.2), "b": sample(1, 9, 1.2)}),
         ("troponin", {"a": [*sample(0, 0.02, 0.5), *sample(1, 4, 1.2)]}),
+        ("ferritin", {"a": sample(0, 10, 2.5), "b": sample(1, 120, 2.5)}),
+        ("marker", {"a": sample(0, 3, 0.1), "b": sample(1, 12, 0.1)}),
+        ("creatinine", {"a": sample(0, 3, 3.3, 400)}),
         ("code", {"a": [1] * 20 + [100] * 20}),
         ("oldpeak", {"a": [0] * 40 + [1.5, 2, 2.5] * 5, "b": [0] * 9}),
         ("weight", {"a": sample(0, 74, 0.2), "b": sample(1, 96, 0.2)}),
