@@ -56,19 +56,6 @@ def test_res01_splits_of_a_run_that_has_begun_are_never_drawn_anew(place: Path) 
     assert "a7" not in json.loads(stored)["splits"]
 
 
-def test_lab12_ignored_voxels_are_never_proposed_as_a_class(place: Path) -> None:
-    text = call("inspect", "f.yaml")
-    assert text.exit_code == 3
-    words = " ".join(text.output.split())
-    assert "unexpected values 2 (found: 0, 1, 2; expected: 0, 1)" in words
-    assert "as ignore of nnU-Net and often 255 does, they are no class" in words
-    assert "{2: 1}" not in words
-
-
-def test_lab12_ignore_is_no_class_of_a_task(place: Path) -> None:
-    assert "task.classes names ignore" in refusal("inspect", "ignore_as_class.yaml", code=2)
-
-
 def test_tab11_a_value_beyond_a_limit_is_not_proposed_as_missing(place: Path) -> None:
     words = " ".join(call("inspect", "f.yaml").output.split())
     assert "a.csv, row 1: column crp holds a value below a limit, not a number" in words

@@ -477,7 +477,7 @@ class TestLabels:
         assert "unexpected values 9 (found: 0, 1, 7, 9; expected: 0, 1, 2)" in text
         assert "label_map" in text
         assert "{" not in text  # no class is proposed for what nobody may have annotated
-        assert "a field of view (fov)" in text
+        assert "set task.ignore: 9: nothing is then trained or scored" in text
         assert "JPEG" not in text
 
     def test_a_negative_label_is_refused(self, tmp_path: Path):

@@ -141,6 +141,25 @@ def test_boundary_loss_equals_the_loss_pair_by_pair() -> None:
     assert float(found) == pytest.approx(contrast_by_hand(features, label, 0.3), rel=1e-9)
 
 
+def test_the_boundary_loss_sees_no_label_outside_the_mask() -> None:
+    rng = np.random.default_rng(3)
+    label = np.zeros((3, 20, 24), dtype=int)
+    label[:, 6:14, 5:15] = 1
+    label[2, 2:8, 8:20] = 1
+    features = [torch.tensor(rng.normal(size=(3, 6, 20, 24)) + 0.5) for _ in range(2)]
+    mask = torch.ones(3, 20, 24, dtype=torch.bool)
+    mask[:, 10:] = False
+    losses = []
+    for outside in (0, 1):
+        seen = torch.tensor(label).masked_fill(~mask, outside)
+        losses.append(float(boundary_contrast(features, seen, mask, temperature=0.3)))
+    assert losses[0] == losses[1] > 0
+    unmasked = boundary_contrast(features, torch.tensor(label), temperature=0.3)
+    assert losses[0] != float(unmasked)
+    cut = torch.tensor(label).masked_fill(~mask, 0)  # whose edge would be a boundary
+    assert losses[0] != float(boundary_contrast(features, cut, temperature=0.3))
+
+
 def test_without_any_foreground_there_is_no_boundary_loss() -> None:
     features = torch.randn(2, 3, 8, 8, requires_grad=True)
     found = boundary_contrast([features, features], torch.zeros(2, 8, 8).long(), temperature=0.05)

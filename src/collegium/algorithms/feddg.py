@@ -114,7 +114,9 @@ class FedDG(SpectraExchange):
             added = network.loss(after, batch)
             if self.gamma and not label.is_floating_point() and label.ndim > 2:
                 features = (seen.features, after.features)
-                contrast = boundary_contrast(features, label, temperature=self.temperature)
+                contrast = boundary_contrast(
+                    features, label, batch.get("mask"), temperature=self.temperature
+                )
                 added = added + self.gamma * contrast
             return loss, added
 

@@ -84,7 +84,8 @@ class FedRoD(PrivateAddition):
             label, classes = batch["label"], output.prediction.shape[1]
             if label.is_floating_point() or label.ndim != output.prediction.ndim - 1:
                 return output.prediction.new_zeros(classes)
-            return torch.bincount(label.flatten(), minlength=classes)[:classes]
+            inside = label[batch["mask"]] if "mask" in batch else label
+            return torch.bincount(inside.flatten(), minlength=classes)[:classes]
 
         counts = torch.stack(client.collect(model, count)).sum(0).double()
         balanced = self.gamma * torch.log(counts + 1) if counts.any() else 0.0 * counts

@@ -134,6 +134,8 @@ def entry_name(
         DataError: A file cannot be read.
     """
     labels: dict[str, object] = {"classes": task.classes, "label_map": task.label_map}
+    if task.ignore is not None:
+        labels["ignore"] = task.ignore
     if task.regions:
         labels["regions"] = list(task.regions.items())
     if case.labelled is not None:

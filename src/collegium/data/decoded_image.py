@@ -25,7 +25,7 @@ class DecodedImage:
         full_scale: The largest value that the stored type can hold (255, 65535); None for volumes,
             for 32-bit pictures, for labels and masks.
         measured: Where an image holds measurements, in the array's shape: values that were finite
-            on disk and are not padding. None: everywhere.
+            on disk and are not padding; where a label map is annotated. None: everywhere.
         orientation: The directions of a volume's axes on disk, such as "LPS"; None for pictures.
     """
 

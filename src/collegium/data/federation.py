@@ -198,6 +198,11 @@ class FederationConfig:
         if mapped and self.task.name != "segmentation":
             raise ConfigError(f"site {mapped[0]} has a label_map, for segmentations: leave it out")
         self._check_labelled()
+        if self.task.ignore in (self.task.label_map or {}):
+            raise ConfigError(
+                f"task.label_map makes a class of {self.task.ignore}, which nobody annotated, as "
+                f"task.ignore says: leave it out of one of them"
+            )
         for name in self.sites:
             self._check_wording(name)
         unknown = sorted(set(self.outside) - self.sites.keys())
@@ -390,6 +395,8 @@ def _open(
         "site %s: %d cases (train %d, val %d, test %d)",
         name, len(cases), len(train), len(val), len(test),
     )  # fmt: skip
+    for note in ignore_notes(config, name):
+        logger.info("site %s: %s", name, note)
     if apart:
         logger.info("site %s: %d cases without a label are kept apart", name, len(apart))
     return Site(
@@ -572,15 +579,21 @@ def label_and_channel_names(config: FederationConfig, name: str) -> SiteNames:
         config: The federation.
         name: The site.
     """
-    site, description = config.sites[name], DatasetDescription()
-    if site.folder is not None:
-        folder = _below(expand_root(config.root), site.folder)
-        with suppress(DataError):
-            description = describe_dataset(
-                name, folder, layout=site.layout, options=_options(site), task=config.task
-            )
     label_map = task_of_site(config, name).label_map or {}
-    return SiteNames(name, description, label_map, site_channels(config, name))
+    return SiteNames(name, _description(config, name), label_map, site_channels(config, name))
+
+
+def _description(config: FederationConfig, name: str) -> DatasetDescription:
+    """Return the description of a site's data set; an empty one if it cannot be read."""
+    site = config.sites[name]
+    if site.folder is None:
+        return DatasetDescription()
+    with suppress(DataError, ConfigError):
+        folder = _below(expand_root(config.root), site.folder)
+        return describe_dataset(
+            name, folder, layout=site.layout, options=_options(site), task=config.task
+        )
+    return DatasetDescription()
 
 
 def _below(root: Path, written: str) -> Path:
@@ -593,14 +606,50 @@ def _options(site: SiteConfig) -> dict[str, str]:
 
 
 def task_of_site(config: FederationConfig, name: str) -> TaskConfig:
-    """Return the task with the site's own label map, if it has one.
+    """Return the task with the site's own label map, and the values that nobody annotated there.
+
+    If the site's data set names a label ignore, its values are to be ignored, beside `task.ignore`.
+
+    Args:
+        config: The federation.
+        name: The site.
+
+    Raises:
+        ConfigError: A label map makes a class of what the data set calls ignore.
+    """
+    own, task = config.sites[name].label_map, config.task
+    task = task if own is None else replace(task, label_map=own)
+    if task.name != "segmentation":
+        return task
+    description, ignore, maps = _description(config, name), task.ignore, dict(task.label_map or {})
+    for value in description.ignore:
+        if ignore is None:
+            free = max(255, len(task.classes))
+            ignore = value if value >= len(task.classes) else free
+        if maps.get(value, ignore) != ignore:
+            raise ConfigError(
+                f"site {name}: label_map makes class {maps[value]} of the value {value}, which "
+                f"{description.source} there calls ignore, not annotated: take {value} out of "
+                f"label_map, or correct {description.source}"
+            )
+        maps |= {} if value == ignore else {value: ignore}
+    return replace(task, label_map=maps or task.label_map, ignore=ignore)
+
+
+def ignore_notes(config: FederationConfig, name: str) -> list[str]:
+    """Return a note on the values of a site's masks that its data set calls ignore.
 
     Args:
         config: The federation.
         name: The site.
     """
-    own = config.sites[name].label_map
-    return config.task if own is None else replace(config.task, label_map=own)
+    description = _description(config, name)
+    if not description.ignore or config.task.name != "segmentation":
+        return []
+    return [
+        f"{description.source} calls the value {listed(description.ignore)} ignore: these pixels "
+        f"are not annotated, and nothing is trained or scored on them"
+    ]
 
 
 def wording_of(config: FederationConfig, name: str) -> SiteWording:

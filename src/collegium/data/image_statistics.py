@@ -39,6 +39,25 @@ class LabelSize:
 
 
 @dataclass(frozen=True)
+class IgnoredPixels:
+    """The pixels or voxels of masks that nobody annotated, over the cases that have some.
+
+    Attributes:
+        cases: Number of cases.
+        least: The fewest of a case.
+        middle: The median.
+        greatest: The most of a case.
+        share: Their share of all pixels of these cases.
+    """
+
+    cases: int
+    least: int
+    middle: float
+    greatest: int
+    share: float
+
+
+@dataclass(frozen=True)
 class MissingChannel:
     """A channel of the network that cases of a site lack.
 
@@ -81,6 +100,7 @@ class ImageStatistics:
         self.fingerprints: dict[Case, str] = {}
         self.equal_channels: dict[Case, tuple[Path, ...]] = {}
         self._missing: Counter[int] = Counter()
+        self._ignored: list[tuple[int, int]] = []
         self._sizes: dict[tuple[int | str, str], list[float]] = defaultdict(list)
 
     def add(self, case: Case, raw: RawCase) -> None:
@@ -128,6 +148,14 @@ class ImageStatistics:
             )
         )
 
+    def ignored(self) -> IgnoredPixels | None:
+        """Return the pixels that nobody annotated; None if there are none."""
+        if not self._ignored:
+            return None
+        counts, of = zip(*self._ignored, strict=True)
+        share = sum(counts) / sum(of)
+        return IgnoredPixels(len(counts), min(counts), median(counts), max(counts), share)
+
     def missing(self, names: Mapping[int, str]) -> tuple[MissingChannel, ...]:
         """Return the channels that cases lack, with their names as far as these are known."""
         return tuple(
@@ -145,8 +173,10 @@ class ImageStatistics:
                 self.equal_channels[case] = tuple(sorted({case.images[one], case.images[other]}))
 
     def _add_label(self, label: Array, raw: RawCase) -> None:
-        mask = raw.arrays.mask
-        values, counts = np.unique(label, return_counts=True)
+        known = label if raw.annotated is None else label[raw.annotated]
+        if known.size < label.size:
+            self._ignored.append((label.size - known.size, label.size))
+        values, counts = np.unique(known, return_counts=True)
         self.labels.update(values.tolist())
         pixels: dict[int | str, int] = dict(zip(values.tolist(), counts.tolist(), strict=True))
         for region, classes in (self.task.regions or {}).items():
@@ -155,7 +185,7 @@ class ImageStatistics:
             if structure and held:
                 size, unit = _size(held, raw.spacing)
                 self._sizes[structure, unit].append(size)
-        inside = label if mask is None else label[mask]
+        inside = label if raw.inside is None else label[raw.inside]
         self.foreground += int(np.count_nonzero(inside))
         self.counted += inside.size
 

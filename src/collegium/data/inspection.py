@@ -10,6 +10,7 @@ from typing import Any
 from collegium.data.federation import (
     FederationConfig,
     federation_notes,
+    ignore_notes,
     label_and_channel_names,
     labels_problem,
     list_cases,
@@ -17,14 +18,15 @@ from collegium.data.federation import (
     task_of_site,
 )
 from collegium.data.fingerprints import find_copies
-from collegium.data.image_statistics import ImageStatistics, LabelSize, MissingChannel
+from collegium.data.image_statistics import (
+    IgnoredPixels,
+    ImageStatistics,
+    LabelSize,
+    MissingChannel,
+)
 from collegium.data.name_consistency import SiteNames, channel_names, name_problems
-<<<<<<< HEAD
-from collegium.data.preprocessing import decode_case, vanishing_notes
-=======
 from collegium.data.patient_ids import similar_ids
-from collegium.data.preprocessing import decode_case
->>>>>>> 30fe131 (Tell of patients' ids that differ in case or zeros alone)
+from collegium.data.preprocessing import decode_case, vanishing_notes
 from collegium.data.site import Case
 from collegium.data.splits import (
     SPLITS,
@@ -60,13 +62,16 @@ class SiteInspection:
         labels: Number of cases in which each label value occurs.
         sizes: The size of each label except the background, followed by each region.
         targets: Number of cases of each class as written, if cases are classified.
-        foreground: Share of the pixels (inside the field of view) that are not background.
+        foreground: Share of the pixels (annotated, inside the field of view) that are not
+            background.
         with_fov: Number of cases with a field of view.
         notes: What was noticed and corrected while reading, and files that are not used.
         problems: One sentence for each problem, with its remedy.
         labelled: Names of the classes that the masks annotate; None: all.
         unlabelled: Number of cases without a label per split of their patients; they are not among
             the cases that are counted elsewhere.
+        ignored: Pixels of the masks that nobody annotated, which neither `labels` nor `sizes`
+            count; None without any.
     """
 
     name: str
@@ -91,6 +96,7 @@ class SiteInspection:
     problems: tuple[str, ...]
     labelled: tuple[str, ...] | None = None
     unlabelled: dict[str, int] = field(default_factory=dict)
+    ignored: IgnoredPixels | None = None
 
 
 @dataclass(frozen=True)
@@ -283,11 +289,14 @@ def _inspect_site(
             *_slicing_notes(config, found),
             *vanishing_notes(config.task.classes, found.vanished),
             *_labelled_notes(config, name),
+            *ignore_notes(config, name),
+            *_ignored_notes(found),
             *unlabelled_notes(apart),
         ),
         problems=tuple(problems + _shape_problems(config, name, found)),
         labelled=config.sites[name].labelled,
         unlabelled=apart,
+        ignored=found.ignored(),
     )
     return site, splits, found
 
@@ -375,6 +384,19 @@ def _labelled_notes(config: FederationConfig, name: str) -> list[str]:
     return [
         f"its masks annotate {', '.join(labelled)} only; {', '.join(others)} may be anywhere in "
         f"their background"
+    ]
+
+
+def _ignored_notes(found: ImageStatistics) -> list[str]:
+    """Return a note on the amount of what nobody annotated."""
+    ignored = found.ignored()
+    if ignored is None:
+        return []
+    counts = dict.fromkeys((ignored.least, ignored.greatest))
+    return [
+        f"the masks of {ignored.cases} of {found.count} cases hold pixels that nobody annotated, "
+        f"{' to '.join(map(str, counts))} each ({ignored.share:.1%} of all): no loss, score or "
+        f"size counts them"
     ]
 
 

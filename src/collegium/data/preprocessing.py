@@ -27,7 +27,8 @@ class CaseArrays:
     Attributes:
         image: (channels, *spatial).
         label: (*spatial); None if the case has a class instead.
-        mask: The field of view, (*spatial), if there is one.
+        mask: Where pixels count, (*spatial): the field of view, if there is one; in a prepared
+            case without what nobody annotated. None: everywhere.
     """
 
     image: Array
@@ -62,6 +63,7 @@ class RawCase:
         full_scale: See `DecodedImage`.
         measured: Where the image holds measurements, in its shape.
         orientation: See `DecodedImage`.
+        annotated: Where the label was annotated, (*spatial); None: everywhere.
     """
 
     arrays: CaseArrays
@@ -70,6 +72,15 @@ class RawCase:
     full_scale: float | None
     measured: Array
     orientation: str | None = None
+    annotated: Array | None = None
+
+    @property
+    def inside(self) -> Array | None:
+        """The pixels that count: those annotated in the field of view; None: all."""
+        if self.arrays.mask is None or self.annotated is None:
+            return self.arrays.mask if self.annotated is None else self.annotated
+        both: Array = self.arrays.mask & self.annotated
+        return both
 
 
 @dataclass(frozen=True)
@@ -93,6 +104,9 @@ class PreprocessedCase:
 
 def preprocess(case: Case, config: ImageConfig, task: TaskConfig) -> PreprocessedCase:
     """Return the arrays that a case is trained and scored on.
+
+    Intensities are normalised inside the whole field of view, whatever part of it is annotated, as
+    they are when a model is applied.
 
     Args:
         case: The case's files.
@@ -118,11 +132,16 @@ def preprocess(case: Case, config: ImageConfig, task: TaskConfig) -> Preprocesse
         full_scale=raw.full_scale,
         name=str(case.images[0]),
     )
+    mask = None if raw.inside is None else resize_nearest(raw.inside, after)
     spacing = raw.spacing
     if spacing is not None:
         spacing = tuple(s * b / a for s, b, a in zip(spacing, before, after, strict=True))
     return PreprocessedCase(
-        replace(arrays, image=_placed(image, case, config)), spacing, raw.notes, across, gone
+        CaseArrays(_placed(image, case, config), arrays.label, mask),
+        spacing,
+        raw.notes,
+        across,
+        gone,
     )
 
 
@@ -209,14 +228,21 @@ def _with_last(raw: RawCase, across: int) -> RawCase:
     spacing = raw.spacing
     if spacing is not None:
         spacing = (*spacing[:across], *spacing[across + 1 :], spacing[across])
-    arrays = raw.arrays.map(moved)
-    return replace(raw, arrays=arrays, spacing=spacing, measured=moved(raw.measured))
+    annotated = None if raw.annotated is None else moved(raw.annotated)
+    return replace(
+        raw,
+        arrays=raw.arrays.map(moved),
+        spacing=spacing,
+        measured=moved(raw.measured),
+        annotated=annotated,
+    )
 
 
 def decode_case(case: Case, image: ImageConfig, task: TaskConfig) -> RawCase:
     """Read a case's files and check that image, label and field of view fit each other.
 
-    A case of a segmentation without a label gets one of zeros.
+    A case of a segmentation without a label gets one of zeros. One of whose label nothing is
+    annotated is refused.
 
     Args:
         case: The case's files.
@@ -240,6 +266,7 @@ def decode_case(case: Case, image: ImageConfig, task: TaskConfig) -> RawCase:
                 case.label,
                 classes=task.classes,
                 label_map=task.label_map,
+                ignore=task.ignore,
                 regions=task.regions,
                 like=first,
                 both=both,
@@ -260,7 +287,7 @@ def decode_case(case: Case, image: ImageConfig, task: TaskConfig) -> RawCase:
         array, measured = (values[_listed(case, image)] for values in (array, measured))
     _check_channels(case, image, array)
     zeros = np.zeros(array.shape[1:], np.uint8) if task.name == "segmentation" else None
-    return RawCase(
+    raw = RawCase(
         CaseArrays(
             array, zeros if label is None else label.array, None if fov is None else fov.array
         ),
@@ -269,7 +296,14 @@ def decode_case(case: Case, image: ImageConfig, task: TaskConfig) -> RawCase:
         full_scale=first.full_scale,
         measured=measured,
         orientation=first.orientation,
+        annotated=None if label is None else label.measured,
     )
+    if raw.annotated is not None and raw.inside is not None and not raw.inside.any():
+        raise DataError(
+            f"{case}: {case.label} holds no annotated pixel{' in its field of view' * bool(fov)}, "
+            f"but the value to ignore ({task.ignore}) alone: take the case out"
+        )
+    return raw
 
 
 def _check_labelled(case: Case, label: Array, task: TaskConfig) -> None:

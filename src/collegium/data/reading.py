@@ -30,6 +30,9 @@ NORMALISE: tuple[str, ...] = get_args(Normalisation)
 
 _LUMA = (0.299, 0.587, 0.114)  # Rec. 601
 
+_FEW_VALUES = 8
+"""A mask of two classes with more values than these looks as if JPEG had blurred it."""
+
 
 def read_image(
     path: Path, channels: str = "keep", *, series: str | None = None, both: bool = False
@@ -70,6 +73,7 @@ def read_label(
     *,
     classes: Sequence[str] | int,
     label_map: Mapping[int, int] | None = None,
+    ignore: int | None = None,
     regions: Mapping[str, Sequence[int]] | None = None,
     like: DecodedImage | None = None,
     both: bool = False,
@@ -89,6 +93,8 @@ def read_label(
         label_map: New labels for stored values, applied first; other values stay. Masks of regions
             have none. With one, a DICOM segmentation's stored values are the numbers of its
             segments; without, segments with the names of classes are these.
+        ignore: The value, after the map, of pixels that nobody annotated: they are background in
+            the array, and `measured` is where the others are.
         regions: The classes of each region, by name.
         like: The image that the label map belongs to.
         both: Whether the file holds the image too.
@@ -116,14 +122,21 @@ def read_label(
     mapped = labels.copy()
     for value, label in (label_map or {}).items():
         mapped[labels == value] = label
+    annotated = None
+    if ignore is not None and (mapped == ignore).any():
+        annotated = mapped != ignore
+        mapped[~annotated] = 0
     found, notes = np.unique(mapped), stored.notes
     white = int(found[-1])
     if count == 2 and white in (255, 65535) and set(found.tolist()) <= {0, white}:
         mapped, found = mapped // white, found // white
         notes += (f"{path.name}: the mask's values 0 and {white} were read as classes 0 and 1",)
     if found[0] < 0 or found[-1] >= count:
-        _refuse_labels(path, np.unique(labels), count, label_map or {})
-    return replace(stored, array=mapped.astype(kind), notes=notes, full_scale=None)
+        unmapped = np.unique(labels if annotated is None else labels[annotated])
+        _refuse_labels(path, unmapped, count, label_map or {})
+    return replace(
+        stored, array=mapped.astype(kind), notes=notes, full_scale=None, measured=annotated
+    )
 
 
 def classes_of_regions(
@@ -300,15 +313,21 @@ def _refuse_labels(
     path: Path, found: NDArray[np.int64], classes: int, label_map: Mapping[int, int]
 ) -> None:
     reach = [int(value) for value in found if not 0 <= label_map.get(int(value), value) < classes]
-    jpeg = path.suffix.lower() in (".jpg", ".jpeg")
-    remedy = (
-        "JPEG blurs labels: export the mask as PNG from its source"
-        if jpeg
-        else "where they are structures, name these in task.classes and give each its class in "
-        "task.label_map; where they mean not annotated, as ignore of nnU-Net and often 255 does, "
-        "they are no class: leave these pixels out of a field of view (fov), outside of which "
-        "nothing is trained or scored"
+    binary = classes == 2 and int(found[-1]) in (255, 65535)
+    binarise = (
+        f"binarise a copy of the masks: what is above {found[-1] // 2} is the structure, the rest "
+        f"background"
     )
+    if path.suffix.lower() in (".jpg", ".jpeg") or (binary and len(found) > _FEW_VALUES):
+        remedy = "JPEG blurs labels: export the mask as PNG from its source"
+        remedy += f"; or, if it was black and white, {binarise}" if binary else ""
+    else:
+        remedy = (
+            "where they are structures, name these in task.classes and give each its class in "
+            "task.label_map; where they mean not annotated, as ignore of nnU-Net and often 255 "
+            f"does, set task.ignore: {reach[-1]}: nothing is then trained or scored on these pixels"
+        )
+        remedy += f"; where the mask is black and white, {binarise}" if binary else ""
     raise DataError(
         f"{path}: the label map holds the unexpected values {listed(reach)} (found: "
         f"{listed(found)}; expected: {listed(range(classes))}): {remedy}"

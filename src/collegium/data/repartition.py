@@ -11,7 +11,13 @@ import numpy as np
 
 from collegium.core.settings import settings
 from collegium.data.discovery import case_of_row, rows_of_site
-from collegium.data.federation import FederationConfig, check_names, expand_root, find_cases
+from collegium.data.federation import (
+    FederationConfig,
+    check_names,
+    expand_root,
+    find_cases,
+    task_of_site,
+)
 from collegium.data.partition import (
     PartitionCase,
     SiteAssignment,
@@ -87,6 +93,12 @@ def _divide_images(config: FederationConfig, rule: PartitionRule, output: Path) 
             raise ConfigError(
                 f"site {name} has a label_map, which a manifest cannot carry; write its masks with "
                 "the classes of the task first"
+            )
+        if task_of_site(config, name) != config.task:
+            raise ConfigError(
+                f"the data set of site {name} calls a label ignore, which a manifest cannot carry; "
+                f"write it with a value that is no class, at all sites the same, and set "
+                f"task.ignore to it"
             )
         if site.manifest is not None and (root / site.manifest).resolve() == output.resolve():
             raise ConfigError(

@@ -75,6 +75,10 @@ class TaskConfig:
         name: The kind of task: "segmentation" or "classification".
         classes: Names of the classes by value; for a segmentation the background first.
         label_map: Stored value to class, if the label maps hold other values.
+        ignore: For a segmentation, the value of pixels that nobody annotated, such as 255, after
+            `label_map`: they are outside every loss, score and size, as what is outside the field
+            of view is. A data set that names a label ignore needs it not, see `task_of_site`. None:
+            everything is annotated.
         regions: For a segmentation of overlapping structures: the classes that make up each region,
             by its name, such as {WT: [1, 2, 3], TC: [1, 3], ET: [3]}. The network then has one
             output channel per region. None: each pixel has one class.
@@ -91,6 +95,7 @@ class TaskConfig:
     name: Literal["segmentation", "classification"] = "segmentation"
     classes: tuple[str, ...] = ("background", "foreground")
     label_map: dict[int, int] | None = None
+    ignore: int | None = None
     regions: dict[str, tuple[int, ...]] | None = None
     coding: dict[str, str] | None = None
     metric: str | None = None
@@ -107,11 +112,12 @@ class TaskConfig:
         if self.name == "segmentation" and "ignore" in map(str.casefold, self.classes):
             raise ConfigError(
                 "task.classes names ignore, by which nnU-Net means pixels that nobody annotated; "
-                "they are no class: leave it out of task.classes, and these pixels out of a field "
-                "of view (fov), outside of which nothing is trained or scored"
+                "they are no class: leave it out there, and give their value in the masks as "
+                "task.ignore, unless a dataset.json names it; nothing is trained or scored on them"
             )
         if self.name != "segmentation" and (self.regions or self.label_map):
             raise ConfigError("task.regions and task.label_map are for segmentations: leave both")
+        self._check_ignore()
         if self.exclusion and (self.name != "segmentation" or self.regions):
             raise ConfigError(
                 "task.exclusion is for segmentations into classes of which some sites annotate "
@@ -130,6 +136,18 @@ class TaskConfig:
         if unknown:
             raise ConfigError(f"task.coding names {unknown[0]!r}, which is not in task.classes")
         self._check_weights()
+
+    def _check_ignore(self) -> None:
+        if self.ignore is None:
+            return
+        if self.name != "segmentation":
+            raise ConfigError("task.ignore is a value of masks, for segmentations: leave it out")
+        if 0 <= self.ignore < len(self.classes):
+            raise ConfigError(
+                f"task.ignore is {self.ignore}, which is the class {self.classes[self.ignore]}: "
+                f"map the value of what nobody annotated to another one by task.label_map, as in "
+                f"{{{self.ignore}: 255}}, and set task.ignore: 255"
+            )
 
     def _check_weights(self) -> None:
         if self.weights is None:

@@ -186,7 +186,8 @@ def _inspect_images(
         names = ("background", *(f"class_{value}" for value in range(1, 256)))
         wide = replace(config, task=TaskConfig(classes=names))
         again = inspect_federation(_of_any_shape(wide))
-        if again.good:
+        values = {value for site in again.sites for value in site.labels} - {"0"}
+        if again.good and ("255" not in values or len(values) == 1):  # 255 may mean ignore
             found, config = again, replace(config, task=_task_of_masks(again.sites))
     _refuse_problems(found)
     return config, found

@@ -201,7 +201,12 @@ def contrastive(
 
 
 def boundary_contrast(
-    features: Sequence[Tensor], label: Tensor, *, temperature: float, width: int = 5
+    features: Sequence[Tensor],
+    label: Tensor,
+    mask: Tensor | None = None,
+    *,
+    temperature: float,
+    width: int = 5,
 ) -> Tensor:
     """Return FedDG's loss: features of boundaries resemble each other, and not what surrounds them.
 
@@ -218,6 +223,8 @@ def boundary_contrast(
         features: of the same images, seen in several styles; (B, d, *spatial) each. Masks are
             averaged down to their size.
         label: (B, *spatial), whose foreground is what is above 0.
+        mask: (B, *spatial), bool, where the label is known: neither kind reaches beyond it, and its
+            edge is no boundary. None: everywhere.
         temperature: tau.
         width: how many dilations.
 
@@ -225,9 +232,10 @@ def boundary_contrast(
         A scalar; 0 if the images have no boundary.
     """
     foreground = (label > 0).to(features[0]).unsqueeze(1)
-    boundary = foreground - (1 - _dilated(1 - foreground, 1))
-    surroundings = _dilated(foreground, width) - foreground
-    kinds = [_masked_means(features, mask) for mask in (boundary, surroundings)]
+    inside = torch.ones_like(foreground) if mask is None else mask.to(foreground).unsqueeze(1)
+    boundary = inside * foreground * _dilated(inside * (1 - foreground), 1)
+    surroundings = inside * (_dilated(inside * foreground, width) - foreground)
+    kinds = [_masked_means(features, kind) for kind in (boundary, surroundings)]
     first, second = (functional.normalize(means, dim=1) for means in kinds)
     losses = [
         _pull(one @ one.T / temperature, one @ other.T / temperature)

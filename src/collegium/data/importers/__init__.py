@@ -5,12 +5,13 @@ There is one module per layout; each has a function like `discovery.from_folder`
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from collegium.data.discovery import no_folder, subfolders
 from collegium.data.importers import bids, cases, classes, datalist, folders, isic, lists, nnunet
-from collegium.data.importers.common import DatasetDescription, FoundCases
+from collegium.data.importers.common import IGNORE, DatasetDescription, FoundCases
 from collegium.data.importers.folder_with_manifest import from_folder_and_manifest
 from collegium.data.settings import TaskConfig
 from collegium.data.site import Case
@@ -179,7 +180,13 @@ def describe_dataset(
     if kind == "bids":
         return bids.describe((options or {}).get("modality"))
     describe = _LAYOUTS[kind].describe if kind in _LAYOUTS else None
-    return DatasetDescription() if describe is None else describe(site, folder)
+    found = DatasetDescription() if describe is None else describe(site, folder)
+    ignored = [name for name in found.labels if name.casefold() == IGNORE]
+    return replace(
+        found,
+        labels={name: values for name, values in found.labels.items() if name not in ignored},
+        ignore=tuple(value for name in ignored for value in found.labels[name]),
+    )
 
 
 def detect_layout(folder: Path, *, site: str = "", task: TaskConfig | None = None) -> str | None:

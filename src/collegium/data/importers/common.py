@@ -12,6 +12,9 @@ from collegium.data.placeholders import missing_content
 from collegium.data.site import Case
 from collegium.errors import DataError
 
+IGNORE = "ignore"
+"""By this name of a label nnU-Net means pixels that nobody annotated."""
+
 FoundCases = tuple[list[Case], list[str]]
 """The usable cases, and one sentence for each problem."""
 
@@ -22,15 +25,18 @@ class DatasetDescription:
 
     Attributes:
         source: The source of the description, in words that name no file of the site's own.
-        labels: The stored values of each label by its name; several make a region.
+        labels: The stored values of each label by its name; several make a region. What it calls
+            `IGNORE` is not among them.
         channels: The names of the channels, in the order of the files.
         notes: One sentence for each file that is present and not used.
+        ignore: The stored values of what it calls `IGNORE`.
     """
 
     source: str = ""
     labels: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     channels: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    ignore: tuple[int, ...] = ()
 
 
 def parse_labels(labels: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
