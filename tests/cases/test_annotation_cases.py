@@ -19,6 +19,8 @@ from collegium.core.dataset import Example
 from collegium.core.randomness import generator
 from collegium.data.augmentation import rotate_and_zoom
 from collegium.data.federation import open_federation
+from collegium.data.formats.dicom import decode
+from collegium.data.formats.dicom_segmentation import write_segmentation
 from collegium.data.preprocessing import CaseArrays
 from collegium.data.sampling import SamplingConfig
 from collegium.experiment.config.experiment import load_federation
@@ -265,4 +267,118 @@ def test_lab12_crops_of_the_foreground_and_turned_images_keep_the_unknown_unknow
     turned = rotate_and_zoom(CaseArrays(known[None].astype("f4"), known.astype("u1"), known), 45.0)
     assert turned.mask is not None
     assert 60 <= turned.mask.sum() <= 68  # nothing that lay beyond the border is known
+    assert turned.label is not None
     np.testing.assert_array_equal(turned.label, turned.mask)
+
+
+def write_nnunet(place: Path, site: str, labels: dict[str, Any], values: tuple[int, ...]) -> None:
+    """Write a raw data set of nnU-Net whose four masks hold these values."""
+    for kind in ("imagesTr", "labelsTr"):
+        (place / site / kind).mkdir(parents=True)
+    for number in range(4):
+        image = np.random.default_rng(number).integers(0, 200, (16, 16)).astype(np.uint8)
+        mask = np.zeros((16, 16), np.uint8)
+        for value in values:
+            mask[4 * value : 4 * value + 3, 4:9] = value
+        Image.fromarray(image).save(place / site / "imagesTr" / f"{site}{number}_0000.png")
+        Image.fromarray(mask).save(place / site / "labelsTr" / f"{site}{number}.png")
+    about = {"channel_names": {"0": "MR"}, "labels": labels, "numTraining": 4}
+    text = json.dumps({**about, "file_ending": ".png"})
+    (place / site / "dataset.json").write_text(text, "utf-8")
+
+
+def test_lab14_a_class_that_a_site_does_not_name_asks_for_a_decision(
+    place: Path, values: dict[str, Any]
+) -> None:
+    site, missing = values["site"], values["missing_class"]
+    said = call("inspect", "part.yaml", code=3)
+    assert f"site {site}: dataset.json there does not name {missing}" in said
+    assert "learnt and scored as background" in said
+    assert "set labelled: [kidney] there" in said
+    assert "say so by labelled: [kidney, tumor] there" in said
+    (problem,) = inspected("part.yaml")["problems"]
+    (place / "e.yaml").write_text(EXPERIMENT.format(federation="part.yaml"), "utf-8")
+    overrides = ("model.spatial_dims=3", "model.out_channels=3")
+    assert " ".join(problem.split()) in call("run", "e.yaml", *overrides, code=3)
+
+
+@pytest.mark.parametrize("labelled", [["kidney"], ["kidney", "tumor"]])
+def test_lab14_either_decision_is_taken(place: Path, labelled: list[str]) -> None:
+    decided = f"federation.sites.b.labelled=[{', '.join(labelled)}]"
+    assert inspected("part.yaml", decided)["good"]
+    config = load_federation(Path("part.yaml"), [decided])
+    opened = open_federation(config, place / "cache", 0, None)
+    assert opened["b"].labelled == (None if len(labelled) == 2 else ("kidney",))
+    assert opened["a"].labelled is None
+
+
+def test_lab14_sibling_regions_a_site_without_et(empty: Path) -> None:
+    write_nnunet(empty, "a", {"background": 0, "WT": [1, 2, 3], "TC": [2, 3], "ET": 3}, (1, 2, 3))
+    write_nnunet(empty, "b", {"background": 0, "WT": [1, 2, 3], "TC": [2, 3]}, (1, 2))
+    file = federation(
+        empty, "f.yaml",
+        "classes: [background, oedema, core, et], regions: {WT: [1, 2, 3], TC: [2, 3], ET: [3]}",
+        "a: {folder: a}, b: {folder: b}",
+    )  # fmt: skip
+    (problem,) = inspected(file)["problems"]
+    assert problem.startswith("site b: dataset.json there does not name ET, so that")
+    assert "take the site out, as the loss of regions cannot leave some of them out" in problem
+    accepted = "federation.sites.b.labelled=[oedema, core, et]"
+    assert inspected(file, accepted)["good"]
+    (empty / "e.yaml").write_text(EXPERIMENT.format(federation=file), "utf-8")
+    call("run", "e.yaml", "model.out_channels=3", accepted)
+    refused = call("inspect", file, "federation.sites.b.labelled=[oedema, core]", code=2)
+    assert "site b says which classes it has labelled" in refused
+
+
+def test_lab14_sibling_a_label_that_is_called_otherwise_is_named_by_its_value(
+    empty: Path,
+) -> None:
+    write_nnunet(empty, "a", {"background": 0, "kidney": 1, "tumor": 2}, (1, 2))
+    write_nnunet(empty, "b", {"background": "0", "Niere": "1", "Tumor": "2"}, (1, 2))
+    sites = "a: {folder: a}, b: {folder: b}"
+    file = federation(empty, "f.yaml", "classes: [background, kidney, tumor]", sites)
+    assert inspected(file)["good"]
+
+
+def test_lab14_sibling_a_class_folder_that_a_site_lacks_is_noted(
+    empty: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for site, words in {"a": ("benign", "malignant"), "b": ("benign",)}.items():
+        for number, word in enumerate(words):
+            (empty / site / word).mkdir(parents=True)
+            for case in range(4):
+                rng = np.random.default_rng([number, case, *site.encode()])
+                image = Image.fromarray(rng.integers(0, 200, (16, 16)).astype(np.uint8))
+                image.save(empty / site / word / f"{word}{case}.png")
+    text = "name: f\nsites: {a: {folder: a}, b: {folder: b}}\n"
+    text += "task: {name: classification, classes: [benign, malignant]}\n"
+    (empty / "f.yaml").write_text(text, "utf-8")
+    found = inspected("f.yaml")
+    notes = {
+        site["name"]: [n for n in site["notes"] if "no folder" in n] for site in found["sites"]
+    }
+    assert found["good"]
+    assert [note[:42] for note in notes["b"]] == ["it has no folder of the class malignant: i"]
+    assert not notes["a"]
+    open_federation(load_federation(Path("f.yaml")), empty / "cache", 0, None)
+    assert f"site b: {notes['b'][0]}" in caplog.text
+
+
+def test_lab14_sibling_segments_of_dicom_that_a_site_lacks(cases: Path, empty: Path) -> None:
+    shutil.copytree(cases / "dcm01_unsorted_same_instance_number" / "series", empty / "series")
+    image = decode(empty / "series")
+    labels = np.zeros(image.array.shape[1:], np.uint8)
+    labels[2:4, 2:4] = 1
+    write_segmentation(labels, empty / "series", empty / "one.dcm", ("background", "Kidney"))
+    write_segmentation(labels, empty / "series", empty / "two.dcm", ("", "kidney", "tumor"))
+    for site in ("one", "two"):
+        (empty / f"{site}.csv").write_text(f"image,label\nseries,{site}.dcm\n", "utf-8")
+    sites = "a: {manifest: one.csv}, b: {manifest: two.csv}"
+    file = federation(empty, "f.yaml", "classes: [background, kidney, tumor]", sites)
+    (problem,) = inspected(file)["problems"]
+    assert problem.startswith("site a: its DICOM segments do not name tumor, so that")
+    (empty / "e.yaml").write_text(EXPERIMENT.format(federation=file), "utf-8")
+    overrides = ("model.spatial_dims=3", "model.out_channels=3")
+    assert problem in call("run", "e.yaml", *overrides, code=3)
+    assert inspected(file, "federation.sites.a.labelled=[kidney]")["good"]

@@ -259,7 +259,8 @@ def lacking(tmp_path: Path) -> tuple[FederationConfig, np.ndarray]:
             volume(tmp_path / site / "imagesTr" / f"{site}_{channel:04d}.nii.gz", values, (1, 1, 1))
         volume(tmp_path / site / "labelsTr" / f"{site}.nii.gz", label, (1, 1, 1))
         names = ["T1", "T2", "FLAIR"] if count == 3 else ["T1", "FLAIR"]
-        about = {"channel_names": dict(enumerate(names)), "labels": {"WT": [1, 2, 3]}}
+        labels = {"WT": [1, 2, 3], "TC": [2, 3], "ET": 3}
+        about = {"channel_names": dict(enumerate(names)), "labels": labels}
         (tmp_path / site / "dataset.json").write_text(json.dumps(about), "utf-8")
     sites = {"full": SiteConfig(folder="full"), "less": SiteConfig(folder="less", channels=(0, 2))}
     regions = {"WT": (1, 2, 3), "TC": (2, 3), "ET": (3,)}

@@ -110,7 +110,7 @@ def test_swapped_channels_are_refused_with_the_channels_that_mend_them(tmp_path:
 def test_names_that_agree_or_are_nowhere_else_are_no_problem() -> None:
     sites = [
         message("a", {"Back-Ground": 0, "LIVER": 1, "tu_mour": 2}, ("CT",)),
-        message("b", {"background": 0, "foreground": 1}, ("PET",)),
+        message("b", {"background": 0, "foreground": 1, "spot": 2}, ("PET",)),
         message("c", {"bg": 0, "lesion": 2, "organ": 1}, ("noNorm", "CT", "CT")),
         message("d"),
     ]
@@ -145,10 +145,26 @@ def test_a_map_that_leaves_a_structure_out_and_black_and_white_agree_with_the_ta
 
 
 def test_names_that_the_task_lacks_are_compared_between_sites() -> None:
-    sites = [message("a", {"x": 1, "y": 2}), message("b", {"Y": 1, "x": 2}), message("c", {"y": 2})]
+    sites = [message("a", {"x": 1, "y": 2}), message("b", {"Y": 1, "x": 2})]
+    sites.append(message("c", {"y": 2, "z": 1}))
     (problem,) = name_problems(sites, TASK, None)
     assert problem.startswith("sites a and b: Y is class 2 at a and class 1 at b: set label_map: ")
     assert "{1: 2, 2: 1} at site b" in problem
+
+
+def test_structures_that_a_description_names_in_part_only_ask_for_a_decision() -> None:
+    b = message("b", {"background": 0, "liver": 1})
+    (problem,) = name_problems([message("a", {"liver": 1, "tumour": 2}), b], TASK, None)
+    assert problem.startswith("site b: dataset.json there does not name tumour, so that ")
+    assert name_problems([replace(b, labelled=("liver",))], TASK, None) == []
+    assert name_problems([message("b", {"liver": 1, "organ": (1, 2)})], TASK, None) == []
+    (problem,) = name_problems([message("b", {"organ": (1, 2)})], TASK, None)
+    assert "does not name liver, tumour, so that" in problem
+    (problem,) = name_problems([message("b", {"cyst": 5})], TASK, None)
+    assert "set label_map there to the class of each stored value; or" in problem
+    segments = SiteNames("c", DatasetDescription(), segments=frozenset({frozenset({2})}))
+    (problem,) = name_problems([segments], TASK, None)
+    assert "site c: its DICOM segments do not name liver, so that" in problem
 
 
 def test_regions_are_held_to_the_regions_of_the_task_and_of_other_sites() -> None:

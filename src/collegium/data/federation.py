@@ -15,6 +15,7 @@ from collegium.data.cache import prepare
 from collegium.data.columns import AS_ELSEWHERE, SiteWording, nfc, translate_word
 from collegium.data.decoded_image import listed
 from collegium.data.discovery import find_path, from_manifest
+from collegium.data.formats import segment_names
 from collegium.data.importers import describe_dataset, find_in_folder, find_with_manifest
 from collegium.data.importers.common import DatasetDescription
 from collegium.data.name_consistency import SiteNames, name_notes, name_problems
@@ -50,7 +51,8 @@ class SiteConfig:
         label_map: Stored value to class at this site, instead of task.label_map.
         labelled: Names of the classes that the site's masks annotate, if these are not all of
             task.classes; the background is among them always. What belongs to another class is
-            background in these masks. None: all.
+            background in these masks. None: all, which is refused if the site's own description
+            names some only. With task.regions it may only name all.
         unlabelled: Whether lines of the site's manifest, or rows of its table, may have an empty
             label or class: such cases are kept apart, and nothing is trained or scored on them.
             False: they are refused.
@@ -240,7 +242,9 @@ class FederationConfig:
     def _check_labelled(self) -> None:
         """Refuse annotated classes that are none, or of which the loss has no form."""
         stated = {n: site.labelled for n, site in self.sites.items() if site.labelled is not None}
-        if stated and (self.task.name != "segmentation" or self.task.regions):
+        every = set(self.task.classes[1:])
+        in_part = any(set(labelled) != every for labelled in stated.values())
+        if stated and (self.task.name != "segmentation" or (self.task.regions and in_part)):
             raise ConfigError(
                 f"site {min(stated)} says which classes it has labelled, and the task is no "
                 f"segmentation into classes (task.name, task.regions): leave labelled out"
@@ -281,6 +285,17 @@ def site_channels(config: FederationConfig, name: str) -> tuple[int, ...] | None
 def sites_of(config: FederationConfig) -> list[str]:
     """Return the names of the inside sites, sorted."""
     return sorted(set(config.sites) - set(config.outside))
+
+
+def labelled_at(config: FederationConfig, name: str) -> tuple[str, ...] | None:
+    """Return the names of the classes that a site's masks annotate; None: all.
+
+    Args:
+        config: The federation.
+        name: The site.
+    """
+    labelled = config.sites[name].labelled
+    return None if set(labelled or ()) == set(config.task.classes[1:]) else labelled
 
 
 def labels_problem(config: FederationConfig) -> str | None:
@@ -397,6 +412,8 @@ def _open(
     )  # fmt: skip
     for note in ignore_notes(config, name):
         logger.info("site %s: %s", name, note)
+    for note in class_notes(config, name, cases):
+        logger.warning("site %s: %s", name, note)
     if apart:
         logger.info("site %s: %d cases without a label are kept apart", name, len(apart))
     return Site(
@@ -405,7 +422,7 @@ def _open(
         val,
         test,
         policy,
-        labelled=site.labelled,
+        labelled=labelled_at(config, name),
         unlabelled=UnlabelledDataset(ImageDataset(unlabelled, config.sampling)),
     )
 
@@ -579,8 +596,31 @@ def label_and_channel_names(config: FederationConfig, name: str) -> SiteNames:
         config: The federation.
         name: The site.
     """
+    site, description, task = config.sites[name], _description(config, name), config.task
     label_map = task_of_site(config, name).label_map or {}
-    return SiteNames(name, _description(config, name), label_map, site_channels(config, name))
+    undecided = task.name == "segmentation" and not description.labels and site.labelled is None
+    return SiteNames(
+        name,
+        description,
+        label_map,
+        site_channels(config, name),
+        site.labelled,
+        _segments(config, name) if undecided and not site.remote else frozenset(),
+    )
+
+
+def _segments(config: FederationConfig, name: str) -> frozenset[frozenset[int]]:
+    """Return the classes that each segment of a site's DICOM segmentations becomes."""
+    task = task_of_site(config, name)
+    called = {word.casefold(): {number} for number, word in enumerate(task.classes)}
+    called |= {word.casefold(): {*made_of} for word, made_of in (task.regions or {}).items()}
+    found: set[frozenset[int]] = set()
+    for case in _all_cases(config, name)[0]:
+        for number, word in segment_names(case.label).items() if case.label else ():
+            plain = {(task.label_map or {}).get(number, number)}
+            own = plain if task.label_map else called.get(word.strip().casefold(), plain)
+            found.add(frozenset(own))
+    return frozenset(found)
 
 
 def _description(config: FederationConfig, name: str) -> DatasetDescription:
@@ -668,6 +708,29 @@ def wording_of(config: FederationConfig, name: str) -> SiteWording:
         for column, words in (site.coding or {}).items()
     }
     return SiteWording(columns, coding)
+
+
+def class_notes(config: FederationConfig, name: str, cases: Sequence[Case]) -> list[str]:
+    """Return a note on the classes for which a site of class folders has none.
+
+    Args:
+        config: The federation.
+        name: The site.
+        cases: Its cases.
+    """
+    site, task = config.sites[name], config.task
+    if task.name != "classification" or site.folder is None or site.manifest is not None:
+        return []
+    coding = task.coding or {}
+    there = {coding.get(str(case.target), str(case.target)) for case in cases}
+    missing = [word for word in task.classes if word not in there]
+    if not missing or not cases:
+        return []
+    return [
+        f"it has no folder of the class {listed(missing)}: if its images of it are in the folder "
+        f"of another class, they are learnt and scored as that one; take the site out, or sort "
+        f"them; if it has none, nothing is to be done"
+    ]
 
 
 def read_site_table(config: FederationConfig, name: str) -> Table:

@@ -9,6 +9,7 @@ from typing import Any
 
 from collegium.data.federation import (
     FederationConfig,
+    class_notes,
     federation_notes,
     ignore_notes,
     label_and_channel_names,
@@ -290,6 +291,7 @@ def _inspect_site(
             *vanishing_notes(config.task.classes, found.vanished),
             *_labelled_notes(config, name),
             *ignore_notes(config, name),
+            *class_notes(config, name, cases),
             *_ignored_notes(found),
             *unlabelled_notes(apart),
         ),

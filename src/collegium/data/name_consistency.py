@@ -1,4 +1,4 @@
-"""Checks that the same name of a label or channel means the same at all sites.
+"""Checks that names of labels and channels mean the same at all sites, and that none is lacking.
 
 Only names of labels and channels are compared and reported, never an id or a path.
 """
@@ -23,27 +23,39 @@ class SiteNames:
         description: Its data set's own description.
         label_map: The class of each stored value there.
         channels: The network's channels that its files hold; None: all, in order.
+        labelled: The classes that its configuration says are annotated; None: it does not say.
+        segments: The classes of each segment of its DICOM segmentations, if it has some.
     """
 
     site: str
     description: DatasetDescription
     label_map: Mapping[int, int] = field(default_factory=dict)
     channels: tuple[int, ...] | None = None
+    labelled: tuple[str, ...] | None = None
+    segments: frozenset[Classes] = frozenset()
 
 
 def name_problems(sites: Sequence[SiteNames], task: TaskConfig, inputs: int | None) -> list[str]:
     """Return one sentence for each site at which a name has another meaning than elsewhere.
 
-    Names are compared as `spelling_key` says. A name that occurs nowhere else
-    is not a problem.
+    Names are compared as `spelling_key` says. A name that occurs nowhere else is not a problem. If
+    a site's own description, or its DICOM segments, name some of the task's structures and not all,
+    the others are not annotated there, as far as it says, and the site has to decide what that
+    means by its `labelled`.
 
     Args:
         sites: The names at each site; a single site is compared with the task alone.
         task: The classes and regions to be learnt.
         inputs: The number of the network's channels, if it is configured.
     """
-    labels = _label_problems(sites, task) if task.name == "segmentation" else []
-    return [*labels, *_channel_problems(sites, inputs)]
+    labels = _label_problems(sites, task) if task.name == "segmentation" else {}
+    lacking = [
+        problem
+        for site in sites
+        if task.name == "segmentation" and site.site not in labels and site.labelled is None
+        for problem in _annotation_problems(site, task)
+    ]
+    return [*labels.values(), *lacking, *_channel_problems(sites, inputs)]
 
 
 def name_notes(sites: Sequence[SiteNames], task: TaskConfig, inputs: int | None) -> list[str]:
@@ -94,7 +106,41 @@ def channel_names(sites: Iterable[SiteNames], inputs: int | None) -> dict[int, s
 # --- labels
 
 
-def _label_problems(sites: Sequence[SiteNames], task: TaskConfig) -> list[str]:
+def _annotation_problems(site: SiteNames, task: TaskConfig) -> list[str]:
+    """Return a sentence on the structures that a site's description does not name.
+
+    A structure is named if the description tells its classes from all others.
+    """
+    sets = [*site.segments] or [held for held in _classes(site, task).values() if 0 not in held]
+    if not sets:
+        return []
+    source = "its DICOM segments do" if site.segments else f"{site.description.source} there does"
+    told = [tuple(value in held for held in sets) for value in range(len(task.classes))]
+    regions = {name: {*values} for name, values in (task.regions or {}).items()}
+    structures = regions or {name: {k} for k, name in enumerate(task.classes) if k}
+    lacking = [
+        name
+        for name, own in structures.items()
+        if {told[value] for value in own}
+        & {word for value, word in enumerate(told) if value not in own}
+    ]
+    if not lacking:
+        return []
+    every, kept = listed(task.classes[1:]), [name for name in structures if name not in lacking]
+    if regions:
+        remedy = "take the site out, as the loss of regions cannot leave some of them out"
+    elif kept:
+        remedy = f"set labelled: [{listed(kept)}] there, which leaves it out of loss and scores"
+    else:
+        remedy = "set label_map there to the class of each stored value"
+    return [
+        f"site {site.site}: {source} not name {listed(lacking)}, so that what its images show of "
+        f"it would be learnt and scored as background: {remedy}; or, if its masks annotate "
+        f"everything wherever it is, say so by labelled: [{every}] there"
+    ]
+
+
+def _label_problems(sites: Sequence[SiteNames], task: TaskConfig) -> dict[str, str]:
     """Compare each site with the task and earlier sites; those that agree with it come first."""
     wanted = _wanted(task)
     found = {site.site: _classes(site, task) for site in sites}
@@ -103,7 +149,7 @@ def _label_problems(sites: Sequence[SiteNames], task: TaskConfig) -> list[str]:
         for name, classes in found.items()
     }
     settled: dict[str, tuple[str, Classes]] = {}
-    problems = []
+    problems = {}
     for site in sorted(sites, key=lambda site: (bool(wrong[site.site]), site.site)):
         own = found[site.site]
         clashes = [key for key in own if key in settled and settled[key][1] != own[key]]
@@ -116,7 +162,7 @@ def _label_problems(sites: Sequence[SiteNames], task: TaskConfig) -> list[str]:
             settled = {key: (site.site, held) for key, held in own.items()} | settled
             continue
         elsewhere = {key: held for key, (_, held) in settled.items()}
-        problems.append(f"{conflict}: {_label_remedy(site, elsewhere, task)}")
+        problems[site.site] = f"{conflict}: {_label_remedy(site, elsewhere, task)}"
     return problems
 
 

@@ -11,6 +11,7 @@ from collegium.adaptation.base import Sources
 from collegium.core.dataset import Dataset
 from collegium.core.files import write_atomically
 from collegium.core.seals import read_json, seal_json
+from collegium.data.federation import labelled_at
 from collegium.experiment.config.building import build_adapter, build_algorithm
 from collegium.experiment.config.experiment import AdapterConfig
 from collegium.experiment.grid import Job
@@ -65,7 +66,7 @@ def write_adaptation(
     sources = Sources(
         models,
         federation.builder(build_algorithm(job.algorithm)),
-        federation.task_at(site, job.config.federation.sites[site].labelled),
+        federation.task_at(site, labelled_at(job.config.federation, site)),
         federation.device,
         job.seed,
         models.server,

@@ -95,6 +95,20 @@ def decode_label(
     return _as_regions(found, regions, path)
 
 
+def segment_names(path: Path) -> dict[int, str]:
+    """Return the names of the segments of a DICOM segmentation by their numbers.
+
+    Args:
+        path: The file; of any other kind, or unreadable, it has no segments.
+    """
+    if _suffix(path) is not None:
+        return {}
+    try:
+        return dicom_segmentation.segment_names(path)
+    except (DataError, *_DAMAGE):
+        return {}  # reading it says what is wrong
+
+
 def write_mask(
     labels: NDArray[Any],
     image: Path,

@@ -18,6 +18,7 @@ from collegium.data.formats.dicom_files import (
     files_below,
     ignore_value_warnings,
     is_dicom,
+    read,
     sop_class,
 )
 from collegium.data.formats.dicom_geometry import affine_of
@@ -29,7 +30,7 @@ from collegium.errors import DataError
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-__all__ = ["decode_segmentation", "is_segmentation", "write_segmentation"]
+__all__ = ["decode_segmentation", "is_segmentation", "segment_names", "write_segmentation"]
 
 Voxels = tuple[NDArray[np.intp], ...]
 
@@ -40,6 +41,26 @@ _OFF_GRID = 0.1  # of a voxel: how far a segmentation may lie off the grid of it
 def is_segmentation(path: Path) -> bool:
     """Return whether a file is a DICOM segmentation, or a folder holds one."""
     return bool(_segmentations(path))
+
+
+def segment_names(path: Path) -> dict[int, str]:
+    """Return the names of the segments of a segmentation by their numbers; no pixel is read.
+
+    Args:
+        path: The file, or a folder that holds one; anything else has no segments.
+    """
+    names: dict[int, str] = {}
+    for file in _segmentations(path):
+        with ignore_value_warnings():
+            names |= _segment_labels(read(file, only=["SegmentSequence"]))
+    return names
+
+
+def _segment_labels(dataset: "Dataset") -> dict[int, str]:
+    return {
+        int(item.SegmentNumber): str(item.get("SegmentLabel", ""))
+        for item in dataset.get("SegmentSequence") or []
+    }
 
 
 def decode_segmentation(
@@ -138,11 +159,7 @@ class _Segments:
                 f"({listed(file.name for file in files)}): name the file of one"
             )
         dataset, frames = stored_frames(files[0])
-        names = {
-            int(item.SegmentNumber): str(item.get("SegmentLabel", ""))
-            for item in dataset.get("SegmentSequence") or []
-        }
-        notes, values = [], frames[..., 0]
+        names, notes, values = _segment_labels(dataset), [], frames[..., 0]
         if str(dataset.get("SegmentationType", "")) == "FRACTIONAL":
             values = 2 * values.astype(np.int64) >= int(dataset.MaximumFractionalValue)
             notes.append(f"{path.name}: its fractional segments were cut at one half")
