@@ -15,11 +15,12 @@ from collegium.data.cache import prepare
 from collegium.data.columns import AS_ELSEWHERE, SiteWording, nfc, translate_word
 from collegium.data.decoded_image import listed
 from collegium.data.discovery import find_path, from_manifest
-from collegium.data.formats import segment_names
 from collegium.data.importers import describe_dataset, find_in_folder, find_with_manifest
 from collegium.data.importers.common import DatasetDescription
+from collegium.data.label_meanings import class_notes, ignore_notes, segment_classes, with_ignored
 from collegium.data.name_consistency import SiteNames, name_notes, name_problems
 from collegium.data.patient_ids import similar_ids
+from collegium.data.patient_names import check_expression, patient_note, with_patients
 from collegium.data.placeholders import missing_content
 from collegium.data.preprocessing import vanishing_notes
 from collegium.data.sampling import ImageDataset, SamplingConfig
@@ -48,6 +49,9 @@ class SiteConfig:
             machine can open them, and an experiment reaches them over a network.
         layout: The layout of the folder, see `collegium.data.importers`; "auto" detects it.
         options: Settings of the layout, such as {modality: T1w} for BIDS.
+        patient: A regular expression that matches the whole name of every case, and whose first
+            group is the patient, where names alone tell the patients: "(.+)_t[0-9]". "(.+)" says
+            that every case is a patient of its own. None: as the layout or the manifest says.
         label_map: Stored value to class at this site, instead of task.label_map.
         labelled: Names of the classes that the site's masks annotate, if these are not all of
             task.classes; the background is among them always. What belongs to another class is
@@ -79,6 +83,7 @@ class SiteConfig:
     remote: bool = False
     layout: str = "auto"
     options: dict[str, str | int] = field(default_factory=dict)
+    patient: str | None = None
     label_map: dict[int, int] | None = None
     labelled: tuple[str, ...] | None = None
     unlabelled: bool = False
@@ -114,6 +119,10 @@ class SiteConfig:
                 "columns and coding are of a table, and coding of the column class of a manifest: "
                 "leave them out"
             )
+        if self.patient is not None:
+            check_expression(self.patient)
+            if self.table is not None:
+                raise ConfigError("patient is of images: name their column in table.patient")
         if self.folder is None and (self.layout != "auto" or self.options):
             raise ConfigError("layout and options say how a folder is laid out: name a folder")
         if self.channels is not None and self.modalities is not None:
@@ -371,9 +380,12 @@ def _open(
     config: FederationConfig, name: str, cache: Path, seed: int, splits_file: Path | None
 ) -> Site:
     cases = find_cases(config, name)
-    if splits_file is None or not splits_file.exists():
+    if splits_file is None or not splits_file.exists():  # said once, before splits are drawn
         for finding in similar_ids({name: cases}, named=False):
             logger.warning("%s", finding.text)
+        alike = names_note(config, name, cases)
+        for note in [*([alike[0]] if alike else []), *site_notes(config, name, cases)]:
+            logger.warning("site %s: %s", name, note)
     splits = load_or_draw_splits(cases, config.splits, seed, splits_file)
     site = config.sites[name]
     allow = None if site.allow is None else frozenset(site.allow)
@@ -410,10 +422,6 @@ def _open(
         "site %s: %d cases (train %d, val %d, test %d)",
         name, len(cases), len(train), len(val), len(test),
     )  # fmt: skip
-    for note in ignore_notes(config, name):
-        logger.info("site %s: %s", name, note)
-    for note in class_notes(config, name, cases):
-        logger.warning("site %s: %s", name, note)
     if apart:
         logger.info("site %s: %d cases without a label are kept apart", name, len(apart))
     return Site(
@@ -578,6 +586,8 @@ def _all_cases(config: FederationConfig, name: str) -> tuple[list[Case], list[st
             else replace(case, target=translate_word(case.target, words))
             for case in cases
         ]
+    if site.patient is not None:
+        cases = with_patients(cases, site.patient, problems)
     channels = site_channels(config, name)
     if channels is not None:
         cases = [replace(case, channels=channels) for case in cases]
@@ -599,28 +609,17 @@ def label_and_channel_names(config: FederationConfig, name: str) -> SiteNames:
     site, description, task = config.sites[name], _description(config, name), config.task
     label_map = task_of_site(config, name).label_map or {}
     undecided = task.name == "segmentation" and not description.labels and site.labelled is None
+    segments: frozenset[frozenset[int]] = frozenset()
+    if undecided and not site.remote:
+        segments = segment_classes(_all_cases(config, name)[0], task_of_site(config, name))
     return SiteNames(
         name,
         description,
         label_map,
         site_channels(config, name),
         site.labelled,
-        _segments(config, name) if undecided and not site.remote else frozenset(),
+        segments,
     )
-
-
-def _segments(config: FederationConfig, name: str) -> frozenset[frozenset[int]]:
-    """Return the classes that each segment of a site's DICOM segmentations becomes."""
-    task = task_of_site(config, name)
-    called = {word.casefold(): {number} for number, word in enumerate(task.classes)}
-    called |= {word.casefold(): {*made_of} for word, made_of in (task.regions or {}).items()}
-    found: set[frozenset[int]] = set()
-    for case in _all_cases(config, name)[0]:
-        for number, word in segment_names(case.label).items() if case.label else ():
-            plain = {(task.label_map or {}).get(number, number)}
-            own = plain if task.label_map else called.get(word.strip().casefold(), plain)
-            found.add(frozenset(own))
-    return frozenset(found)
 
 
 def _description(config: FederationConfig, name: str) -> DatasetDescription:
@@ -659,37 +658,7 @@ def task_of_site(config: FederationConfig, name: str) -> TaskConfig:
     """
     own, task = config.sites[name].label_map, config.task
     task = task if own is None else replace(task, label_map=own)
-    if task.name != "segmentation":
-        return task
-    description, ignore, maps = _description(config, name), task.ignore, dict(task.label_map or {})
-    for value in description.ignore:
-        if ignore is None:
-            free = max(255, len(task.classes))
-            ignore = value if value >= len(task.classes) else free
-        if maps.get(value, ignore) != ignore:
-            raise ConfigError(
-                f"site {name}: label_map makes class {maps[value]} of the value {value}, which "
-                f"{description.source} there calls ignore, not annotated: take {value} out of "
-                f"label_map, or correct {description.source}"
-            )
-        maps |= {} if value == ignore else {value: ignore}
-    return replace(task, label_map=maps or task.label_map, ignore=ignore)
-
-
-def ignore_notes(config: FederationConfig, name: str) -> list[str]:
-    """Return a note on the values of a site's masks that its data set calls ignore.
-
-    Args:
-        config: The federation.
-        name: The site.
-    """
-    description = _description(config, name)
-    if not description.ignore or config.task.name != "segmentation":
-        return []
-    return [
-        f"{description.source} calls the value {listed(description.ignore)} ignore: these pixels "
-        f"are not annotated, and nothing is trained or scored on them"
-    ]
+    return with_ignored(task, _description(config, name), name)
 
 
 def wording_of(config: FederationConfig, name: str) -> SiteWording:
@@ -710,27 +679,39 @@ def wording_of(config: FederationConfig, name: str) -> SiteWording:
     return SiteWording(columns, coding)
 
 
-def class_notes(config: FederationConfig, name: str, cases: Sequence[Case]) -> list[str]:
-    """Return a note on the classes for which a site of class folders has none.
+def site_notes(config: FederationConfig, name: str, cases: Sequence[Case]) -> list[str]:
+    """Return notes on what a site does not annotate, by its own description.
 
     Args:
         config: The federation.
         name: The site.
         cases: Its cases.
     """
-    site, task = config.sites[name], config.task
-    if task.name != "classification" or site.folder is None or site.manifest is not None:
-        return []
-    coding = task.coding or {}
-    there = {coding.get(str(case.target), str(case.target)) for case in cases}
-    missing = [word for word in task.classes if word not in there]
-    if not missing or not cases:
-        return []
-    return [
-        f"it has no folder of the class {listed(missing)}: if its images of it are in the folder "
-        f"of another class, they are learnt and scored as that one; take the site out, or sort "
-        f"them; if it has none, nothing is to be done"
-    ]
+    site = config.sites[name]
+    in_folders = site.folder is not None and site.manifest is None
+    notes = ignore_notes(config.task, _description(config, name))
+    return notes + (class_notes(config.task, cases) if in_folders else [])
+
+
+def names_note(
+    config: FederationConfig, name: str, cases: Sequence[Case]
+) -> tuple[str, int] | None:
+    """Return a note, and the number of patients, if cases look like those of fewer by their names.
+
+    Args:
+        config: The federation.
+        name: The site.
+        cases: Its cases.
+
+    Returns:
+        None if somebody has said who the patients are, or if names suggest nothing.
+    """
+    site = config.sites[name]
+    if site.patient is not None:
+        return None
+    if site.table is not None:
+        return patient_note(cases, "table")
+    return patient_note(cases, "folder" if site.manifest is None else "manifest")
 
 
 def read_site_table(config: FederationConfig, name: str) -> Table:

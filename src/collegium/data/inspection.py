@@ -9,13 +9,13 @@ from typing import Any
 
 from collegium.data.federation import (
     FederationConfig,
-    class_notes,
     federation_notes,
-    ignore_notes,
     label_and_channel_names,
     labels_problem,
     list_cases,
     list_unlabelled,
+    names_note,
+    site_notes,
     task_of_site,
 )
 from collegium.data.fingerprints import find_copies
@@ -73,6 +73,8 @@ class SiteInspection:
             the cases that are counted elsewhere.
         ignored: Pixels of the masks that nobody annotated, which neither `labels` nor `sizes`
             count; None without any.
+        patients_by_name: Number of patients that names suggest, if these are fewer than the cases
+            and nobody has said who the patients are; otherwise None.
     """
 
     name: str
@@ -98,6 +100,7 @@ class SiteInspection:
     labelled: tuple[str, ...] | None = None
     unlabelled: dict[str, int] = field(default_factory=dict)
     ignored: IgnoredPixels | None = None
+    patients_by_name: int | None = None
 
 
 @dataclass(frozen=True)
@@ -263,6 +266,7 @@ def _inspect_site(
     splits, counts = count_splits(config, cases, seed, problems)
     apart, lacking = count_unlabelled(config, name, cases, splits)
     problems += _read_cases(lacking, ImageStatistics(found.task, config.image, salt), labels=False)
+    alike = names_note(config, name, cases)
     site = SiteInspection(
         name=name,
         inside=name not in config.outside,
@@ -286,12 +290,12 @@ def _inspect_site(
         with_fov=sum(case.fov is not None for case in cases),
         notes=(
             *own.description.notes,
+            *([alike[0]] if alike else []),
             *_merge(found.notes),
             *_slicing_notes(config, found),
             *vanishing_notes(config.task.classes, found.vanished),
             *_labelled_notes(config, name),
-            *ignore_notes(config, name),
-            *class_notes(config, name, cases),
+            *site_notes(config, name, cases),
             *_ignored_notes(found),
             *unlabelled_notes(apart),
         ),
@@ -299,6 +303,7 @@ def _inspect_site(
         labelled=config.sites[name].labelled,
         unlabelled=apart,
         ignored=found.ignored(),
+        patients_by_name=alike[1] if alike else None,
     )
     return site, splits, found
 

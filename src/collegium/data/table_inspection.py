@@ -11,6 +11,7 @@ from collegium.data.federation import (
     FederationConfig,
     federation_notes,
     list_cases,
+    names_note,
     read_site_table,
     sites_of,
 )
@@ -63,6 +64,8 @@ class TableSiteInspection:
         unlabelled: Number of rows without a class per split of their patients; they are not among
             the cases that are counted elsewhere.
         numbers: By numeric column, its known values in all rows.
+        patients_by_name: Number of patients that the rows' ids suggest, if these are fewer than the
+            rows and no column states the patients; otherwise None.
     """
 
     name: str
@@ -78,6 +81,7 @@ class TableSiteInspection:
     problems: tuple[str, ...]
     unlabelled: dict[str, int] = field(default_factory=dict)
     numbers: dict[str, NumberRange] = field(default_factory=dict)
+    patients_by_name: int | None = None
 
 
 @dataclass(frozen=True)
@@ -139,6 +143,7 @@ def _inspect(
             problems.append(str(error))
     splits, counts = count_splits(config, cases, seed, problems)
     apart, _ = count_unlabelled(config, name, cases, splits)
+    alike = names_note(config, name, cases)
     return TableSiteInspection(
         name=name,
         inside=name not in config.outside,
@@ -148,10 +153,15 @@ def _inspect(
         targets={word: targets[word] for word in config.task.classes},
         missing=dict(table.missing) if table else {},
         unknown={column: dict(words) for column, words in table.unknown.items()} if table else {},
-        notes=(*(table.notes if table else ()), *unlabelled_notes(apart)),
+        notes=(
+            *(table.notes if table else ()),
+            *([alike[0]] if alike else []),
+            *unlabelled_notes(apart),
+        ),
         problems=tuple(problems),
         unlabelled=apart,
         numbers=_ranges(table, config.table) if table and config.table else {},
+        patients_by_name=alike[1] if alike else None,
     )
 
 
