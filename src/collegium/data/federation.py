@@ -18,6 +18,7 @@ from collegium.data.discovery import find_path, from_manifest
 from collegium.data.importers import describe_dataset, find_in_folder, find_with_manifest
 from collegium.data.importers.common import DatasetDescription
 from collegium.data.label_meanings import class_notes, ignore_notes, segment_classes, with_ignored
+from collegium.data.mask_consistency import warn_of_masks
 from collegium.data.name_consistency import SiteNames, name_notes, name_problems
 from collegium.data.patient_ids import similar_ids
 from collegium.data.patient_names import check_expression, patient_note, with_patients
@@ -336,7 +337,11 @@ def open_site(
         StorageError: The cache or the splits cannot be written.
     """
     check_names(config, [name])
-    return _open(config, name, cache, seed, splits_file)
+    fresh = splits_file is None or not splits_file.exists()
+    site = _open(config, name, cache, seed, splits_file)
+    if fresh:
+        warn_of_masks({name: site}, config.task)
+    return site
 
 
 def check_names(config: FederationConfig, names: Sequence[str]) -> None:
@@ -454,10 +459,12 @@ def open_federation(
     """
     check_names(config, sorted(config.sites))
     files = {name: splits_dir and splits_dir / f"{name}.json" for name in sites_of(config)}
-    if not all(file and file.exists() for file in files.values()):
-        for note in federation_notes(config):
-            logger.warning("%s", note)
+    fresh = any(file is None or not file.exists() for file in files.values())
+    for note in federation_notes(config) if fresh else ():
+        logger.warning("%s", note)
     sites = {name: _open(config, name, cache, seed, file) for name, file in files.items()}
+    if fresh:
+        warn_of_masks(sites, config.task)
     channels = {
         name: case.shape[0]
         for name, site in sites.items()
@@ -472,6 +479,17 @@ def open_federation(
             "set image.channels to grey, rgb or green"
         )
     return sites
+
+
+def labelled_values(config: FederationConfig, name: str) -> tuple[int, ...] | None:
+    """Return the classes that a site says its masks annotate, by value; None if it does not say.
+
+    Args:
+        config: The federation.
+        name: The site.
+    """
+    labelled = config.sites[name].labelled
+    return None if labelled is None else tuple(sorted(map(config.task.classes.index, labelled)))
 
 
 def find_cases(config: FederationConfig, name: str) -> list[Case]:
@@ -591,8 +609,8 @@ def _all_cases(config: FederationConfig, name: str) -> tuple[list[Case], list[st
     channels = site_channels(config, name)
     if channels is not None:
         cases = [replace(case, channels=channels) for case in cases]
-    if site.labelled is not None:
-        numbers = tuple(sorted(map(config.task.classes.index, site.labelled)))
+    numbers = labelled_values(config, name)
+    if numbers is not None:
         cases = [replace(case, labelled=numbers) for case in cases]
     return cases, problems
 

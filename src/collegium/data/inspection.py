@@ -11,6 +11,7 @@ from collegium.data.federation import (
     FederationConfig,
     federation_notes,
     label_and_channel_names,
+    labelled_values,
     labels_problem,
     list_cases,
     list_unlabelled,
@@ -25,6 +26,7 @@ from collegium.data.image_statistics import (
     LabelSize,
     MissingChannel,
 )
+from collegium.data.mask_consistency import MaskCounts, mask_notes
 from collegium.data.name_consistency import SiteNames, channel_names, name_problems
 from collegium.data.patient_ids import similar_ids
 from collegium.data.preprocessing import decode_case, vanishing_notes
@@ -191,7 +193,20 @@ def inspect_federation(config: FederationConfig, seed: int = 0) -> Inspection:
     inspected = [
         _inspect_site(config, own, names, *found[own.site], seed=seed, salt=salt) for own in names
     ]
-    sites = tuple(site for site, _, _ in inspected)
+    counts = {
+        site.name: MaskCounts(
+            statistics.count,
+            statistics.labels,
+            site.foreground,
+            labelled_values(config, site.name),
+        )
+        for site, _, statistics in inspected
+        if config.task.name == "segmentation"
+    }
+    notes = mask_notes(counts, config.task)
+    sites = tuple(
+        replace(site, notes=(*site.notes, *notes.get(site.name, ()))) for site, _, _ in inspected
+    )
     problems = name_problems(names, config.task, config.image.inputs)
     problems += [missing] if (missing := labels_problem(config)) else []
     channels = {count for site in sites for count in site.channels}
