@@ -7,6 +7,7 @@ import torch
 
 from collegium.core.message import pack, unpack
 from collegium.core.tensors import Tensors
+from collegium.distributed.answers import checked_account
 from collegium.distributed.connection import Answer
 from collegium.distributed.experiment import RemoteExperiment, _pictures, _response
 from collegium.distributed.kits import Provision, make_kits
@@ -66,28 +67,122 @@ def test_an_answer_of_the_site_arrives_as_it_is():
 
 
 PNG = torch.tensor([1, 2, 3], dtype=torch.uint8)
+FILE, LAYER = "birch-global-test-c001.png", "birch-global-test-c001-truth.webp"
+ENTRY = {
+    "site": "birch", "model": "global", "metric": "dice", "case": "test-c001", "rank": "best",
+    "value": 0.5, "file": FILE, "layers": {"truth": LAYER},
+}  # fmt: skip
+
+
+def pictures(*entries, **files):
+    return pack({"index": [*entries], "files": Tensors(files)})
 
 
 def test_pictures_arrive_under_their_names():
-    data = pack({"index": [{"case": "c1"}], "files": Tensors({"a.png": PNG, "b.webp": PNG})})
-    expected = dict.fromkeys(("a.png", "b.webp"), b"\x01\x02\x03")
-    assert _pictures(Answer("birch", {}, data)) == ([{"case": "c1"}], expected)
+    data = pictures(ENTRY, **{FILE: PNG, LAYER: PNG})
+    expected = dict.fromkeys((FILE, LAYER), b"\x01\x02\x03")
+    assert _pictures(Answer("birch", {}, data)) == ([ENTRY], expected)
     assert _pictures(Answer("birch", {})) == ([], {})
 
 
-@pytest.mark.parametrize("name", ["../a.png", "/etc/a.png", "a/b.png", "a.html", "", ".."])
-def test_a_picture_leads_nowhere_else(name):
-    data = pack({"index": [], "files": Tensors({name: PNG})})
-    with pytest.raises(ProtocolError, match=r"site birch: .* cannot name a picture"):
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../a.png",
+        "/tmp/a.png",
+        "a/b.png",
+        "index.json",
+        "a.html",
+        "",
+        "birch.png",
+        "alder-global-test-c001.png",
+        "birch-elm-global-test-c001.png",
+        "birch-global-Doe.png",
+        "birch-global-test-c001.png\n",
+    ],
+)
+def test_no_picture_is_written_elsewhere_or_in_the_place_of_another_sites(name):
+    with pytest.raises(ProtocolError, match=r"site birch: .* cannot name one of its pictures"):
+        _pictures(Answer("birch", {}, pictures(**{name: PNG})))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"site": "alder"},
+        {"file": "../../../etc/passwd"},
+        {"file": "alder-global-test-c001.png"},
+        {"layers": {"truth": "../secret.png"}},
+        {"rank": "Doe"},
+        {"case": "Doe"},
+        {"model": "Doe"},
+        {"value": float("nan")},
+        {"patient": "Doe"},
+    ],
+)
+def test_an_index_names_nothing_but_the_pictures_that_came(changes):
+    data = pictures({**ENTRY, **changes}, **{FILE: PNG, LAYER: PNG})
+    with pytest.raises(ProtocolError, match=r"site birch: its (index|answer)"):
         _pictures(Answer("birch", {}, data))
 
 
 @pytest.mark.parametrize(
-    "content", [{}, {"index": 3, "files": {}}, {"index": []}, {"index": [], "files": {"a.png": 3}}]
+    "content",
+    [
+        {},
+        {"index": 3, "files": {}},
+        {"files": {}},
+        {"index": [], "files": {"a.png": 3}},
+        {"index": [], "files": Tensors({FILE: torch.ones(3)})},
+    ],
 )
 def test_what_are_no_pictures_is_an_error_of_the_site(content):
     with pytest.raises(ProtocolError, match="site birch: its answer holds no pictures"):
         _pictures(Answer("birch", {}, pack(content)))
+
+
+KNOWN = {"adapter": {"name": "tent"}, "algorithm": "fedavg", "seed": 0, "site": "birch"}
+ACCOUNT = {
+    "cases": 3, "seconds": 1.5, "sources": ["global"], "steps": 4, "losses": [{"total": 0.5}],
+    "chosen": None, "over": "step", "notes": ["a note"],
+    "coefficients": {"layers": ["up", "down"], "sources": ["global"], "values": [[1.0], [1.0]]},
+}  # fmt: skip
+
+
+def test_an_account_is_taken_with_what_the_server_asked_for():
+    assert checked_account({**ACCOUNT, "site": "alder", "seed": 9}, KNOWN) == {**ACCOUNT, **KNOWN}
+    assert checked_account({"cases": 3, "seconds": 1.5}, KNOWN)["cases"] == 3
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"cases": -1},
+        {"cases": 10**400},
+        {"cases": None},
+        {"seconds": float("nan")},
+        {"seconds": -1.0},
+        {"steps": "4"},
+        {"losses": [{"total": float("inf")}]},
+        {"losses": [{"Doe, Jane": 0.5}]},
+        {"over": "patient"},
+        {"notes": [3]},
+        {"notes": ["x"] * 1000},
+        {"sources": ["Doe, Jane"]},
+        {"patient": "Doe"},
+        {"coefficients": {"layers": ["up"], "sources": ["global"], "values": [[1.0], [1.0]]}},
+        {"coefficients": {"layers": ["up"], "sources": ["global"], "values": [[1.0, 2.0]]}},
+        {"coefficients": {"layers": ["up"], "sources": [], "values": "Doe"}},
+    ],
+)
+def test_an_account_that_no_site_has_is_refused(changes):
+    with pytest.raises(ProtocolError, match="its account of the adaptation cannot be used"):
+        checked_account({**ACCOUNT, **changes}, KNOWN)
+
+
+def test_a_note_is_shown_without_control_characters():
+    found = checked_account({**ACCOUNT, "notes": ["\x1b[2J" + "x" * 9999]}, KNOWN)
+    assert (found["notes"][0][:5], len(found["notes"][0])) == ("\ufffd[2Jx", 500)
 
 
 def experiment(folder, sites=("alder", "birch"), **changes):

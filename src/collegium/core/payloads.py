@@ -55,8 +55,11 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
 _UNIT = re.compile(r"[A-Za-z0-9/^%]{0,12}")
 
-_CASE, _PATIENT = (re.compile(rf"(?:train|val|test)-{kind}\d{{3,9}}") for kind in "cp")
-"""The pseudonyms of cases and patients; see `collegium.runtime.client.ClientRuntime.score`."""
+_CASE, _PATIENT = (re.compile(rf"(?:train|val|test|outside)-{kind}\d{{3,9}}") for kind in "cp")
+"""The pseudonyms of cases and patients.
+
+See `collegium.runtime.client.ClientRuntime.score` and `collegium.adaptation.outside`.
+"""
 
 
 @dataclass(frozen=True)
@@ -411,30 +414,56 @@ class Scores(_Part):
         _check_names(value, MODELS, len(MODELS))
         for rows in value.values():
             expected.check_cases("cases are scored", len(rows))
-            for row in rows:
-                self._check_row(row, len(rows), expected)
-            if len({row["case"] for row in rows}) < len(rows):
-                raise ProtocolError("two rows of scores are of one case")
+            check_rows(rows, expected.metrics, expected.headline, expected.cases)
 
-    def _check_row(self, row: Any, rows: int, expected: Expected) -> None:
+
+def check_rows(
+    rows: Sequence[Any], metrics: Mapping[str, Metric] | None, headline: str, cases: int | None
+) -> None:
+    """Check scores of cases: their names, pseudonyms, numbers and ranges.
+
+    Args:
+        rows: a row for each case, or one for all, not trusted.
+        metrics: see `Expected.metrics`.
+        headline: see `Expected.headline`.
+        cases: how many cases there are; None: unknown.
+
+    Raises:
+        ProtocolError: they are no scores of so many cases.
+    """
+    for row in rows:
         if not isinstance(row, Mapping):
             raise ProtocolError(f"a row of scores is a {type(row).__name__}")
-        case, patient = (str(row.get(name)) for name in ("case", "patient"))
-        all_cases = rows == 1 and (case, patient) == (ALL_CASES, ALL_CASES)
-        if not all_cases and not (_CASE.fullmatch(case) and _PATIENT.fullmatch(patient)):
-            raise ProtocolError(f"{short(case)} of {short(patient)} is no pseudonym of a case")
-        counts = (CASES, EVENTS) if all_cases else ()
-        for name in counts:
-            Count().check(row.get(name), expected)
-        scores = {k: v for k, v in row.items() if k not in ("case", "patient", *counts)}
-        if expected.headline and expected.headline not in scores:
-            raise ProtocolError(f"a row of scores has no {expected.headline}")
-        known = expected.metrics or {}
-        _check_names(scores, known, 4096)
-        for name, score in scores.items():
-            metric = known.get(name, Metric())
-            if score is not None and not (_is_finite(score) and metric.holds(score, rows)):
-                raise ProtocolError(f"{name} is {short(score)}, which no case can have")
+        _check_row(row, len(rows), metrics or {}, headline, cases)
+    if len({row["case"] for row in rows}) < len(rows):
+        raise ProtocolError("two rows of scores are of one case")
+
+
+def _check_row(
+    row: Mapping[str, Any],
+    rows: int,
+    metrics: Mapping[str, Metric],
+    headline: str,
+    cases: int | None,
+) -> None:
+    case, patient = (str(row.get(name)) for name in ("case", "patient"))
+    all_cases = rows == 1 and (case, patient) == (ALL_CASES, ALL_CASES)
+    if not all_cases and not (_CASE.fullmatch(case) and _PATIENT.fullmatch(patient)):
+        raise ProtocolError(f"{short(case)} of {short(patient)} is no pseudonym of a case")
+    counts = (CASES, EVENTS) if all_cases else ()
+    most = LARGEST_COUNT if cases is None else cases
+    for name in counts:
+        number: Any = row.get(name)
+        if not _is_whole(number) or not 0 <= number <= most:
+            raise ProtocolError(f"{name} is {short(number)}, and the site has {most} cases")
+    scores = {k: v for k, v in row.items() if k not in ("case", "patient", *counts)}
+    if headline and headline not in scores:
+        raise ProtocolError(f"a row of scores has no {headline}")
+    _check_names(scores, metrics, 4096)
+    for name, score in scores.items():
+        metric = metrics.get(name, Metric())
+        if score is not None and not (_is_finite(score) and metric.holds(score, rows)):
+            raise ProtocolError(f"{name} is {short(score)}, which no case can have")
 
 
 def check_parts(

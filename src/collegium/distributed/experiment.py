@@ -17,12 +17,13 @@ from collegium.core.dataset import ConcatDataset
 from collegium.core.failures import kind_and_sentence
 from collegium.core.files import write_atomically
 from collegium.core.message import pack, unpack
-from collegium.core.payloads import LARGEST_COUNT
+from collegium.core.payloads import LARGEST_COUNT, check_rows
 from collegium.core.seals import read_sealed, seal_json
 from collegium.data.federation import sites_of
 from collegium.data.public import open_public
 from collegium.data.site import Site, never_labelled
 from collegium.diagnostics.assessment.survey import Assessment
+from collegium.distributed.answers import checked_account, checked_pictures
 from collegium.distributed.connection import Answer, Call, Connection
 from collegium.distributed.description import describe
 from collegium.distributed.jobs import Coordinator
@@ -35,7 +36,7 @@ from collegium.errors import (
     ProtocolError,
 )
 from collegium.evaluation import sent_estimates
-from collegium.evaluation.report.overlays import INDEX, PICTURES
+from collegium.evaluation.report.overlays import INDEX
 from collegium.experiment.config.building import network_of, task_of
 from collegium.experiment.config.experiment import AdapterConfig, ExperimentConfig
 from collegium.experiment.federation import OpenedExperiment, cache_folder, start_of
@@ -52,6 +53,7 @@ from collegium.runtime.ledger import SignOff
 from collegium.runtime.run import Run
 from collegium.runtime.selection import FEDERATION
 from collegium.runtime.server import RETRY_PAUSE, Request, Response, Transport
+from collegium.tasks import metrics_of
 
 logger = logging.getLogger(__name__)
 
@@ -231,10 +233,29 @@ class RemoteExperiment(OpenedExperiment):
         about = {"job": job.key, "adapter": config.to_dict()}
         call = Call(site, {**self._call(site, "adapt").header, **about}, data)
         (answer,) = self._ask_patiently([call])
+        account, scores = self._outcome(answer, job, config)
         shutil.rmtree(folder, ignore_errors=True)
-        account, scores = (_field(answer, name, dict) for name in ("account", "scores"))
         write_atomically(folder / ACCOUNT_FILE, seal_json(json.dumps(account)))
         write_atomically(folder / SCORES_FILE, seal_json(json.dumps(scores)))
+
+    def _outcome(
+        self, answer: Answer, job: Job, config: AdapterConfig
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return account and scores of an adaptation, checked."""
+        known = {"adapter": config.to_dict(), "algorithm": job.algorithm.label, "seed": job.seed}
+        scores, task = _field(answer, "scores", dict), task_of(job.config)
+        try:
+            known["site"] = answer.site
+            account = checked_account(_field(answer, "account", dict), known)
+            rows = scores.get("cases")
+            if scores.keys() != {"seconds", "cases"} or not isinstance(rows, list):
+                raise ProtocolError("its scores cannot be used")
+            if len(rows) > account["cases"]:
+                raise ProtocolError(f"it scored {len(rows)} of {account['cases']} cases")
+            check_rows(rows, metrics_of(task), task.metric, account["cases"])
+        except ProtocolError as error:
+            raise ProtocolError(f"site {answer.site}: {error}") from error
+        return account, {"seconds": account["seconds"], "cases": rows}
 
     def _ask_patiently(self, calls: Iterable[Call]) -> Iterator[Answer]:
         """Yield the answers to calls, and raise the first failure among them."""
@@ -331,7 +352,9 @@ def _response(answer: Answer) -> Response:
             return Response(answer.site, pack({"error": error}), 0.0)
         if answer.missing or answer.again:
             return Response(answer.site, b"", 0.0, answer.missing, answer.again)
-        seconds = min(max(_field(answer, "seconds", float), 0.0), LONGEST_WORK)
+        seconds = _field(answer, "seconds", float)
+        if not 0 <= seconds <= LONGEST_WORK:
+            raise ProtocolError("it does not say how long it worked")
         signed = answer.header.get("signed")
         if signed is None and answer.data != RESEND_REQUEST:
             raise ProtocolError("it does not say what its ledger holds")
@@ -379,18 +402,13 @@ def _parts(answer: Answer) -> dict[str, Any]:
     return found
 
 
-def _pictures(answer: Answer) -> tuple[list[Any], dict[str, bytes]]:
+def _pictures(answer: Answer) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
     """Return what a site says of its pictures, and the pictures by file name."""
-    found = _parts(answer) if answer.data else {"index": [], "files": {}}
+    found = _parts(answer) if answer.data else {"index": []}
     try:
-        index, files = list(found["index"]), dict(found["files"])
-        pictures = {name: picture.numpy().tobytes() for name, picture in files.items()}
-        wrong = [n for n in pictures if Path(n).name != n or not n.endswith(PICTURES)]
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ProtocolError(f"site {answer.site}: its answer holds no pictures") from error
-    if wrong:
-        raise ProtocolError(f"site {answer.site}: {wrong[0]!r} cannot name a picture")
-    return index, pictures
+        return checked_pictures(found, answer.site)
+    except ProtocolError as error:
+        raise ProtocolError(f"site {answer.site}: {error}") from error
 
 
 def _of_site(record: Mapping[str, Any], site: str) -> dict[str, Any]:

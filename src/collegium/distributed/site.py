@@ -362,10 +362,8 @@ class SiteExperiment:
 
     def _cases(self) -> dict[str, int]:
         """Return how many cases the site has in each variation, above which it never counts."""
-        return {
-            name: self._opened.variation(name).sites[self._name].cases
-            for name in self._opened.variations
-        }
+        sites = {n: self._opened.variation(n).sites for n in self._opened.variations}
+        return {n: found[self._name].cases for n, found in sites.items() if self._name in found}
 
     def _finish(self, header: Mapping[str, Any], data: bytes) -> dict[str, Any]:
         """Write the site's own rows and pictures; return the pictures that may leave."""

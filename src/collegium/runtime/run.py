@@ -150,8 +150,7 @@ class Run:
             except ValueError:
                 logger.warning("%s is damaged; the selected models are tested again", finished)
         server.begin(self._write_record)
-        ledgers = self._read_record(server.round).ledgers
-        server.border.signed = {client: SignOff(**found) for client, found in ledgers.items()}
+        server.border.signed = self._signed()
         self._kept.clean()
         self._evaluate_if_due()
         while server.round < self.last:
@@ -186,6 +185,13 @@ class Run:
             ledgers={client: found.to_dict() for client, found in server.border.signed.items()},
         )
         write_atomically(self._record_path(server.round), seal_json(json.dumps(asdict(record))))
+
+    def _signed(self) -> dict[str, SignOff]:
+        """Return what the clients had signed off of their ledgers by the newest record."""
+        numbers = [int(path.stem) for path in self._records.glob("0*.json")]
+        newest = max((n for n in numbers if n <= self.server.round), default=0)
+        ledgers = self._read_record(newest).ledgers
+        return {client: SignOff(**found) for client, found in ledgers.items()}
 
     def _record_path(self, number: int) -> Path:
         return self._records / f"{number:06d}.json"
