@@ -488,6 +488,20 @@ def test_labelled_classes_that_cannot_be_meant_are_refused(labelled, task, words
         FederationConfig("f", {"A": SiteConfig("A", labelled=labelled)}, task=task)
 
 
+def test_a_site_may_mean_a_class_by_what_is_ignored_elsewhere(tmp_path):
+    config = organs(tmp_path, {"A": [1, 255], "B": [1, 255]})
+    ignoring = replace(ORGANS, ignore=255)
+    meant = {**config.sites, "B": replace(config.sites["B"], label_map={255: 2})}
+    opened = open_federation(
+        replace(config, task=ignoring, sites=meant), tmp_path / "cache", 0, None
+    )
+    a, b = (opened[name].train.example(0).batch for name in "AB")
+    assert (int((~a["mask"]).sum()), int((a["label"] == 2).sum())) == (1, 0)
+    assert ("mask" in b, int((b["label"] == 2).sum())) == (False, 1)
+    with pytest.raises(ConfigError, match="makes a class of 255, which nobody annotated"):
+        replace(config, task=replace(ignoring, label_map={255: 2}))
+
+
 def test_the_exclusion_loss_of_what_has_no_labelled_classes_is_refused():
     for task in ({"name": "classification"}, {"regions": {"all": (1,)}}):
         with pytest.raises(ConfigError, match=r"task\.exclusion is for segmentations into classes"):

@@ -167,6 +167,52 @@ def test_zscore_counts_inside_the_field_of_view_only(tmp_path):
     assert spacing is None
 
 
+def test_what_nobody_annotated_leaves_the_field_of_view_but_not_the_statistics(tmp_path):
+    pixels = np.random.default_rng(5).integers(0, 255, (6, 6)).astype(np.uint8)
+    inside = np.zeros((6, 6), bool)
+    inside[:, :3] = True
+    case = picture_case(tmp_path, pixels, inside)
+    label = np.zeros((6, 6), np.uint8)
+    label[0], label[3:] = 1, 255
+    Image.fromarray(label).save(tmp_path / "l.png")
+    task = TaskConfig(ignore=255)
+    made = preprocess(case, ImageConfig(), task).arrays
+    seen = pixels[:, :3].astype(np.float64)
+    np.testing.assert_allclose(made.image[0], (pixels - seen.mean()) / seen.std(), rtol=1e-5)
+    np.testing.assert_array_equal(made.mask, inside & (label != 255))
+    np.testing.assert_array_equal(made.label, label == 1)
+    small = preprocess(case, ImageConfig(size=(3, 3)), task).arrays
+    assert small.mask is not None
+    assert small.mask.tolist() == [[True, False, False], [False] * 3, [False] * 3]
+    Image.fromarray(np.where(inside, 255, label).astype(np.uint8)).save(tmp_path / "l.png")
+    with pytest.raises(DataError, match=r"Case12: .*l\.png holds no annotated pixel in its field"):
+        decode_case(case, ImageConfig(), task)
+
+
+def test_what_nobody_annotated_moves_with_the_axes_of_a_volume(tmp_path):
+    case = volume_case(tmp_path)
+    label = np.zeros((6, 5, 4), np.uint8)
+    label[1:3, 0, 3], label[4] = 1, 9
+    assert case.label is not None
+    volume(case.label, label, np.diag([2.0, 1.0, 3.0, 1.0]))
+    made = preprocess(case, ImageConfig(slices_along="x"), TaskConfig(ignore=9)).arrays
+    np.testing.assert_array_equal(made.mask, np.moveaxis(label != 9, 0, -1))
+    np.testing.assert_array_equal(made.label, np.moveaxis(label == 1, 0, -1))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"ignore": 1}, "task.ignore is 1, which is the class foreground: map the value of what"),
+        ({"name": "classification", "ignore": 255}, "task.ignore is a value of masks"),
+        ({"classes": ("background", "Ignore")}, "task.classes names ignore"),
+    ],
+)
+def test_a_value_to_ignore_that_is_a_class_is_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        TaskConfig(**change)
+
+
 def test_scale_divides_by_the_range_of_the_files_type(tmp_path):
     pixels = np.array([[0, 51], [102, 255]], np.uint8)
     arrays, _ = arrays_of(picture_case(tmp_path, pixels), ImageConfig(normalise="scale"))
