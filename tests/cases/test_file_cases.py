@@ -179,6 +179,14 @@ def test_geo12_siblings_a_size_that_disagrees_with_the_data(
     assert f"its header's size needs {needed}" in text
 
 
+def test_geo12_sibling_the_checksum_of_a_part_of_a_png(tmp_path: Path) -> None:
+    path = save(tmp_path / "x.png", PICTURE)
+    content = path.read_bytes()
+    place = len(content) - 13  # the last byte before the part IEND
+    path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+    assert "the checksum of its part 'IDAT' does not agree" in refused(path)
+
+
 def test_geo12_sibling_an_array_of_more_rows_than_its_header_says(tmp_path: Path) -> None:
     path = save(tmp_path / "x.npy", PICTURE)
     path.write_bytes(numpy_of_fewer_rows(path.read_bytes()))
