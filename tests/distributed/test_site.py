@@ -1,6 +1,7 @@
 """The site process: what it answers, what it refuses, and what its failures tell."""
 
 import json
+import shutil
 import socket
 import threading
 from dataclasses import asdict, replace
@@ -321,6 +322,20 @@ def test_failures_of_a_sites_own_files_tell_their_kind_alone(images, own, told, 
         "a file, a mask, a table or a split there is unusable; the details are in the log of this "
         "site"
     )
+
+
+def test_masks_that_changed_since_a_site_began_to_train_are_named_in_its_own_log_alone(
+    images, own, told, model, tmp_path, caplog
+):
+    shutil.copytree(images, tmp_path / "copy")
+    moved = replace(own, root=str(tmp_path / "copy"))
+    check_answers(SiteProcess(moved), told, model)
+    mask = min((tmp_path / "copy/alder/masks").iterdir())
+    shutil.copy(max(mask.parent.iterdir()), mask)
+    kind, text = refusal(SiteProcess(moved), call(told, "open"))
+    assert (kind, text) == ("DataError", "DataError; the details are in the log of this site")
+    assert f"(another mask of {mask.stem}): put the old data back" in caplog.text
+    assert refusal(SiteProcess(moved), call(told), model)[0] == "DataError"
 
 
 def test_a_state_that_cannot_be_written_tells_no_path(own, told, model):

@@ -3,6 +3,7 @@ import csv
 import json
 import logging
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -34,6 +35,7 @@ from collegium.experiment.runner import (
     is_finished,
     read_run_config,
     run_experiment,
+    write_run_file,
 )
 from collegium.models.factory import build_model
 from collegium.runtime.ledger import first_break, read_ledger
@@ -295,6 +297,30 @@ def test_folder_of_another_experiment_is_refused(settings):
     other = parse_config({**settings, "algorithms": ["fedavg"], "rounds": 2})
     with pytest.raises(CheckpointError, match=r"run made with other settings \(.*rounds"):
         run_experiment(other)
+
+
+def test_a_run_that_goes_on_under_other_versions_says_so_and_keeps_both(
+    settings, monkeypatch, caplog
+):
+    config = parse_config({**settings, "algorithms": ["fedavg"], "rounds": 1})
+    path, today = Path(config.output) / "run.json", platform.python_version()
+    monkeypatch.setattr(platform, "python_version", lambda: "3.9.1")
+    write_run_file(config, path.parent)
+    write_run_file(config, path.parent)
+    assert "earlier_versions" not in read_json(path)
+    assert caplog.text == ""
+    monkeypatch.undo()
+    monkeypatch.setenv("COLLEGIUM_CACHE", str(path.parent.parent / "cache"))
+    run_experiment(config)
+    assert f"goes on under other versions than it began with (python 3.9.1, now {today}), so" in (
+        caplog.text
+    )
+    about = read_json(path)
+    assert about["versions"]["python"] == today
+    assert about["earlier_versions"] == [{**about["versions"], "python": "3.9.1"}]
+    monkeypatch.setattr(platform, "python_version", lambda: "3.10.0")
+    run_experiment(config)  # nothing is trained any more
+    assert read_json(path) == about
 
 
 def test_second_process_is_kept_out_of_the_folder(settings):

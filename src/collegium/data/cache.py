@@ -148,12 +148,26 @@ def entry_name(
         "channels": case.channels,
     }
     digest = hashlib.blake2b(json.dumps(recipe, sort_keys=True).encode(), digest_size=20)
+    for role, suffixes, found in digests_of_files(case, record_in):
+        digest.update(f"{role}\0{suffixes}\0".encode())
+        digest.update(found)
+    return digest.hexdigest()
+
+
+def digests_of_files(case: Case, record_in: Path | None = None) -> Iterator[tuple[str, str, bytes]]:
+    """Yield the role ("image", "label" or "fov"), the suffixes and the digest of a case's files.
+
+    Args:
+        case: The case.
+        record_in: See `entry_name`.
+
+    Raises:
+        DataError: A file cannot be read.
+    """
     files = [*(("image", path) for path in case.images), ("label", case.label), ("fov", case.fov)]
     for role, path in files:
         for file in _contents(path) if path is not None else ():
-            digest.update(f"{role}\0{''.join(file.suffixes)}\0".encode())
-            digest.update(_digest(case, file, record_in))
-    return digest.hexdigest()
+            yield role, "".join(file.suffixes), _digest(case, file, record_in)
 
 
 # --- entries on the disk

@@ -15,6 +15,7 @@ from collegium.data.cache import prepare
 from collegium.data.columns import AS_ELSEWHERE, SiteWording, nfc, translate_word
 from collegium.data.decoded_image import listed
 from collegium.data.discovery import find_path, from_manifest
+from collegium.data.identity import check_contents, contents_of_cases, contents_of_rows
 from collegium.data.importers import describe_dataset, find_in_folder, find_with_manifest
 from collegium.data.importers.common import DatasetDescription
 from collegium.data.label_meanings import class_notes, ignore_notes, segment_classes, with_ignored
@@ -333,7 +334,7 @@ def open_site(
 
     Raises:
         DataError: Files, manifest or splits are unusable, or labels of the site have names that the
-            task gives to other classes.
+            task gives to other classes, or the data have changed since a run began to train.
         StorageError: The cache or the splits cannot be written.
     """
     check_names(config, [name])
@@ -398,15 +399,24 @@ def _open(
     labelled = {case: splits[case.case] for case in cases}
     apart = split_unlabelled(list_unlabelled(config, name), labelled)
     apart_to_train = [case for case, split in apart.items() if split == "train"]
+    used = [*cases, *apart_to_train]
     if config.table is not None:
-        return open_table_site(
+        table = read_site_table(config, name)
+        contents = contents_of_rows(table, [case.case for case in used])
+    else:
+        table, contents = None, contents_of_cases(used, cache)
+    if splits_file is not None:
+        check_contents(name, contents, splits_file)
+    if config.table is not None and table is not None:
+        opened = open_table_site(
             name,
-            read_site_table(config, name),
+            table,
             splits,
             (config.table, config.task),
             policy,
             unlabelled=[case.case for case in apart_to_train],
         )
+        return replace(opened, contents=contents)
     task = task_of_site(config, name)
     prepared = [prepare(case, config.image, task, cache) for case in cases]
     unlabelled = [prepare(case, config.image, task, cache) for case in apart_to_train]
@@ -437,6 +447,7 @@ def _open(
         policy,
         labelled=labelled_at(config, name),
         unlabelled=UnlabelledDataset(ImageDataset(unlabelled, config.sampling)),
+        contents=contents,
     )
 
 
@@ -450,7 +461,8 @@ def open_federation(
         cache: The folder for prepared cases; nothing is ever written beside the data.
         seed: Draws the splits that the manifests do not name.
         splits_dir: The folder in which the splits of a site are stored as `<site>.json` and from
-            which they are read back; None to draw them every time.
+            which they are read back, with the content of the data that training began with; None to
+            draw them every time.
 
     Raises:
         DataError: As `open_site`; or the same name of a label or a channel has different meanings

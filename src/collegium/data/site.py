@@ -1,7 +1,7 @@
 """A site: an institution's cases, its data as the library sees it, and what may leave it."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from collegium.core.dataset import Dataset, TensorDataset
@@ -86,6 +86,7 @@ class Site:
         unlabelled: Cases without a label, of patients who are not held out; no method of this
             library trains on them, and none is scored on them.
         declared: How many cases the site says it has, if they are elsewhere; None: they are here.
+        contents: The content of its data, see `collegium.data.identity`; it never leaves the site.
     """
 
     name: str
@@ -97,6 +98,7 @@ class Site:
     labelled: tuple[str, ...] | None = None
     unlabelled: Dataset = NO_CASES
     declared: int | None = None
+    contents: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def cases(self) -> int:

@@ -13,6 +13,7 @@ from collegium.adaptation import outside
 from collegium.core.dataset import ConcatDataset, Dataset
 from collegium.core.tensors import Tensors
 from collegium.data.federation import open_federation, open_site, sites_of
+from collegium.data.identity import record_contents
 from collegium.data.public import open_public
 from collegium.data.site import Site
 from collegium.errors import CheckpointError
@@ -387,8 +388,11 @@ class OpenedExperiment:
         write_adaptation(federation, job, config, cases, models, folder)
 
     def clients(self, job: Job) -> dict[str, ClientRuntime]:
-        """Return the clients of a job that trains."""
-        return self.federation(job).clients(
+        """Return the clients of a job that trains; from now on the run's data are to stay."""
+        federation = self.federation(job)
+        for site in federation.sites.values():
+            record_contents(site, job.base / "splits" / f"{site.name}.json")
+        return federation.clients(
             build_algorithm(job.algorithm),
             seed=job.seed,
             root=job.folder,
@@ -412,6 +416,7 @@ class OpenedExperiment:
                 if site in inside
                 else open_site(job.config.federation, site, cache_folder(), 0, splits)
             )
+            record_contents(self._outside[place], splits)
         opened = self._outside[place]
         return ConcatDataset([opened.train, opened.val, opened.test])
 

@@ -6,12 +6,14 @@ It can be stopped at any moment and resumed, and ends in tables and a report.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import platform
 import shutil
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from collegium import __version__
 from collegium.core.files import lock, write_atomically
@@ -35,8 +37,16 @@ if TYPE_CHECKING:
     from collegium.experiment.federation import OpenedExperiment
     from collegium.experiment.jobs import Observer
 
+logger = logging.getLogger(__name__)
+
 RUN_FILE = "run.json"
 """The file of what a run was made with: configuration, versions, machine."""
+
+EARLIER = "earlier_versions"
+"""The key of the versions under which a run trained before those of today, oldest first."""
+
+PACKAGES = ("torch", "monai", "numpy", "safetensors")
+"""The packages whose versions are recorded, as numbers depend on them in the last bits."""
 
 
 def run_experiment(
@@ -120,21 +130,28 @@ def read_run_config(output: Path) -> ExperimentConfig:
         raise CheckpointError(
             f"{output} holds no run (there is no {RUN_FILE}); start one with 'collegium run'"
         )
+    config = {**_read_run_file(path)["config"], "output": str(output)}
+    return parse_config(config, where=str(path), recorded=True)
+
+
+def _read_run_file(path: Path) -> dict[str, Any]:
+    """Return what a run file holds, of which `config` is a mapping."""
     try:
-        stored = {**read_json(path)["config"]}
+        about = read_json(path)
+        about["config"] = {**about["config"]}
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{path} is damaged; remove it and continue with 'collegium run' and the same file"
         ) from error
-    config = {**stored, "output": str(output)}
-    return parse_config(config, where=str(path), recorded=True)
+    return about
 
 
 def write_run_file(config: ExperimentConfig, output: Path) -> None:
     """Write what a run is made with.
 
     A run may be extended: by algorithms, seeds, variations or adapters. One that would train what
-    has begun otherwise is refused.
+    has begun otherwise is refused. Under other versions it goes on, which is said in a sentence;
+    the versions before are kept beside those of today, as `earlier_versions`.
 
     Args:
         config: the experiment.
@@ -143,25 +160,50 @@ def write_run_file(config: ExperimentConfig, output: Path) -> None:
     Raises:
         CheckpointError: the folder holds a run made with other settings.
     """
-    path = output / RUN_FILE
+    path, versions, earlier = output / RUN_FILE, _versions(), list[dict[str, str]]()
     if path.exists():
-        stored = read_run_config(output)
-        if digest(stored) == digest(config) and stored.report == config.report:
+        about, stored = _read_run_file(path), read_run_config(output)
+        then, earlier = about.get("versions", versions), about.get(EARLIER, [])
+        same = digest(stored) == digest(config) and stored.report == config.report
+        if same and (then == versions or is_finished(config)):
             return
-        _extend(stored, config, output)
-    packages = ("torch", "monai", "numpy", "safetensors")
+        if not same:
+            _extend(stored, config, output)
+        if then != versions:
+            _warn_of_versions(then, versions, output)
+            earlier = [*earlier, then]
     about = {
         "config": to_dict(config),
         "digest": digest(config),
-        "versions": {"collegium": __version__, "python": platform.python_version()}
-        | {name: metadata.version(name) for name in packages},
+        "versions": versions,
         "machine": {
             "system": platform.system(),
             "processor": platform.machine(),
             "cores": os.cpu_count(),
         },
     }
+    if earlier:
+        about[EARLIER] = earlier
     write_atomically(path, seal_json(json.dumps(about, indent=2)))
+
+
+def _versions() -> dict[str, str]:
+    return {"collegium": __version__, "python": platform.python_version()} | {
+        name: metadata.version(name) for name in PACKAGES
+    }
+
+
+def _warn_of_versions(then: Mapping[str, str], now: Mapping[str, str], output: Path) -> None:
+    """Warn that a run continues under other versions than it was made with so far."""
+    changes = (f"{name} {then.get(name, 'unknown')}, now {now[name]}" for name in now
+               if then.get(name) != now[name])  # fmt: skip
+    logger.warning(
+        "the run in %s goes on under other versions than it began with (%s), so that its numbers "
+        "may differ in the last bits from those of one version; both are in its %s",
+        output,
+        "; ".join(changes),
+        RUN_FILE,
+    )
 
 
 def _extend(stored: ExperimentConfig, config: ExperimentConfig, output: Path) -> None:
