@@ -104,7 +104,7 @@ def test_another_process_reads_the_record(tmp_path, hashed):
     forget()
     assert file_digest(path, cache) == expected(b"pixels")
     assert len(hashed) == 1
-    ((name, size, mtime, digest),) = map(json.loads, (cache / RECORD).read_text().splitlines())
+    ((name, size, mtime, digest, _),) = map(json.loads, (cache / RECORD).read_text().splitlines())
     assert (name, size, mtime) == (str(path.resolve()), 6, path.stat().st_mtime_ns)
     assert bytes.fromhex(digest) == expected(b"pixels")
 

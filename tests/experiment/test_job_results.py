@@ -1,4 +1,4 @@
-import json
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from PIL import Image
 
 from collegium.algorithms.resfim import ResFIM
 from collegium.core.dataset import Batch, Example
+from collegium.evaluation.report.overlays import read_index
 from collegium.experiment.config.experiment import parse_config
 from collegium.experiment.grid import jobs_of
 from collegium.experiment.job_results import (
@@ -134,7 +135,7 @@ def test_outside_the_best_median_and_worst_case_are_drawn_as_they_were_predicted
     (tmp_path / "old.png").write_bytes(b"of other settings")
     about = {"site": "A", "model": "tent"}
     write_outside_overlays(kept, Cases(), scores_of(values), about, "dice", tmp_path)
-    index = json.loads((tmp_path / "index.json").read_text())
+    index, digests = read_index(tmp_path)
     assert {(entry["rank"], entry["case"], entry["value"]) for entry in index} == {
         ("worst", "outside-c004", 0.1), ("median", "outside-c001", 0.5),
         ("best", "outside-c002", 0.9), ("common", "outside-c005", 0.3),
@@ -150,6 +151,9 @@ def test_outside_the_best_median_and_worst_case_are_drawn_as_they_were_predicted
             assert 2 * (2 * radius - 1) == right.max() - right.min() + 1
     files = [name for e in index for name in (e["file"], *e["layers"].values())]
     assert {path.name for path in tmp_path.iterdir()} == {"index.json", *files}
+    assert digests == {
+        name: hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() for name in files
+    }
 
 
 @pytest.mark.parametrize("several", [True, False])
@@ -159,5 +163,5 @@ def test_what_is_not_one_prediction_of_labels_is_not_drawn(tmp_path: Path, sever
         for index in range(8):
             kept(model, index, disc(9) if several else torch.full((1, 2), 0.5))
     write_outside_overlays(kept, Cases(), scores_of([0.5] * 8), {}, "dice", tmp_path / "new")
-    assert json.loads((tmp_path / "new" / "index.json").read_text()) == []
+    assert read_index(tmp_path / "new") == ([], {})
     assert len(list((tmp_path / "new").iterdir())) == 1

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from collegium.data.phantoms import make_federation
 from collegium.errors import CheckpointError, ConfigError, EgressError
+from collegium.evaluation.report.overlays import read_index
 from collegium.evaluation.results import KEY
 from collegium.evaluation.scores import rows_of
 from collegium.experiment.config.experiment import ExperimentConfig, parse_config, to_dict
@@ -119,12 +120,12 @@ def test_every_site_is_outside_once_and_scored_on_all_its_cases(settings) -> Non
         assert account["sources"] == inside
         place = job.folder / "outside" / job.left_out
         values = [value for value in none if value is not None]
-        drawn = json.loads((place / "none" / "overlays" / "index.json").read_text())
+        drawn, _ = read_index(place / "none" / "overlays")
         by_rank = {entry["rank"]: entry["value"] for entry in drawn}
         assert (by_rank["worst"], by_rank["best"]) == (min(values), max(values))
         assert {(entry["site"], entry["model"]) for entry in drawn} == {(job.left_out, "none")}
-        several = (place / "average" / "overlays" / "index.json").read_text()
-        assert json.loads(several) == []  # two predictions of each case, and none of its own
+        several, _ = read_index(place / "average" / "overlays")
+        assert several == []  # two predictions of each case, and none of its own
         for site in inside:  # the ledger shows what was handed out
             lines = read_ledger(job.folder / "clients" / site / "ledger.jsonl")
             assert [line["method"] for line in lines if "personal" in line["parts"]] == [

@@ -23,7 +23,7 @@ from collegium.core.model_parts import find_parts
 from collegium.core.seals import read_json
 from collegium.data.phantoms import make_federation
 from collegium.errors import CheckpointError, ConfigError, EgressError, StorageError
-from collegium.evaluation.report.overlays import encode_png
+from collegium.evaluation.report.overlays import encode_png, read_index, write_index
 from collegium.evaluation.scores import rows_of
 from collegium.experiment.config.experiment import ExperimentConfig, parse_config, to_dict
 from collegium.experiment.federation import OpenedExperiment, cache_folder
@@ -173,7 +173,7 @@ def test_pictures_are_drawn_once_and_embedded_as_they_are_stored(settings):
     config = parse_config({**settings, "algorithms": ["fedavg"], "rounds": 1})
     output = run_experiment(config)
     folder = jobs_of(config)[0].folder
-    index = json.loads((folder / "overlays" / "index.json").read_text())
+    index, _ = read_index(folder / "overlays")
     named = {name for entry in index for name in (entry["file"], *entry["layers"].values())}
     stored = {path.name for path in (folder / "overlays").iterdir()}
     assert named == stored - {"index.json"}
@@ -185,6 +185,7 @@ def test_pictures_are_drawn_once_and_embedded_as_they_are_stored(settings):
     other = encode_png(Image.new("P", (8, 8)))
     for name in named:
         (folder / "overlays" / name).write_bytes(other)
+    write_index(folder / "overlays", index)
     (folder / "rows.jsonl").unlink()  # as if the run had been stopped before they were written
     run_experiment(read_run_config(output))
     assert (folder / "rows.jsonl").exists()

@@ -1,6 +1,7 @@
 """A single bit that changes in a stored file is never used: refused in a sentence, or repaired."""
 
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -10,16 +11,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from collegium.adaptation.outside import INDEX_FILE, ModelFiles
 from collegium.algorithms.ditto import Ditto
-from collegium.core.seals import START_AGAIN, read_sealed
-from collegium.data import cache
+from collegium.core.seals import START_AGAIN, read_json, read_sealed, seal_json
+from collegium.data import cache, digests
+from collegium.data.identity import check_contents, contents_of_cases, record_contents
 from collegium.data.settings import ImageConfig, TaskConfig
-from collegium.data.site import Case
+from collegium.data.site import NO_CASES, Case, Site
 from collegium.data.splits import SplitConfig, load_or_draw_splits
 from collegium.data.tables import Scaling
-from collegium.errors import CollegiumError
+from collegium.errors import CheckpointError, CollegiumError
+from collegium.evaluation.report.overlays import encode_png, write_index
+from collegium.evaluation.report.pictures import PictureSheet, read_overlays
 from collegium.evaluation.results import (
     read_description,
     read_results,
@@ -195,6 +200,14 @@ def test_descriptions_of_a_run_are_refused(tmp_path):
     assert_refused(tmp_path / "run.json", lambda: read_run_config(tmp_path))
     assert_refused(tmp_path / "run.json", lambda: read_description(tmp_path))
     assert json.loads((tmp_path / "run.json").read_text())["config"]["name"] == "small"
+    changed = read_json(tmp_path / "run.json")
+    changed["config"]["rounds"] = 2  # by hand, with a seal of its own
+    (tmp_path / "run.json").write_bytes(seal_json(json.dumps(changed)))
+    with pytest.raises(CheckpointError, match=r"run\.json is not the one that"):
+        read_run_config(tmp_path)
+    changed["versions"]["collegium"] = "0.0.1"
+    (tmp_path / "run.json").write_bytes(seal_json(json.dumps(changed)))
+    assert read_run_config(tmp_path).rounds == 2
 
 
 def test_splits_and_scalings_are_refused(tmp_path):
@@ -209,6 +222,39 @@ def test_splits_and_scalings_are_refused(tmp_path):
     scores = tmp_path / "scores-test.json"
     shutil.copy(scaling, scores)
     assert_refused(scores, lambda: read_sealed(scores, START_AGAIN))
+
+
+def test_splits_with_the_content_of_the_data_are_refused(tmp_path):
+    cases = [Case("A", f"c{n}", f"p{n}", (tmp_path / f"{n}.npy",), None) for n in range(9)]
+    for case in cases:
+        np.save(case.images[0], np.ones(4))
+    splits, contents = tmp_path / "A.json", contents_of_cases(cases, tmp_path / "cache")
+    load_or_draw_splits(cases, SplitConfig(), 1, splits)
+    record_contents(Site("A", NO_CASES, NO_CASES, NO_CASES, contents=contents), splits)
+    assert_refused(splits, lambda: check_contents("A", contents, splits))
+
+
+def test_recorded_digests_are_taken_again_where_a_line_is_damaged(tmp_path):
+    path, record = tmp_path / "image.npy", tmp_path / "cache" / digests.RECORD
+    np.save(path, np.arange(9.0))
+    os.utime(path, (1e9, 1e9))
+    right = digests.file_digest(path, tmp_path / "cache")
+    for _ in flips(record, 3 * FLIPS):
+        digests._remembered.cache_clear()
+        digests._read_record.cache_clear()
+        assert digests.file_digest(path, tmp_path / "cache") == right
+
+
+def test_pictures_and_their_index_are_refused(tmp_path):
+    folder = tmp_path / "fedavg/seed-0/overlays"
+    folder.mkdir(parents=True)
+    picture = folder / "c.png"
+    picture.write_bytes(encode_png(Image.new("P", (8, 8))))
+    entry = dict.fromkeys(("site", "model", "rank", "case", "metric"), "x")
+    write_index(folder, [{**entry, "value": 0.5, "file": "c.png"}])
+    show = lambda: PictureSheet().add(read_overlays(tmp_path)[0])  # noqa: E731
+    assert_refused(folder / "index.json", show, 3 * FLIPS)
+    assert_refused(picture, show, 3 * FLIPS)
 
 
 def test_exported_models_are_refused(tmp_path):

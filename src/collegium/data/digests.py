@@ -12,7 +12,10 @@ from typing import NamedTuple
 logger = logging.getLogger(__name__)
 
 RECORD = "digests.jsonl"
-"""The file in a cache's folder that keeps digests for other processes, one per line."""
+"""The file in a cache's folder that keeps digests for other processes, one per line.
+
+Each line ends with a digest of itself, without which it is skipped.
+"""
 
 _SETTLED = 2_000_000_000  # nanoseconds; no file system counts modification times more coarsely
 
@@ -81,16 +84,21 @@ def _read_record(folder: Path) -> dict[_FileState, bytes]:
         return recorded
     for line in lines:
         try:
-            path, size, mtime_ns, digest = json.loads(line)
-            recorded[_FileState(path, size, mtime_ns)] = bytes.fromhex(digest)
+            path, size, mtime_ns, digest, check = json.loads(line)
+            if check == _check(path, size, mtime_ns, digest):
+                recorded[_FileState(path, size, mtime_ns)] = bytes.fromhex(digest)
         except (ValueError, TypeError):
             continue
     return recorded
 
 
+def _check(*entries: object) -> str:
+    return hashlib.blake2b(json.dumps(entries).encode(), digest_size=8).hexdigest()
+
+
 def _append(folder: Path, state: _FileState, digest: bytes) -> None:
     """Add a line to a record; one write to the end of a file is not torn by another process's."""
-    line = json.dumps([*state, digest.hex()])
+    line = json.dumps([*state, digest.hex(), _check(*state, digest.hex())])
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / RECORD).open("a", encoding="ascii") as file:

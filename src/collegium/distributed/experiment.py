@@ -36,7 +36,7 @@ from collegium.errors import (
     ProtocolError,
 )
 from collegium.evaluation import sent_estimates
-from collegium.evaluation.report.overlays import INDEX
+from collegium.evaluation.report.overlays import write_index
 from collegium.experiment.config.building import network_of, task_of
 from collegium.experiment.config.experiment import AdapterConfig, ExperimentConfig
 from collegium.experiment.federation import OpenedExperiment, cache_folder, start_of
@@ -209,7 +209,7 @@ class RemoteExperiment(OpenedExperiment):
             for name, picture in pictures.items():
                 write_atomically(job.folder / "overlays" / name, picture)
         if job.seed == job.config.seeds[0]:
-            write_atomically(job.folder / "overlays" / INDEX, json.dumps(index).encode())
+            write_index(job.folder / "overlays", index)
 
     def conclude(self) -> None:
         """Have every site write its own tables and report, and store the estimates that it sends.

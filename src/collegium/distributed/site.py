@@ -42,7 +42,7 @@ from collegium.errors import (
     ProtocolError,
     StorageError,
 )
-from collegium.evaluation.report.overlays import INDEX, PICTURES
+from collegium.evaluation.report.overlays import PICTURES, read_index, read_picture
 from collegium.evaluation.results import ROWS_FILE, results_frame, write_rows
 from collegium.evaluation.writing import run_estimates
 from collegium.experiment.adaptations import write_adaptation
@@ -376,9 +376,9 @@ class SiteExperiment:
         pictures = job.folder / "overlays"
         if "pictures" not in self._own.release or not pictures.exists():
             return {}
-        index = json.loads((pictures / INDEX).read_text(encoding="utf-8"))
+        index, digests = read_index(pictures)
         files = {
-            path.name: torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
+            path.name: torch.frombuffer(bytearray(read_picture(path, digests)), dtype=torch.uint8)
             for path in sorted(pictures.iterdir())
             if path.suffix in PICTURES
         }

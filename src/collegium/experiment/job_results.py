@@ -28,6 +28,7 @@ from collegium.evaluation.report.overlays import (
     encode_for_web,
     encode_png,
     prepare_case,
+    write_index,
 )
 from collegium.evaluation.results import ROUNDS, SELECTION, ResultRow
 from collegium.experiment.config.building import task_of
@@ -219,7 +220,7 @@ def write_overlays(
         data, about = clients[site].site.test, {"site": site, "model": kind, "metric": metric}
         drawn = clients[site].training.predictions(model, data, only=set(_numbers(chosen)))
         index += _draw_cases(drawn, chosen, about, folder, f"{site}-{kind}-")
-    write_atomically(folder / INDEX, json.dumps(index).encode())
+    write_index(folder, index)
 
 
 class PackedPredictions:
@@ -269,7 +270,7 @@ def write_outside_overlays(
     chosen = choose_cases(scores, metric) if kept else {}
     drawn = ((number, data.example(number), kept[number]) for number in _numbers(chosen))
     index = [*_draw_cases(drawn, chosen, {**about, "metric": metric}, folder)]
-    write_atomically(folder / INDEX, json.dumps(index).encode())
+    write_index(folder, index)
 
 
 def _numbers(cases: Iterable[str]) -> dict[int, str]:

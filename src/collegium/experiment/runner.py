@@ -124,14 +124,30 @@ def collect_rows(config: ExperimentConfig) -> pd.DataFrame:
 
 
 def read_run_config(output: Path) -> ExperimentConfig:
-    """Return the configuration of the run in ``output``, which may have been moved since."""
+    """Return the configuration of the run in ``output``, which may have been moved since.
+
+    It is compared with the digest beside it where the same version has written both, as another one
+    may count other settings among those that determine the numbers.
+
+    Raises:
+        CheckpointError: There is no run, or its file is damaged or was changed by hand.
+    """
     path = output / RUN_FILE
     if not path.exists():
         raise CheckpointError(
             f"{output} holds no run (there is no {RUN_FILE}); start one with 'collegium run'"
         )
-    config = {**_read_run_file(path)["config"], "output": str(output)}
-    return parse_config(config, where=str(path), recorded=True)
+    about = _read_run_file(path)
+    config = {**about["config"], "output": str(output)}
+    found = parse_config(config, where=str(path), recorded=True)
+    version = about.get("versions", {}).get("collegium")
+    if version == __version__ and about.get("digest", "") != digest(found):
+        raise CheckpointError(
+            f"the configuration in {path} is not the one that the run was made with: its digest is "
+            f"another one; restore the file from a copy, or start the run again in a new output "
+            f"folder"
+        )
+    return found
 
 
 def _read_run_file(path: Path) -> dict[str, Any]:

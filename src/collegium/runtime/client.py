@@ -246,7 +246,13 @@ class ClientRuntime(LocalWork):
                 self.store.remove(name)
 
     def _load(self, before: str) -> bytes:
-        """Restore the newest state before a name, and return it as stored."""
+        """Restore the newest state before a name, and return it as stored.
+
+        A damaged one is refused: the state before it belongs to a round that the server has
+        finished, and the server's models and averages already hold what the damaged one led to. (A
+        state whose round the server has not finished is never read: the round is made again, and
+        the state with it.)
+        """
         self.store.clean()
         self._kept.clean()
         name = self.store.newest(before)

@@ -5,14 +5,18 @@ little dark so that colour means contours only. The two colours differ for every
 vision. `draw_layers` gives the same as layers, which the report shows and hides one by one.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from collegium.core.files import write_atomically
+from collegium.core.seals import digest_of, open_json, seal_json
 from collegium.errors import DataError
 
 if TYPE_CHECKING:
@@ -55,6 +59,59 @@ class CasePlanes:
     labels: tuple[NDArray[np.uint8], NDArray[np.uint8]]
     lines: tuple[NDArray[np.bool_], NDArray[np.bool_]]
     inside: NDArray[np.bool_]
+
+
+def write_index(folder: Path, entries: Sequence[Mapping[str, Any]]) -> None:
+    """Write what the pictures of a folder show, with the digests of their files, sealed.
+
+    Args:
+        folder: The folder, with all its pictures.
+        entries: An entry for each picture.
+    """
+    files = sorted(path for path in folder.glob("*") if path.suffix in PICTURES)
+    digests = {path.name: digest_of(path.read_bytes()) for path in files}
+    text = json.dumps({"pictures": [*entries], "files": digests})
+    write_atomically(folder / INDEX, seal_json(text))
+
+
+def read_index(folder: Path) -> tuple[list[Any], dict[str, str]]:
+    """Return the entries of an index, and the digests of the files of pictures.
+
+    An index from before there were digests is a list, and has none.
+
+    Args:
+        folder: The folder.
+
+    Raises:
+        OSError: The index cannot be read.
+        ValueError: It is damaged.
+        KeyError: It is no index.
+    """
+    data = (folder / INDEX).read_bytes()
+    if data.startswith(b"["):
+        return json.loads(data), {}
+    found = open_json(data)
+    return found["pictures"], found["files"]
+
+
+def read_picture(path: Path, digests: Mapping[str, str]) -> bytes:
+    """Return the content of a picture's file.
+
+    Args:
+        path: The file.
+        digests: Of the files of its folder, as far as they are known; see `read_index`.
+
+    Raises:
+        OSError: It cannot be read.
+        DataError: It is damaged.
+    """
+    content = path.read_bytes()
+    if digests.get(path.name, digest_of(content)) != digest_of(content):
+        raise DataError(
+            f"{path} is damaged: restore it from a copy, or remove its folder to make a report "
+            f"without its pictures"
+        )
+    return content
 
 
 def prepare_case(

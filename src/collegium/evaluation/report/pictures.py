@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -17,7 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from collegium.errors import DataError
-from collegium.evaluation.report.overlays import INDEX, LARGEST, RANKS, encode_for_web
+from collegium.evaluation.report.overlays import (
+    INDEX,
+    LARGEST,
+    RANKS,
+    encode_for_web,
+    read_index,
+    read_picture,
+)
 from collegium.evaluation.results import job_folders
 from collegium.evaluation.scores import Where, method_name, position
 
@@ -50,6 +56,7 @@ class Overlay:
         place: The job's variation and fold: its folder in the output folder, without algorithm and
             seed.
         where: Whether the site is inside or outside.
+        digests: The SHA-256 of each file by its name, as far as it is known.
     """
 
     site: str
@@ -64,6 +71,7 @@ class Overlay:
     layers: Mapping[str, Path] = field(default_factory=dict)
     place: tuple[str, ...] = ()
     where: Where = "inside"
+    digests: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -101,13 +109,13 @@ def read_overlays(output: Path, setting: str = "") -> list[Overlay]:
 def _read_index(index: Path, job: Path, place: tuple[str, ...], where: Where) -> list[Overlay]:
     seed = int(job.name.removeprefix("seed-"))
     try:
-        entries = json.loads(index.read_text(encoding="utf-8"))
+        entries, digests = read_index(index.parent)
         return [
             Overlay(
                 entry["site"], job.parent.name, seed, entry["model"], entry["rank"], entry["case"],
                 entry["metric"], entry["value"], index.parent / entry["file"],
                 {key: index.parent / name for key, name in entry.get("layers", {}).items()}, place,
-                where,
+                where, digests,
             )
             for entry in entries
         ]  # fmt: skip
@@ -173,20 +181,21 @@ class PictureSheet:
             The picture, or None if the budget is used up.
 
         Raises:
-            DataError: A file is absent or not a picture.
+            DataError: A file is absent, damaged or not a picture.
         """
         files = overlay.layers if "image" in overlay.layers else {"image": overlay.file}
         digests: dict[str, bytes] = {}
         new: dict[bytes, _EncodedImage] = {}
         for name, path in files.items():
             try:
-                content = path.read_bytes()
+                content = read_picture(path, overlay.digests)
                 digest = digests[name] = hashlib.sha256(content).digest()
                 if digest not in self._found and digest not in new:
                     new[digest] = _encode(content)
             except OSError as error:
                 raise DataError(
-                    f"{path}: the overlay cannot be read ({error}); remove its line from {INDEX}."
+                    f"{path}: the overlay cannot be read ({error}); remove its folder to make a "
+                    "report without its pictures."
                 ) from error
         cost = MARKUP + sum(len(found.data) for found in new.values())
         if cost > self._left:
