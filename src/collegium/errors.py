@@ -12,6 +12,7 @@ class's `exit_code`.
       ClientError        something failed at a client while it worked for the server   exit code 4
         DivergedError    the loss became NaN or infinite                               exit code 4
         MissingReply     a client did not reply                                        exit code 4
+        OutOfMemory      the memory of the machine did not suffice                     exit code 4
         ProtocolError    a message is not as the protocol demands                      exit code 4
       StorageError       the disk: full, not writable, a damaged checkpoint            exit code 5
         CheckpointError  a run cannot continue from its stored state                   exit code 5
@@ -67,6 +68,10 @@ class DivergedError(ClientError):
 
 class MissingReply(ClientError):  # noqa: N818
     """A client did not reply in time."""
+
+
+class OutOfMemory(ClientError):  # noqa: N818
+    """The memory of the machine did not suffice, at a client or where a run was started."""
 
 
 class ProtocolError(ClientError):

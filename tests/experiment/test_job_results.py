@@ -129,8 +129,8 @@ def test_outside_the_best_median_and_worst_case_are_drawn_as_they_were_predicted
     tmp_path: Path,
 ) -> None:
     kept = PackedPredictions()
-    for index in (5, 0, 1, 2, 3, 4, 6, 7):  # in whatever order they come
-        kept("", index, disc(10 + index))
+    for number in (5, 0, 1, 2, 3, 4, 6, 7):  # in whatever order they come
+        kept("", number, disc(10 + number))
     values = [0.5, 0.9, None, 0.1, 0.3, 0.4, 0.6, 0.7]
     (tmp_path / "old.png").write_bytes(b"of other settings")
     about = {"site": "A", "model": "tent"}

@@ -13,6 +13,8 @@ from typing import Annotated, NoReturn, ParamSpec, TypeVar
 import typer
 
 from collegium import __version__
+from collegium.core.files import TOO_LARGE
+from collegium.core.memory import out_of_memory
 from collegium.core.userfile import describe_mistake
 from collegium.errors import CollegiumError, ConfigError, StorageError
 
@@ -62,6 +64,7 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
         try:
             command(*args, **kwargs)
         except CollegiumError as error:
+            error = out_of_memory(error) or error
             fail(str(error), error.exit_code)
         except KeyboardInterrupt:
             fail("stopped", INTERRUPTED)
@@ -87,11 +90,15 @@ def fail(text: str, code: int) -> NoReturn:
 
 
 def fail_unexpectedly(error: Exception) -> NoReturn:
-    """Exit with a sentence about the disk or a user's code or, for a bug, with the traceback."""
+    """Exit with a sentence on memory, the disk or a user's code or, for a bug, the traceback."""
+    if lack := out_of_memory(error):
+        fail(str(lack), lack.exit_code)
     number = error.errno if isinstance(error, OSError) else None
     path = getattr(error, "filename", None) or "the output folder"
     if number in DISK_FULL:
         fail(f"the disk that holds {path} is full; free some space", StorageError.exit_code)
+    if number == errno.EFBIG:
+        fail(f"{path}: {TOO_LARGE}", StorageError.exit_code)
     if number in NO_PERMISSION:
         fail(f"{path} may not be read or written; change its permissions", StorageError.exit_code)
     if mistake := describe_mistake(error):

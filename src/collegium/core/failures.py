@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from collegium.core.memory import out_of_memory
 from collegium.core.text import printable
 from collegium.core.userfile import client_mistake, is_on_one_machine
 from collegium.errors import (
@@ -22,6 +23,7 @@ from collegium.errors import (
     EgressError,
     MissingReply,
     NotInstalled,
+    OutOfMemory,
     ProtocolError,
     StorageError,
 )
@@ -77,7 +79,7 @@ FAILURES: Mapping[str, Known] = {
     ),
     "storage": Known(StorageError, f"its disk is full or cannot be used; {_LOG}"),
     "memory": Known(
-        ClientError,
+        OutOfMemory,
         f"the memory there does not suffice; lower training.batch_size or the crop; {_LOG}",
     ),
     "client": Known(ClientError, f"the work failed there; {_LOG}"),
@@ -129,7 +131,7 @@ FAILURES: Mapping[str, Known] = {
 _BY_KIND = {
     known.kind: code
     for code, known in reversed([*FAILURES.items()])
-    if "{" not in known.sentence and code not in ("memory", "withheld")
+    if "{" not in known.sentence and code != "withheld"
 }
 
 
@@ -157,14 +159,14 @@ def describe(error: Exception, *, withhold: bool = False) -> dict[str, Any]:
         error: the failure.
         withhold: whether the site's policy does not let out why it failed.
     """
+    error = out_of_memory(error) or error
     if is_on_one_machine():
         reported = client_mistake(error)
         kind = FAILURES[_code_of(reported)].kind.__name__
         if isinstance(reported, ClientError | ConfigError):
             return {"kind": kind, "text": str(reported)}
-        if not is_lack_of_memory(error):
-            return {"kind": kind, "text": f"{type(reported).__name__}; {_LOG}"}
-    elif withhold:
+        return {"kind": kind, "text": f"{type(reported).__name__}; {_LOG}"}
+    if withhold:
         return {"code": "withheld", "names": {}}
     if isinstance(error, CollegiumError) and error.code:
         return {"code": error.code, "names": dict(error.names)}
@@ -173,17 +175,8 @@ def describe(error: Exception, *, withhold: bool = False) -> dict[str, Any]:
 
 def _code_of(error: Exception) -> str:
     """Return the code of an error that has none of its own."""
-    if is_lack_of_memory(error):
-        return "memory"
     kinds = (kind for kind in type(error).__mro__ if kind in _BY_KIND)
     return _BY_KIND[next(kinds, ClientError)]
-
-
-def is_lack_of_memory(error: BaseException) -> bool:
-    """Return whether Python, torch on the CPU or CUDA could not allocate memory."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
 def kind_and_sentence(failure: Mapping[str, Any]) -> tuple[type[CollegiumError], str]:

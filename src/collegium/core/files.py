@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from collegium.errors import StorageError
+
+_TEMPORARY = re.compile(r"\.\d+\.tmp$")
+
+TOO_LARGE = (
+    "the file is larger than the file system or 'ulimit -f' allows; raise the limit or choose "
+    "another output folder, and continue with 'collegium resume'"
+)
+"""What is wrong where the operating system refuses a file for its size."""
 
 
 def write_atomically(path: Path, *data: bytes | memoryview) -> None:
@@ -21,7 +30,7 @@ def write_atomically(path: Path, *data: bytes | memoryview) -> None:
     Raises:
         StorageError: the disk is full or not writable.
     """
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")  # see `_TEMPORARY`
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
@@ -34,6 +43,19 @@ def write_atomically(path: Path, *data: bytes | memoryview) -> None:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise storage_error(error, path) from error
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the rest of interrupted writes below a folder.
+
+    Only the one process that writes there may call it, as it cannot know another's writes.
+
+    Args:
+        folder: the folder.
+    """
+    for leftover in folder.rglob("*.tmp"):
+        if _TEMPORARY.search(leftover.name):
+            leftover.unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:
@@ -58,6 +80,8 @@ def storage_error(error: OSError, path: Path) -> StorageError:
     match error.errno:
         case errno.ENOSPC | errno.EDQUOT:
             text = f"the disk that holds {path.parent} is full; free some space and {resume}"
+        case errno.EFBIG:
+            text = f"{path}: {TOO_LARGE}"
         case errno.EACCES | errno.EPERM | errno.EROFS:
             text = (
                 f"no permission to write in {path.parent}; choose another output folder or "

@@ -8,11 +8,12 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from threading import Thread
 from typing import Any
 
-from collegium.errors import ClientError
+from collegium.errors import ClientError, MissingReply
 from collegium.experiment.config.building import adapters_of
 from collegium.experiment.config.experiment import ExperimentConfig, parse_config
 from collegium.experiment.federation import OpenedExperiment
@@ -21,6 +22,11 @@ from collegium.experiment.jobs import Event, Observer, run_job
 from collegium.runtime import process
 
 logger = logging.getLogger(__name__)
+
+_ENDED = (
+    "a process that ran jobs was ended from outside (often for a lack of memory); the finished "
+    "rounds are kept, use fewer engine.jobs or a smaller batch_size and resume"
+)
 
 LISTENING_SECONDS = 3.0
 """How long a stopped experiment waits for its processes and for their last words."""
@@ -102,6 +108,7 @@ _worker: tuple[OpenedExperiment, Any]
 
 def _start_worker(data: Mapping[str, Any], queue: Any, shares: Any) -> None:
     global _worker
+    process.end_with_parent()
     if gpus := shares.get():
         os.environ[process.VISIBLE] = ",".join(gpus)
     _worker = OpenedExperiment(parse_config(data)), queue
@@ -134,9 +141,11 @@ def _run_jobs_at_once(
                 for future in as_completed(futures):
                     with _noting_failure(futures[future], failures, observe):
                         future.result()
-            except BaseException:
+            except BaseException as error:
                 pool.shutdown(wait=False, cancel_futures=True)
                 _end_jobs()
+                if isinstance(error, BrokenProcessPool):
+                    raise MissingReply(_ENDED) from error
                 raise
     finally:
         queue.put(None)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from collegium import __version__
-from collegium.core.files import lock, write_atomically
+from collegium.core.files import lock, remove_leftovers, write_atomically
 from collegium.core.seals import read_json, seal_json
 from collegium.errors import CheckpointError
 from collegium.evaluation.results import ROWS_FILE, read_rows, write_results
@@ -69,6 +69,7 @@ def run_experiment(
     """
     config, output = decided(config), Path(config.output)
     with lock(output):
+        remove_leftovers(output)
         write_run_file(config, output)
         if opened is None and is_finished(config):
             write_outcome(config)

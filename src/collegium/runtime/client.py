@@ -27,6 +27,7 @@ from collegium.core.algorithm import Algorithm, State
 from collegium.core.dataset import Dataset
 from collegium.core.failures import FAILURE, describe, known_error
 from collegium.core.files import write_atomically
+from collegium.core.memory import out_of_memory
 from collegium.core.message import HELD_KEY, Held, Message, NotHeldError, pack, unpack
 from collegium.core.payloads import Expected, check_parts, may_leave
 from collegium.core.seals import check_seal, seal_json, seal_tensors
@@ -166,7 +167,7 @@ class ClientRuntime(LocalWork):
             logger.info("site %r, round %d: %s", self.id, request.round, error)
             return RESEND_REQUEST
         except Exception as error:
-            reported = client_mistake(error)
+            reported = out_of_memory(error) or client_mistake(error)
             unforeseen = not isinstance(reported, CollegiumError)
             logger.warning(
                 "site %r, round %d, %s: %s",

@@ -1,10 +1,12 @@
 """Set-up of a process that trains: threads, denormals, determinism, memory allocator."""
 
 import ctypes
+import multiprocessing
 import os
 import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from threading import Thread
 
 import torch
 
@@ -79,6 +81,22 @@ def _keep_freed_memory() -> None:
         mmap_threshold, trim_threshold = -3, -1  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD
         mallopt(mmap_threshold, 1 << 30)
         mallopt(trim_threshold, (1 << 31) - 1)
+
+
+def end_with_parent() -> None:
+    """Have this process end as soon as the process that started it has ended, however it ended.
+
+    A process that computes would notice only when it wants to answer. What is stored stays whole,
+    whenever a process ends. For processes of `multiprocessing`; in another one it does nothing.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        Thread(target=_end_after, args=(parent,), daemon=True).start()
+
+
+def _end_after(parent: multiprocessing.process.BaseProcess) -> None:
+    parent.join()
+    os._exit(1)
 
 
 @contextmanager

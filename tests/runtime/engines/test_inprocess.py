@@ -2,8 +2,11 @@ import os
 import time
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
+from collegium.core.memory import LACK
+from collegium.core.message import unpack
 from collegium.runtime import process
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.server import Request
@@ -45,6 +48,11 @@ class Visible:
 
 def build_visible() -> dict[str, Visible]:
     return {name: Visible() for name in "ABCD"}
+
+
+def build_without_memory() -> dict[str, Echo]:
+    np.empty(1 << 60, np.uint8)
+    return {}
 
 
 def build_and_die() -> dict[str, Echo]:
@@ -140,11 +148,21 @@ def test_worker_that_dies_is_reported_and_replaced():
             r.client: r for r in engine.exchange([request("A"), request("B", "die"), request("C")])
         }
         assert found["B"].missing.startswith("its process ended with code 3 ")
-        assert found["B"].missing.endswith("use fewer workers and resume")
+        assert found["B"].missing.endswith("use fewer workers or a smaller batch_size and resume")
         assert not found["A"].missing
         assert not found["C"].missing
         again = {r.client: r.missing for r in engine.exchange(map(request, "ABCD"))}
         assert again == dict.fromkeys("ABCD", "")
+    finally:
+        engine.close()
+
+
+def test_clients_that_cannot_be_built_in_a_worker_answer_with_the_reason():
+    engine = InProcess(build_without_memory, workers=2)
+    try:
+        found = {r.client: unpack(r.data) for r in engine.exchange(map(request, "AB"))}
+        error = {"kind": "OutOfMemory", "text": LACK}
+        assert found == {"A": {"error": error}, "B": {"error": error}}
     finally:
         engine.close()
 

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import logging
 import multiprocessing
 import signal
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from collegium.core.userfile import on_one_machine
+from collegium.core.memory import out_of_memory
+from collegium.core.message import pack
+from collegium.core.userfile import client_mistake, on_one_machine
+from collegium.errors import describe_failure
 from collegium.runtime import process
 from collegium.runtime.ledger import SignOff
 from collegium.runtime.server import Request, RequestHandler, Response, respond
+
+logger = logging.getLogger(__name__)
 
 ClientFactory = Callable[[], Mapping[str, RequestHandler]]
 """Builds the clients.
@@ -163,7 +170,8 @@ class _Worker:
                 b"",
                 0.0,
                 missing=f"its process ended with code {self._process.exitcode} (-9 is often a lack "
-                f"of memory); the finished rounds are kept, use fewer workers and resume",
+                f"of memory); the finished rounds are kept, use fewer workers or a smaller "
+                f"batch_size and resume",
             )
 
     def close(self) -> None:
@@ -179,8 +187,9 @@ def _work(connection: Connection, build: ClientFactory, threads: int) -> None:
     """Handle requests until the other end closes."""
     # Ctrl-C is for the process that has the terminal; it closes the pipe
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    process.end_with_parent()
     process.prepare(threads)
-    clients = build()
+    clients = _built(build)
     while True:
         try:
             header = json.loads(connection.recv_bytes())
@@ -192,3 +201,25 @@ def _work(connection: Connection, build: ClientFactory, threads: int) -> None:
         header = {"client": response.client, "seconds": response.seconds, "signed": signed}
         connection.send_bytes(json.dumps(header).encode())
         connection.send_bytes(response.data)
+
+
+def _built(build: ClientFactory) -> Mapping[str, RequestHandler]:
+    """Return the clients; if they cannot be built, clients that respond with the reason."""
+    try:
+        return build()
+    except Exception as error:
+        reported = out_of_memory(error) or client_mistake(error)
+        logger.warning("the clients cannot be built: %s", reported)
+        failed = _Failed(pack({"error": describe_failure(reported)}))
+        return defaultdict(lambda: failed)
+
+
+class _Failed:
+    """A client that responds to every request with the same error."""
+
+    def __init__(self, envelope: bytes) -> None:
+        self._envelope = envelope
+
+    def handle(self, request: Request) -> bytes:
+        """See `RequestHandler.handle`."""
+        return self._envelope
