@@ -1,12 +1,12 @@
 """Shared by several layouts: names and content of files, and a data set's own description."""
 
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from collegium.core.foreign_json import read_foreign_json
 from collegium.data.pairing import case_id, is_beside
 from collegium.data.placeholders import missing_content
 from collegium.data.site import Case
@@ -74,7 +74,7 @@ def read_json(site: str, path: Path) -> dict[str, Any]:
         DataError: It is missing, cannot be read or holds something else.
     """
     try:
-        content = json.loads(path.read_text("utf-8-sig"))
+        content = read_foreign_json(path)
     except FileNotFoundError as error:
         raise DataError(
             f"site {site}: there is no {path}: restore it, or name another layout"

@@ -5,13 +5,13 @@ paths are relative to the file. An image may be a list of files, its channels; a
 number or a word is a class. `patient` or `subject` name the patient.
 """
 
-import json
 import logging
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from collegium.core.foreign_json import read_foreign_json
 from collegium.data.discovery import SPLIT_NAMES, find_file, find_path
 from collegium.data.importers.common import (
     DatasetDescription,
@@ -102,7 +102,7 @@ def _candidates(place: Path) -> list[Path]:
     for path in there:
         if path.suffix.lower() == ".json" and path.is_file():
             try:
-                content = json.loads(path.read_text("utf-8-sig"))
+                content = read_foreign_json(path)
             except (OSError, ValueError):
                 continue
             keys = content if isinstance(content, dict) else {}

@@ -1,6 +1,7 @@
 """YAML with the place of everything in it, so that a message can name file and line.
 
-It reads the plain values of YAML 1.2: `1e-3` is a number, `no` and `2026-01-31` are text.
+It reads the plain values of YAML 1.2: `1e-3` is a number, `no` and `2026-01-31` are text. What is
+read is bounded in bytes, values (each counted wherever an alias repeats it), depth and digits.
 """
 
 import re
@@ -12,10 +13,14 @@ from typing import Any
 
 import yaml
 
+from collegium.core.foreign_json import whole_number
 from collegium.core.text import short
 from collegium.errors import ConfigError
 
 KeyPath = tuple[str, ...]
+
+MOST_BYTES, MOST_VALUES, MOST_LEVELS = 4_000_000, 200_000, 40
+"""Bounds of a document; one of a thousand sites has 0.2 MB, 10,000 values and 5 levels."""
 
 _PLAIN_VALUES = {
     "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
@@ -28,12 +33,15 @@ _PLAIN_VALUES = {
 }
 
 
+_TOO_DEEP = f"is nested more than {MOST_LEVELS} levels deep; is it the right file?"
+
+
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: typing.ClassVar[dict[str, Any]] = {}  # type: ignore[misc]
 
     def construct_decimal(self, node: yaml.ScalarNode) -> int:
         """Read a whole number; unlike in YAML 1.1, 010 is ten."""
-        return int(self.construct_scalar(node))
+        return whole_number(self.construct_scalar(node))
 
 
 class _Dumper(yaml.SafeDumper):
@@ -156,9 +164,11 @@ def read_yaml(text: str, where: str, base: Path) -> tuple[Any, Source]:
         base: The folder that relative paths in it start from.
 
     Raises:
-        ConfigError: It is not YAML, a key is written twice, or an alias holds itself.
+        ConfigError: It is not YAML, exceeds a bound, a key is written twice, or an alias holds
+            itself.
     """
     source = Source(Place(where, base))
+    _check_size(len(text), where)
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
@@ -166,6 +176,8 @@ def read_yaml(text: str, where: str, base: Path) -> tuple[Any, Source]:
             return None, source
         _locate(node, (), source, ())
         return loader.construct_document(node), source
+    except RecursionError as error:
+        raise ConfigError(f"{where}: {_TOO_DEEP}") from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f", line {mark.line + 1}" if mark else ""
@@ -173,6 +185,8 @@ def read_yaml(text: str, where: str, base: Path) -> tuple[Any, Source]:
     except yaml.YAMLError as error:
         reason, _, _ = str(error).partition("\n")
         raise ConfigError(f"{where}: not valid YAML: {reason}") from error
+    except (ValueError, TypeError, AttributeError, LookupError) as error:  # of a value under a tag
+        raise ConfigError(f"{where}: not valid YAML: {short(str(error))}") from error
 
 
 def read_yaml_file(path: Path) -> tuple[dict[str, Any], Source]:
@@ -182,6 +196,7 @@ def read_yaml_file(path: Path) -> tuple[dict[str, Any], Source]:
         ConfigError: The file is missing or unreadable, or holds something else.
     """
     try:
+        _check_size(path.stat().st_size, str(path))
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: there is no such file; check the path") from error
@@ -191,6 +206,13 @@ def read_yaml_file(path: Path) -> tuple[dict[str, Any], Source]:
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: should hold keys and values, not {short(data)}")
     return data, source
+
+
+def _check_size(size: int, where: str) -> None:
+    if size > MOST_BYTES:
+        raise ConfigError(
+            f"{where}: has {size} bytes, and at most {MOST_BYTES} are read; is it the right file?"
+        )
 
 
 def write_yaml(data: Mapping[str, Any]) -> str:
@@ -217,8 +239,18 @@ def _locate(node: yaml.Node, path: KeyPath, source: Source, above: tuple[int, ..
     if id(node) in above:
         name = ".".join(path)
         raise ConfigError(f"{name}: an alias that holds itself ({source.place(path).text})")
+    if len(path) > MOST_LEVELS:
+        raise ConfigError(f"{source.root.text}: {_TOO_DEEP}")
+    if len(source.places) > MOST_VALUES:
+        raise ConfigError(
+            f"{source.root.text}: holds more than {MOST_VALUES} values, counted wherever an alias "
+            f"repeats them; write it without aliases of aliases"
+        )
     children: list[tuple[str, yaml.Node, int]] = []
     if isinstance(node, yaml.MappingNode):
+        if odd := [key for key, _ in node.value if not isinstance(key, yaml.ScalarNode)]:
+            line = odd[0].start_mark.line + 1
+            raise ConfigError(f"{source.root.text}, line {line}: a key should be a word")
         children = [(str(key.value), value, key.start_mark.line) for key, value in node.value]
     elif isinstance(node, yaml.SequenceNode):
         children = [(str(i), item, item.start_mark.line) for i, item in enumerate(node.value)]
