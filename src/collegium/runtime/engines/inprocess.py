@@ -13,10 +13,11 @@ from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+from collegium.core.failures import describe
 from collegium.core.memory import out_of_memory
 from collegium.core.message import pack
 from collegium.core.userfile import client_mistake, on_one_machine
-from collegium.errors import describe_failure
+from collegium.errors import CollegiumError
 from collegium.runtime import process
 from collegium.runtime.ledger import SignOff
 from collegium.runtime.server import Request, RequestHandler, Response, respond
@@ -209,13 +210,17 @@ def _built(build: ClientFactory) -> Mapping[str, RequestHandler]:
         return build()
     except Exception as error:
         reported = out_of_memory(error) or client_mistake(error)
-        logger.warning("the clients cannot be built: %s", reported)
-        failed = _Failed(pack({"error": describe_failure(reported)}))
+        unforeseen = not isinstance(reported, CollegiumError)
+        logger.warning("the clients cannot be built: %s", reported, exc_info=unforeseen)
+        with on_one_machine():
+            failed: RequestHandler = _Failed(pack({"error": describe(reported)}))
         return defaultdict(lambda: failed)
 
 
 class _Failed:
     """A client that responds to every request with the same error."""
+
+    signed = None
 
     def __init__(self, envelope: bytes) -> None:
         self._envelope = envelope
