@@ -162,7 +162,8 @@ def test_structures_that_a_description_names_in_part_only_ask_for_a_decision() -
     assert "does not name liver, tumour, so that" in problem
     (problem,) = name_problems([message("b", {"cyst": 5})], TASK, None)
     assert "set label_map there to the class of each stored value; or" in problem
-    segments = SiteNames("c", DatasetDescription(), segments=frozenset({frozenset({2})}))
+    held = frozenset({frozenset({0}), frozenset({2})})
+    segments = SiteNames("c", DatasetDescription(), segments=held)
     (problem,) = name_problems([segments], TASK, None)
     assert "site c: its DICOM segments do not name liver, so that" in problem
 

@@ -76,6 +76,9 @@ def class_notes(task: TaskConfig, cases: Iterable[Case]) -> list[str]:
 def segment_classes(cases: Sequence[Case], task: TaskConfig) -> frozenset[frozenset[int]]:
     """Return the classes that each segment of a site's DICOM segmentations becomes.
 
+    Segments without the name of a region or class may be regions by their order, so that where
+    regions are learnt they tell nothing, and the result is empty.
+
     Args:
         cases: The cases of the site; labels of other formats have no segments.
         task: The task with the site's label map.
@@ -87,5 +90,7 @@ def segment_classes(cases: Sequence[Case], task: TaskConfig) -> frozenset[frozen
         for number, word in segment_names(case.label).items() if case.label else ():
             plain = {(task.label_map or {}).get(number, number)}
             own = plain if task.label_map else called.get(word.strip().casefold(), plain)
+            if task.regions and word.strip().casefold() not in called:
+                return frozenset()
             found.add(frozenset(own))
     return frozenset(found)

@@ -111,7 +111,8 @@ def _annotation_problems(site: SiteNames, task: TaskConfig) -> list[str]:
 
     A structure is named if the description tells its classes from all others.
     """
-    sets = [*site.segments] or [held for held in _classes(site, task).values() if 0 not in held]
+    named = site.segments or _classes(site, task).values()
+    sets = [held for held in named if 0 not in held]
     if not sets:
         return []
     source = "its DICOM segments do" if site.segments else f"{site.description.source} there does"
