@@ -117,6 +117,21 @@ def test_inverted_masks_are_told_with_shares_and_the_map_that_turns_them(
     assert inspect_federation(mended).sites[1].foreground == pytest.approx(0.05)
 
 
+def test_pixels_that_nobody_annotated_are_in_no_share(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def sparse(number: int) -> np.ndarray:
+        mask = np.full((10, 10), 255)
+        mask[0, :6] = [0, 1, 1, 1, 1, 1]
+        return mask
+
+    config = federation(tmp_path, replace(LESION, ignore=255), a=blob(1), b=sparse)
+    notes = notes_of(config)
+    (note,) = notes["b"]
+    assert note.startswith("the foreground covers 83% of its masks, and 5% elsewhere: ")
+    assert warned(config, tmp_path, caplog) == notes
+
+
 def test_large_structures_everywhere_are_not_inverted() -> None:
     shares = {"a": 0.8, "b": 0.5, "c": 0.4}
     sites = {name: MaskCounts(4, {0: 4, 1: 4}, share) for name, share in shares.items()}
