@@ -152,6 +152,20 @@ class ComparisonTable:
         return pd.DataFrame(rows, columns=None if rows else ["site", "method"])
 
 
+def distinct(comparisons: Iterable[Comparison]) -> list[Comparison]:
+    """Return one comparison of each model at a site: of several names the chosen, or the first.
+
+    Args:
+        comparisons: Some comparisons.
+    """
+    found: dict[tuple[str, frozenset[str]], Comparison] = {}
+    for each in comparisons:
+        model = each.verdict.site, frozenset({each.verdict.method, *each.verdict.same_as})
+        if each.chosen or model not in found:
+            found[model] = each
+    return [*found.values()]
+
+
 @dataclass(frozen=True)
 class _Question:
     """The question that is asked of all methods of a table.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from math import isnan
 from typing import Any
 
-from collegium.evaluation.comparisons import ComparisonTable
+from collegium.evaluation.comparisons import Comparison, ComparisonTable, distinct
 from collegium.evaluation.results import frame_to_csv
 from collegium.evaluation.tables import MethodTable
 from collegium.evaluation.verdicts import Verdict, as_record
@@ -77,7 +77,7 @@ def to_markdown(table: MethodTable | ComparisonTable) -> str:
     if isinstance(table, ComparisonTable):
         parts = [f"**{_markdown(table.question)}** {_markdown(_about(table))}"]
         parts += [_markdown(table.missing)] if table.missing else []
-        sentences = ["verdict", *(c.verdict.sentence for c in table.comparisons)]
+        sentences = ["verdict", *(c.verdict.sentence for c in distinct(table.comparisons))]
         lines = [
             [_markdown(text) for text in (*line, sentence)]
             for line, sentence in zip(_comparison_lines(table), sentences, strict=True)
@@ -174,7 +174,7 @@ def _about(table: MethodTable | ComparisonTable) -> str:
 
 
 def _comparison_lines(table: ComparisonTable) -> list[list[str]]:
-    """Return the head and a line for each comparison."""
+    """Return the head and a line for each distinct model at a site, with all of its names."""
     unit = table.unit
     head = [
         "site", "method", *table.sides, "difference", "95 % interval", "patients", "trainings", "p",
@@ -182,14 +182,21 @@ def _comparison_lines(table: ComparisonTable) -> list[list[str]]:
     ]  # fmt: skip
     return [head] + [
         [
-            v.site, v.method + " (chosen)" * c.chosen, number(v.reference, unit),
+            v.site, _names(c), number(v.reference, unit),
             number(v.joined, unit), number(v.difference, unit, signed=True),
             interval_text(v.low, v.high, unit), str(v.patients or DASH), _trainings(v),
             p_value(v.p), p_value(v.p_holm), v.answer,
         ]
-        for c in table.comparisons
+        for c in distinct(table.comparisons)
         for v in (c.verdict,)
     ]  # fmt: skip
+
+
+def _names(comparison: Comparison) -> str:
+    """Return the names of a model, that of the comparison first."""
+    verdict = comparison.verdict
+    also = f" (also {', '.join(verdict.same_as)})" if verdict.same_as else ""
+    return f"{verdict.method}{also}" + " (chosen)" * comparison.chosen
 
 
 def _trainings(verdict: Verdict) -> str:

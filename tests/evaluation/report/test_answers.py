@@ -1,7 +1,7 @@
 from typing import Any
 
-from collegium.evaluation.comparisons import adapting_table, joining_table
-from collegium.evaluation.report.answers import answer_outside, answer_sites, distinct
+from collegium.evaluation.comparisons import adapting_table, distinct, joining_table
+from collegium.evaluation.report.answers import answer_outside, answer_sites
 from collegium.evaluation.results import results_frame
 
 ABOUT: dict[str, Any] = {"experiment": "e", "seed": 0, "site": "A", "metric": "dice"}

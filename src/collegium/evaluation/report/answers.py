@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import get_args
 
-from collegium.evaluation.comparisons import Comparison, ComparisonTable
+from collegium.evaluation.comparisons import Comparison, ComparisonTable, distinct
 from collegium.evaluation.verdicts import Outcome
 
 MOST_ANSWERS = 6
@@ -114,20 +114,6 @@ def answer_outside(adapting: ComparisonTable) -> list[AdaptingAnswer]:
 def _by_site(table: ComparisonTable) -> list[tuple[str, list[Comparison]]]:
     """Return the comparisons of each site, by site."""
     return [(site, list(rows)) for site, rows in groupby(table.by_site, lambda c: c.verdict.site)]
-
-
-def distinct(comparisons: Iterable[Comparison]) -> list[Comparison]:
-    """Return one comparison of each model at a site: of several names the chosen, or the first.
-
-    Args:
-        comparisons: Some comparisons.
-    """
-    found: dict[tuple[str, frozenset[str]], Comparison] = {}
-    for each in comparisons:
-        model = each.verdict.site, frozenset({each.verdict.method, *each.verdict.same_as})
-        if each.chosen or model not in found:
-            found[model] = each
-    return [*found.values()]
 
 
 def count_outcomes(comparisons: Iterable[Comparison]) -> str:
