@@ -29,7 +29,8 @@ from collegium.data.image_statistics import (
 from collegium.data.mask_consistency import MaskCounts, mask_notes
 from collegium.data.name_consistency import SiteNames, channel_names, name_problems
 from collegium.data.patient_ids import similar_ids
-from collegium.data.preprocessing import decode_case, vanishing_notes
+from collegium.data.preprocessing import decode_case, preprocess_decoded, vanishing_notes
+from collegium.data.sampling import SamplingConfig, check_crop
 from collegium.data.site import Case
 from collegium.data.splits import (
     SPLITS,
@@ -277,10 +278,11 @@ def _inspect_site(
     """Return the inspection of a site, the split of each case, and what is compared with others."""
     name, problems = own.site, list(problems)
     found = ImageStatistics(task_of_site(config, name), config.image, salt)
-    problems += _read_cases(cases, found)
+    problems += _read_cases(cases, found, config.sampling)
     splits, counts = count_splits(config, cases, seed, problems)
     apart, lacking = count_unlabelled(config, name, cases, splits)
-    problems += _read_cases(lacking, ImageStatistics(found.task, config.image, salt), labels=False)
+    apart_from = ImageStatistics(found.task, config.image, salt)
+    problems += _read_cases(lacking, apart_from, config.sampling, labels=False)
     alike = names_note(config, name, cases)
     site = SiteInspection(
         name=name,
@@ -352,11 +354,16 @@ def unlabelled_notes(counts: Mapping[str, int]) -> list[str]:
 
 
 def _read_cases(
-    cases: Sequence[Case], statistics: ImageStatistics, *, labels: bool = True
+    cases: Sequence[Case],
+    statistics: ImageStatistics,
+    sampling: SamplingConfig,
+    *,
+    labels: bool = True,
 ) -> list[str]:
-    """Add cases to statistics; return one sentence for each that cannot be read.
+    """Add cases to statistics; return one sentence for each that a run would refuse.
 
-    Without labels they are read only.
+    Each is prepared as for a run, and what comes of it is dropped. Without labels cases are not
+    added.
     """
     problems = []
     for case in cases:
@@ -364,6 +371,8 @@ def _read_cases(
             raw = decode_case(case, statistics.image, statistics.task)
             if labels:
                 statistics.add(case, raw)
+            made = preprocess_decoded(case, raw, statistics.image)
+            check_crop(sampling, made.arrays.shape, str(case))
         except CollegiumError as error:
             problems.append(str(error))
     return problems

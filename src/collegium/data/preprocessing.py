@@ -117,7 +117,22 @@ def preprocess(case: Case, config: ImageConfig, task: TaskConfig) -> Preprocesse
         DataError: The case's files are unusable.
         ConfigError: The settings do not fit the case.
     """
-    raw, across = _sliced(decode_case(case, config, task), config)
+    return preprocess_decoded(case, decode_case(case, config, task), config)
+
+
+def preprocess_decoded(case: Case, raw: RawCase, config: ImageConfig) -> PreprocessedCase:
+    """Return the arrays that a decoded case is trained and scored on.
+
+    Args:
+        case: The case's files.
+        raw: What `decode_case` returned for it.
+        config: How the image becomes an array.
+
+    Raises:
+        DataError: The case's files are unusable.
+        ConfigError: The settings do not fit the case.
+    """
+    raw, across = _sliced(raw, config)
     before = raw.arrays.shape
     after = target_shape(before, raw.spacing, config, str(case))
     arrays, gone = raw.arrays, _vanished(raw.arrays.label, after)

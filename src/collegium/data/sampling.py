@@ -77,6 +77,24 @@ class SamplingConfig:
             )
 
 
+def check_crop(config: SamplingConfig, shape: tuple[int, ...], name: str) -> None:
+    """Check that samples can be cut from a case.
+
+    Args:
+        config: How samples are drawn.
+        shape: The spatial shape of the prepared case.
+        name: The case, for messages.
+
+    Raises:
+        ConfigError: The crop has more axes than the case.
+    """
+    if config.crop is not None and len(config.crop) > len(shape):
+        raise ConfigError(
+            f"sampling.crop has {len(config.crop)} numbers, but {name} has {len(shape)} spatial "
+            f"axes {shape}: give {len(shape)} numbers"
+        )
+
+
 class ImageDataset:
     """The prepared cases of one split; a sample depends on its case and its generator only.
 
@@ -88,12 +106,7 @@ class ImageDataset:
         self.cases = tuple(cases)
         self.config = config
         for case in self.cases:
-            axes = len(case.shape) - 1
-            if config.crop is not None and len(config.crop) > axes:
-                raise ConfigError(
-                    f"sampling.crop has {len(config.crop)} numbers, but {case} has {axes} "
-                    f"spatial axes {case.shape[1:]}: give {axes} numbers"
-                )
+            check_crop(config, case.shape[1:], str(case))
 
     def __len__(self) -> int:
         return len(self.cases)

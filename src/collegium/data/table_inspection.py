@@ -24,6 +24,7 @@ from collegium.data.inspection import (
 from collegium.data.patient_ids import similar_ids
 from collegium.data.site import Case
 from collegium.data.splits import check_across_sites, count_shared_patients
+from collegium.data.table_site import check_training_rows
 from collegium.data.tables import Table, TableConfig
 from collegium.errors import DataError
 
@@ -142,6 +143,11 @@ def _inspect(
         except DataError as error:
             problems.append(str(error))
     splits, counts = count_splits(config, cases, seed, problems)
+    if splits and config.table is not None:
+        try:
+            check_training_rows(name, splits.values(), config.table)
+        except DataError as error:
+            problems.append(str(error))
     apart, _ = count_unlabelled(config, name, cases, splits)
     alike = names_note(config, name, cases)
     return TableSiteInspection(

@@ -68,11 +68,7 @@ def open_table_site(
     config, task = settings
     targets = _classes(table, task, f"site {name}, ", splits)
     of_split = np.array([splits.get(case, "") for case in table.cases])
-    if config.scale == "site" and "train" not in of_split:
-        raise DataError(
-            f"site {name} has no training cases to scale its numbers by; add some, or set "
-            f"table.scale to federation"
-        )
+    check_training_rows(name, of_split, config)
     scaling = _scaling(table, config, of_split == "train")
     rows = encode(table, config, scaling)
     for note in table.notes:
@@ -90,6 +86,24 @@ def open_table_site(
     ids = [[names[index] for index in chosen] for names in (table.patients, table.cases)]
     apart = TensorDataset({"image": torch.from_numpy(rows[chosen])}, *ids)
     return Site(name, train_set, val_set, test_set, policy, own, unlabelled=apart)
+
+
+def check_training_rows(name: str, splits: Collection[str], config: TableConfig) -> None:
+    """Check that a site has training rows if its numbers are scaled by them.
+
+    Args:
+        name: The site.
+        splits: The splits of its rows.
+        config: The columns.
+
+    Raises:
+        DataError: It has none.
+    """
+    if config.scale == "site" and "train" not in splits:
+        raise DataError(
+            f"site {name} has no training cases to scale its numbers by; add some, or set "
+            f"table.scale to federation"
+        )
 
 
 def rows_to_predict(

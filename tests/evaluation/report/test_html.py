@@ -384,3 +384,28 @@ def test_a_sweep_shows_its_first_setting_and_the_averages_of_all(tmp_path):
 def test_no_results_are_named(tmp_path):
     with pytest.raises(DataError, match="no results to report yet"):
         write_report(tmp_path)
+
+
+def test_no_folder_of_the_machine_is_on_the_page(tmp_path, make_run):
+    make_run(tmp_path, overlays=False)
+    path = tmp_path / "run.json"
+    info = json.loads(path.read_text())
+    info["config"] |= {
+        "output": "/home/maria/runs/first",
+        "federation": {"root": "/data/maria/vessels", "sites": {"a": {"folder": "scans/a"}}},
+        "model": {"name": "/home/maria/own.py:Mine"},
+        "engine": {"folder": "C:\\Users\\maria\\kits"},
+        "tracking": {"uri": "sqlite:////home/maria/runs.db"},
+    }
+    path.write_text(json.dumps(info))
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    (data,) = re.findall(r"application/yaml;base64,([^\"]+)", page)
+    saved = base64.b64decode(data).decode()
+    for text in (page, saved):
+        assert "maria" not in text
+        assert str(tmp_path) not in text
+        assert "tmp" not in text
+    assert "root: path/to/vessels" in saved
+    assert "folder: scans/a" in saved
+    assert "name: path/to/own.py:Mine" in saved
+    assert "collegium report path/to/first" in page

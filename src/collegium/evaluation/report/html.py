@@ -7,6 +7,7 @@ the script, and in print, all of them stand one after the other.
 from __future__ import annotations
 
 import base64
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -72,7 +73,8 @@ def render(
     import yaml
 
     report = gather_content(run, overlays, ledgers)
-    text = yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True, width=100)
+    config = without_places(dict(run.config))
+    text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=100)
     content = {
         "report": report,
         "run": run,
@@ -127,6 +129,28 @@ def list_pages(content: ReportContent) -> list[dict[str, str]]:
     ]
 
 
+def without_places(value: Any) -> Any:
+    """Return a configuration whose absolute paths say no more of a machine than their last name.
+
+    A page is sent to others, whom the folders of this machine, and the names in them, do not
+    concern. Relative paths, and addresses of servers, stay.
+
+    Args:
+        value: A configuration as plain data, or a part of it.
+    """
+    if isinstance(value, Mapping):
+        return {key: without_places(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_places(inner) for inner in value]
+    if isinstance(value, str) and "://" not in value.replace(":///", ""):
+        return _ABSOLUTE.sub(r"\1path/to/", value)
+    return value
+
+
+_ABSOLUTE = re.compile(r"(^|[a-z]{2}:)(?:[A-Za-z]:)?[/\\]+(?:[^/\\]+[/\\]+)*(?=[^/\\])")
+"""The folders of an absolute path, as it is or in a URI such as file:///data/runs."""
+
+
 def _reach(comparisons: Iterable[Comparison]) -> float:
     verdicts = [found.verdict for found in comparisons]
     return plots.reach(end for v in verdicts for end in (v.difference, v.low, v.high))
@@ -144,7 +168,7 @@ def _commands(run: RunOutput, output: str) -> list[tuple[str, str]]:
     """Return the commands that make the run and this page again, and what each does."""
     versions = run.info.get("versions", {}).items()
     pins = [f"{name}=={version}" for name, version in versions if name not in _OWN]
-    folder = shlex.quote(str(run.config.get("output") or output or "OUTPUT"))
+    folder = shlex.quote(without_places(str(run.config.get("output") or output or "OUTPUT")))
     found = [("collegium run experiment.yaml", "trains, tests and writes this page")]
     if pins:
         pinned = f"python -m pip install {' '.join(map(shlex.quote, pins))}"
