@@ -10,8 +10,9 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-from collegium.core.files import write_atomically
+from collegium.core.files import storage_error, write_atomically
 from collegium.core.seals import read_sealed, seal_json
 from collegium.data.cache import digests_of_files
 from collegium.data.decoded_image import listed
@@ -82,7 +83,7 @@ def check_contents(site: str, found: Contents, splits_file: Path) -> None:
         DataError: They are not; with the cases, and what of them is another one.
         CheckpointError: The splits are damaged.
     """
-    stored = read_sealed(splits_file, f"restore it from a copy, {_NEW_FOLDER}").get(CONTENTS)
+    stored = _read(splits_file).get(CONTENTS)
     if stored is None or stored == found:
         return
     changed: dict[str, list[str]] = defaultdict(list)
@@ -109,12 +110,19 @@ def record_contents(site: Site, splits_file: Path) -> None:
         splits_file: The run's splits of the site.
 
     Raises:
-        StorageError: The file cannot be written.
+        StorageError: The file cannot be read or written.
     """
-    stored = read_sealed(splits_file, f"restore it from a copy, {_NEW_FOLDER}")
+    stored = _read(splits_file)
     if CONTENTS not in stored:
         text = json.dumps({**stored, CONTENTS: site.contents}, indent=1, ensure_ascii=False)
         write_atomically(splits_file, seal_json(f"{text}\n"))
+
+
+def _read(splits_file: Path) -> dict[str, Any]:
+    try:
+        return read_sealed(splits_file, f"restore it from a copy, {_NEW_FOLDER}")
+    except OSError as error:
+        raise storage_error(error, splits_file) from error
 
 
 def _digest(*parts: bytes) -> str:
