@@ -53,7 +53,8 @@ from collegium.compression.identity import Identity
 from collegium.compression.session.groups import Codecs
 from collegium.compression.stc import STC
 from collegium.core.tensors import Tensors
-from collegium.data.federation import open_federation, open_site, sites_of
+from collegium.data.federation import open_federation, open_site
+from collegium.data.federation_config import sites_of
 from collegium.data.phantoms import make_federation
 from collegium.experiment.config.building import task_of
 from collegium.experiment.config.experiment import ExperimentConfig, load_config, parse_config

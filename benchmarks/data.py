@@ -34,7 +34,8 @@ import numpy as np
 from common.measuring import in_turns, verdict
 
 from collegium.data.cache import PreparedCase
-from collegium.data.federation import FederationConfig, SiteConfig, open_site
+from collegium.data.federation import open_site
+from collegium.data.federation_config import FederationConfig, SiteConfig
 from collegium.data.preprocessing import CaseArrays
 from collegium.data.sampling import ImageDataset, SamplingConfig
 from collegium.data.site import Site

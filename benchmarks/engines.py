@@ -37,7 +37,7 @@ from collegium.distributed.jobs import Coordinator
 from collegium.distributed.kits import read_kit
 from collegium.distributed.processes import SOCKET
 from collegium.runtime.engines.inprocess import InProcess
-from collegium.runtime.server import Request
+from collegium.runtime.requests import Request
 
 SITES = ("alder", "birch", "cedar", "dogwood", "elm", "fir", "ginkgo", "hazel", "ivy")
 MB = 10**6

@@ -32,7 +32,8 @@ def child(clients: int) -> None:
     from collegium.core.model_parts import find_parts
     from collegium.core.tensors import Tensors
     from collegium.runtime.process import prepare
-    from collegium.runtime.server import Request, Response, ServerRuntime
+    from collegium.runtime.requests import Request, Response
+    from collegium.runtime.server import ServerRuntime
 
     prepare(threads=2)
     network = torch.nn.Sequential(

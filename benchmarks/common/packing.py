@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from collegium.core.message import pack, unpack
-from collegium.data.federation import SiteConfig
+from collegium.data.federation_config import SiteConfig
 from collegium.distributed.site import SiteProcess, SiteSettings
 
 

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from collegium import cli
-from collegium.data.federation import FederationConfig, SiteConfig
+from collegium.data.federation_config import FederationConfig, SiteConfig
 from collegium.data.formats.dicom import decode, find_series
 from collegium.data.inspection import inspect_federation
 from collegium.data.reading import normalise, read_image

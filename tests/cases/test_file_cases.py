@@ -16,7 +16,8 @@ from typer.testing import CliRunner, Result
 
 from collegium import cli
 from collegium.data.decoded_image import Array
-from collegium.data.federation import FederationConfig, SiteConfig, find_cases, list_cases
+from collegium.data.federation import find_cases, list_cases
+from collegium.data.federation_config import FederationConfig, SiteConfig
 from collegium.data.formats import decode
 from collegium.data.inspection import inspect_federation
 from collegium.data.settings import TaskConfig

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from collegium.data.decoded_image import Array
-from collegium.data.federation import FederationConfig, SiteConfig, list_cases, open_federation
+from collegium.data.federation import list_cases, open_federation
+from collegium.data.federation_config import FederationConfig, SiteConfig
 from collegium.data.preprocessing import RawCase, decode_case, preprocess
 from collegium.data.settings import ImageConfig, TaskConfig
 from collegium.data.site import Case

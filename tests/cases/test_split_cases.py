@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from collegium.core.randomness import generator
-from collegium.data.federation import FederationConfig, SiteConfig, find_cases, open_federation
+from collegium.data.federation import find_cases, open_federation
+from collegium.data.federation_config import FederationConfig, SiteConfig
 from collegium.data.sampling import SamplingConfig
 from collegium.data.site import Case
 from collegium.data.splits import SplitConfig, check_across_sites, draw_splits

@@ -13,7 +13,8 @@ from collegium.algorithms.fedavg import FedAvg
 from collegium.algorithms.local import Local
 from collegium.core.dataset import Batch, TensorDataset
 from collegium.data.columns import read_columns
-from collegium.data.federation import FederationConfig, SiteConfig, find_cases, open_federation
+from collegium.data.federation import find_cases, open_federation
+from collegium.data.federation_config import FederationConfig, SiteConfig
 from collegium.data.settings import TaskConfig
 from collegium.data.site import Site
 from collegium.data.splits import SplitConfig

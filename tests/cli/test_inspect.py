@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from collegium.cli.inspect import show_inspection
-from collegium.data.federation import FederationConfig, SiteConfig
+from collegium.data.federation_config import FederationConfig, SiteConfig
 from collegium.data.image_statistics import LabelSize, MissingChannel
 from collegium.data.inspection import Inspection, SiteInspection, inspect_federation
 from collegium.data.sampling import SamplingConfig

@@ -13,7 +13,7 @@ from collegium.core.message import Message
 from collegium.core.payloads import Count, ModelPart, Numbers, Scores
 from collegium.core.tensors import Tensors
 from collegium.errors import ProtocolError
-from collegium.runtime.server import handler_of
+from collegium.runtime.requests import handler_of
 
 
 def messages(*pairs: tuple[str, float, int]):

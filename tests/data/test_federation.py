@@ -11,15 +11,17 @@ from PIL import Image
 
 from collegium.core.randomness import generator
 from collegium.data.federation import (
-    FederationConfig,
-    SiteConfig,
-    expand_root,
     find_cases,
     labels_problem,
     list_cases,
     list_unlabelled,
     open_federation,
     open_site,
+)
+from collegium.data.federation_config import (
+    FederationConfig,
+    SiteConfig,
+    expand_root,
     site_channels,
     sites_of,
 )

@@ -11,7 +11,8 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from collegium import cli
-from collegium.data.federation import FederationConfig, SiteConfig, open_federation
+from collegium.data.federation import open_federation
+from collegium.data.federation_config import FederationConfig, SiteConfig
 from collegium.data.inspection import inspect_federation
 from collegium.data.phantoms import make_federation
 from collegium.data.settings import ImageConfig, TaskConfig

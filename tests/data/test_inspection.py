@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from collegium.data.federation import FederationConfig, SiteConfig, open_federation
+from collegium.data.federation import open_federation
+from collegium.data.federation_config import FederationConfig, SiteConfig
 from collegium.data.image_statistics import LabelSize, MissingChannel
 from collegium.data.inspection import inspect_federation
 from collegium.data.sampling import SamplingConfig

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from collegium.data.federation import FederationConfig, SiteConfig, open_federation, open_site
+from collegium.data.federation import open_federation, open_site
+from collegium.data.federation_config import FederationConfig, SiteConfig
 from collegium.data.inspection import inspect_federation
 from collegium.data.mask_consistency import MaskCounts, mask_notes
 from collegium.data.settings import TaskConfig

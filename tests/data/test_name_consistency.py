@@ -10,7 +10,8 @@ import nibabel as nib
 import numpy as np
 import pytest
 
-from collegium.data.federation import FederationConfig, SiteConfig, open_federation, open_site
+from collegium.data.federation import open_federation, open_site
+from collegium.data.federation_config import FederationConfig, SiteConfig
 from collegium.data.importers.common import DatasetDescription
 from collegium.data.inspection import inspect_federation
 from collegium.data.name_consistency import SiteNames, channel_names, name_problems

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from collegium.data.federation import FederationConfig, SiteConfig, open_federation
+from collegium.data.federation import open_federation
+from collegium.data.federation_config import FederationConfig, SiteConfig
 from collegium.data.patient_ids import similar_ids
 from collegium.data.settings import TaskConfig
 from collegium.data.site import Case

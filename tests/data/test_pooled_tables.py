@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from collegium.data.federation import FederationConfig, SiteConfig, open_federation
+from collegium.data.federation import open_federation
+from collegium.data.federation_config import FederationConfig, SiteConfig
 from collegium.data.repartition import PartitionRule, repartition
 from collegium.data.settings import TaskConfig
 from collegium.data.tables import TableConfig

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from collegium.data.federation import FederationConfig, PublicConfig, SiteConfig
+from collegium.data.federation_config import FederationConfig, PublicConfig, SiteConfig
 from collegium.data.public import open_public
 from collegium.data.settings import ImageConfig, TaskConfig
 from collegium.data.tables import TableConfig

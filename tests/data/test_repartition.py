@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from collegium.data.federation import FederationConfig, SiteConfig, find_cases
+from collegium.data.federation import find_cases
+from collegium.data.federation_config import FederationConfig, SiteConfig
 from collegium.data.preprocessing import preprocess
 from collegium.data.repartition import PartitionRule, repartition
 from collegium.data.settings import ImageConfig, TaskConfig

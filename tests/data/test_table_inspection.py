@@ -6,7 +6,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from collegium import cli
-from collegium.data.federation import FederationConfig, SiteConfig
+from collegium.data.federation_config import FederationConfig, SiteConfig
 from collegium.data.settings import TaskConfig
 from collegium.data.table_inspection import inspect_tables
 from collegium.data.tables import TableConfig

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from collegium.data.federation import FederationConfig, SiteConfig, find_cases, open_federation
+from collegium.data.federation import find_cases, open_federation
+from collegium.data.federation_config import FederationConfig, SiteConfig
 from collegium.data.settings import TaskConfig
 from collegium.data.table_inspection import inspect_tables
 from collegium.data.table_site import rows_to_predict

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from collegium import cli
 from collegium.data.columns import SiteWording, spelling_key
-from collegium.data.federation import FederationConfig, SiteConfig, find_cases, open_federation
+from collegium.data.federation import find_cases, open_federation
+from collegium.data.federation_config import FederationConfig, SiteConfig
 from collegium.data.pooled_tables import pool_tables
 from collegium.data.settings import TaskConfig
 from collegium.data.table_inspection import inspect_tables

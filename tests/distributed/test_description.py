@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from collegium import __version__
-from collegium.data.federation import PublicConfig
+from collegium.data.federation_config import PublicConfig
 from collegium.distributed.description import check_versions, describe, digest
 from collegium.errors import ConfigError
 from collegium.experiment.config.experiment import parse_config

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from collegium.core.payloads import GLOBAL, OTHER_GLOBAL, PERSONAL
-from collegium.data.federation import sites_of
+from collegium.data.federation_config import sites_of
 from collegium.data.phantoms import make_federation
 from collegium.evaluation.report.html import write_report
 from collegium.evaluation.results import ROWS_FILE, SELECTION, results_frame, write_rows

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from collegium.data.federation import FederationConfig, SiteConfig
+from collegium.data.federation_config import FederationConfig, SiteConfig
 from collegium.data.sampling import SamplingConfig
 from collegium.data.settings import ImageConfig, TaskConfig
 from collegium.errors import ConfigError

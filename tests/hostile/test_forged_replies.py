@@ -24,7 +24,7 @@ from collegium.core.tensors import Tensors
 from collegium.errors import ClientError, CollegiumError
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.participation import EVERYBODY, SKIPPING
-from collegium.runtime.server import Request, Response
+from collegium.runtime.requests import Request, Response
 from collegium.testing.kinds import KINDS
 from collegium.testing.toy import ToyFederation
 

@@ -11,8 +11,8 @@ from collegium.errors import ProtocolError
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.ledger import START, SignOff, first_break, read_ledger
 from collegium.runtime.participation import EVERYBODY, SKIPPING
+from collegium.runtime.requests import Request, Response
 from collegium.runtime.run import Run
-from collegium.runtime.server import Request, Response
 from collegium.testing.toy import ToyFederation
 
 SITE = "B"

@@ -22,7 +22,7 @@ from collegium.core.payloads import (
 )
 from collegium.core.tensors import Tensors
 from collegium.runtime.ledger import read_ledger
-from collegium.runtime.server import Request
+from collegium.runtime.requests import Request
 from collegium.testing.toy import ToyFederation, toy_model
 
 PATIENT = "Doe, Jane *1950-01-02"

@@ -10,9 +10,9 @@ from collegium.algorithms.iopfl import IOPFL
 from collegium.core.message import unpack
 from collegium.data.site import EgressPolicy
 from collegium.runtime.engines.inprocess import InProcess
+from collegium.runtime.requests import Request, Response, respond
 from collegium.runtime.run import Run
 from collegium.runtime.selection import Selection, mean_row, scores_of
-from collegium.runtime.server import Request, Response, respond
 from collegium.testing.toy import toy_federation
 
 SEED = 7

@@ -25,7 +25,7 @@ from collegium.errors import ClientError, ConfigError, DataError, EgressError, P
 from collegium.runtime.client import ClientRuntime
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.ledger import first_break, read_ledger
-from collegium.runtime.server import Request
+from collegium.runtime.requests import Request
 from collegium.tasks import SegmentationTask, SupervisedTask
 from collegium.testing.toy import TRAINING, ToyFederation, toy_model, toy_network, toy_site
 from collegium.training.loop import LocalTraining

@@ -23,8 +23,8 @@ from collegium.data.site import EgressPolicy
 from collegium.errors import ConfigError
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.participation import SKIPPING
+from collegium.runtime.requests import Request
 from collegium.runtime.run import Run
-from collegium.runtime.server import Request
 from collegium.testing.stops import after_writes
 from collegium.testing.toy import (
     SEED,

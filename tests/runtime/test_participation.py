@@ -12,7 +12,8 @@ from collegium.core.model_parts import find_parts
 from collegium.errors import ConfigError, MissingReply, ProtocolError
 from collegium.runtime import server as server_module
 from collegium.runtime.participation import Participation
-from collegium.runtime.server import Request, Response, ServerRuntime, origin_of
+from collegium.runtime.requests import Request, Response, origin_of
+from collegium.runtime.server import ServerRuntime
 from collegium.testing.toy import ShuffledTransport, ToyFederation, toy_model, toy_network
 
 NAMES = [f"s{number}" for number in range(10)]

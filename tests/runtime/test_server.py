@@ -28,7 +28,8 @@ from collegium.errors import (
 )
 from collegium.runtime.federation import check_policy
 from collegium.runtime.participation import SKIPPING
-from collegium.runtime.server import Request, Response, ServerRuntime, origin_of
+from collegium.runtime.requests import Request, Response, origin_of
+from collegium.runtime.server import ServerRuntime
 from collegium.testing.toy import toy_model, toy_network
 
 

@@ -11,7 +11,7 @@ from collegium.core.message import pack
 from collegium.core.model_parts import find_parts
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.participation import SKIPPING
-from collegium.runtime.server import Request
+from collegium.runtime.requests import Request
 from collegium.testing.conformance import conformance_checks
 from collegium.testing.toy import (
     REGRESSION,

@@ -78,7 +78,12 @@ class Metric:
     of_set: bool = False
 
     def holds(self, value: float, rows: int) -> bool:
-        """Return whether a value is possible in a table of so many rows."""
+        """Return whether a value is possible in a table of so many rows.
+
+        Args:
+            value: the value.
+            rows: the number of rows.
+        """
         times = rows + 1 if self.of_set else 1
         return self.least * times - 1e-6 <= value <= self.most * times + 1e-6
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from collegium.data.federation import (
-    FederationConfig,
     federation_notes,
     label_and_channel_names,
     labelled_values,
@@ -19,6 +18,7 @@ from collegium.data.federation import (
     site_notes,
     task_of_site,
 )
+from collegium.data.federation_config import FederationConfig
 from collegium.data.fingerprints import find_copies
 from collegium.data.image_statistics import (
     IgnoredPixels,

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from collegium.data.columns import SUFFIXES, read_columns
-from collegium.data.federation import FederationConfig, expand_root, read_site_table, wording_of
+from collegium.data.federation import read_site_table, wording_of
+from collegium.data.federation_config import FederationConfig, expand_root
 from collegium.data.partition import SiteAssignment
 from collegium.errors import ConfigError, DataError, StorageError
 

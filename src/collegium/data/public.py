@@ -5,7 +5,7 @@ from pathlib import Path
 
 from collegium.core.dataset import ConcatDataset, Dataset, UnlabelledDataset
 from collegium.data.cache import prepare
-from collegium.data.federation import FederationConfig, expand_root
+from collegium.data.federation_config import FederationConfig, expand_root
 from collegium.data.sampling import ImageDataset
 from collegium.data.table_site import rows_to_predict
 from collegium.data.tables import read_table

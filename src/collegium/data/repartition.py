@@ -11,13 +11,8 @@ import numpy as np
 
 from collegium.core.settings import settings
 from collegium.data.discovery import case_of_row, rows_of_site
-from collegium.data.federation import (
-    FederationConfig,
-    check_names,
-    expand_root,
-    find_cases,
-    task_of_site,
-)
+from collegium.data.federation import check_names, find_cases, task_of_site
+from collegium.data.federation_config import FederationConfig, expand_root
 from collegium.data.partition import (
     PartitionCase,
     SiteAssignment,

@@ -102,7 +102,7 @@ class Site:
 
     @property
     def cases(self) -> int:
-        """How many cases the three splits have together."""
+        """The number of cases in the three splits together."""
         if self.declared is not None:
             return self.declared
         return len(self.train) + len(self.val) + len(self.test)

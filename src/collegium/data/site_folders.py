@@ -6,12 +6,8 @@ from pathlib import Path
 
 from collegium.data.columns import SUFFIXES
 from collegium.data.discovery import subfolders
-from collegium.data.federation import (
-    FederationConfig,
-    SiteConfig,
-    label_and_channel_names,
-    list_cases,
-)
+from collegium.data.federation import label_and_channel_names, list_cases
+from collegium.data.federation_config import FederationConfig, SiteConfig
 from collegium.data.importers.common import visible_entries
 from collegium.data.settings import TaskConfig
 from collegium.errors import DataError

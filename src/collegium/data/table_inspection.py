@@ -7,14 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from collegium.data.decoded_image import listed
-from collegium.data.federation import (
-    FederationConfig,
-    federation_notes,
-    list_cases,
-    names_note,
-    read_site_table,
-    sites_of,
-)
+from collegium.data.federation import federation_notes, list_cases, names_note, read_site_table
+from collegium.data.federation_config import FederationConfig, sites_of
 from collegium.data.inspection import (
     FederationInspection,
     count_splits,

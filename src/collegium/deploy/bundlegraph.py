@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from collegium.data.federation import site_channels
+from collegium.data.federation_config import site_channels
 from collegium.data.formats import nifti, pictures
 from collegium.data.preprocessing import THICK
 from collegium.data.settings import ImageConfig, TaskConfig

@@ -17,7 +17,8 @@ from collegium.core.dataset import Dataset
 from collegium.core.randomness import ambient
 from collegium.data.cache import PreparedCase, prepare
 from collegium.data.columns import SUFFIXES
-from collegium.data.federation import site_channels, task_of_site, wording_of
+from collegium.data.federation import task_of_site, wording_of
+from collegium.data.federation_config import site_channels
 from collegium.data.formats import write_mask
 from collegium.data.sampling import ImageDataset
 from collegium.data.site import Case

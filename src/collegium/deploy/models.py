@@ -16,7 +16,7 @@ from collegium.core.model_parts import find_parts
 from collegium.core.payloads import PERSONAL
 from collegium.core.randomness import ambient
 from collegium.core.tensors import Tensors
-from collegium.data.federation import sites_of
+from collegium.data.federation_config import sites_of
 from collegium.data.tables import Scaling
 from collegium.errors import CheckpointError, ConfigError
 from collegium.experiment.config.building import algorithm_at, build_algorithm, network_of

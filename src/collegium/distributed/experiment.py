@@ -19,7 +19,7 @@ from collegium.core.files import write_atomically
 from collegium.core.message import pack, unpack
 from collegium.core.payloads import LARGEST_COUNT, check_rows
 from collegium.core.seals import read_sealed, seal_json
-from collegium.data.federation import sites_of
+from collegium.data.federation_config import sites_of
 from collegium.data.public import open_public
 from collegium.data.site import Site, never_labelled
 from collegium.diagnostics.assessment.survey import Assessment
@@ -50,9 +50,10 @@ from collegium.experiment.jobs import Event
 from collegium.experiment.scaling import ASK_AGAIN, FILE
 from collegium.runtime.federation import Federation
 from collegium.runtime.ledger import SignOff
+from collegium.runtime.requests import Request, Response, Transport
 from collegium.runtime.run import Run
 from collegium.runtime.selection import FEDERATION
-from collegium.runtime.server import RETRY_PAUSE, Request, Response, Transport
+from collegium.runtime.server import RETRY_PAUSE
 from collegium.tasks import metrics_of
 
 logger = logging.getLogger(__name__)

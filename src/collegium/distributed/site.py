@@ -27,7 +27,7 @@ from collegium.core.message import pack, unpack
 from collegium.core.seals import START_AGAIN, read_sealed, seal_json
 from collegium.core.settings import Positive, settings
 from collegium.core.tensors import Tensors
-from collegium.data.federation import SiteConfig
+from collegium.data.federation_config import SiteConfig
 from collegium.diagnostics.assessment.survey import Assessment, clients_to_survey
 from collegium.distributed.acceptance import Acceptance
 from collegium.distributed.description import check_versions, digest
@@ -64,9 +64,9 @@ from collegium.experiment.scaling import FILE
 from collegium.runtime import process
 from collegium.runtime.client import ClientRuntime, case_scores_file
 from collegium.runtime.ledger import Ledger
+from collegium.runtime.requests import Request, respond
 from collegium.runtime.run import RoundRecord
 from collegium.runtime.selection import mean_row
-from collegium.runtime.server import Request, respond
 from collegium.training.compilation import compiler_problem
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from collegium.core.model_parts import has_convolutions
 from collegium.core.randomness import ambient
-from collegium.data.federation import sites_of
+from collegium.data.federation_config import sites_of
 from collegium.errors import ConfigError
 from collegium.experiment.config.building import network_of
 from collegium.experiment.config.experiment import AlgorithmConfig, ExperimentConfig

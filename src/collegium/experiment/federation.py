@@ -12,7 +12,8 @@ from typing import Any
 from collegium.adaptation import outside
 from collegium.core.dataset import ConcatDataset, Dataset
 from collegium.core.tensors import Tensors
-from collegium.data.federation import open_federation, open_site, sites_of
+from collegium.data.federation import open_federation, open_site
+from collegium.data.federation_config import sites_of
 from collegium.data.identity import record_contents
 from collegium.data.public import open_public
 from collegium.data.site import Site
@@ -58,8 +59,8 @@ from collegium.runtime import process
 from collegium.runtime.client import ClientRuntime
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.federation import Federation
+from collegium.runtime.requests import Transport
 from collegium.runtime.run import Run
-from collegium.runtime.server import Transport
 
 
 def cache_folder() -> Path:

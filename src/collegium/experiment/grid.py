@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from collegium.data.federation import sites_of
+from collegium.data.federation_config import sites_of
 from collegium.errors import ConfigError
 from collegium.experiment.config.experiment import (
     AlgorithmConfig,

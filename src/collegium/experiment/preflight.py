@@ -12,7 +12,8 @@ from collegium.core.algorithm import NetworkBuilder, check_needs
 from collegium.core.model_parts import find_parts
 from collegium.core.randomness import ambient, generator
 from collegium.core.tensors import Tensors
-from collegium.data.federation import labels_problem, sites_of
+from collegium.data.federation import labels_problem
+from collegium.data.federation_config import sites_of
 from collegium.errors import CollegiumError, ConfigError
 from collegium.experiment.config.building import (
     adapters_of,

@@ -29,7 +29,7 @@ from collegium.data.tables import Moments, Scaling, TableConfig
 from collegium.models.standardised import Standardised
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.federation import Federation, Network
-from collegium.runtime.server import Transport
+from collegium.runtime.requests import Transport
 
 FILE = "scaling.json"
 """The result of the exchange, beside the trainings; in a site's folder, its own scaling."""

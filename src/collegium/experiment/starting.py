@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from statistics import mean, median, median_low
 from typing import Any, Literal
 
-from collegium.data.federation import FederationConfig, sites_of
+from collegium.data.federation_config import FederationConfig, sites_of
 from collegium.data.inspection import FederationInspection, SiteInspection, inspect_federation
 from collegium.data.preprocessing import slice_axis, target_shape
 from collegium.data.sampling import SamplingConfig

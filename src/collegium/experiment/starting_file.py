@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from collegium.core.files import write_atomically
-from collegium.data.federation import FederationConfig, expand_root
+from collegium.data.federation_config import FederationConfig, expand_root
 from collegium.data.site_folders import federation_of_folder
 from collegium.errors import ConfigError
 from collegium.experiment.config.experiment import load_federation, parse_config

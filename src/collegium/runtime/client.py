@@ -43,8 +43,8 @@ from collegium.errors import (
 )
 from collegium.runtime.ledger import Ledger, SignOff
 from collegium.runtime.local_work import LocalWork
+from collegium.runtime.requests import Request, handler_of, origin_of, state_name
 from collegium.runtime.selection import KEPT, KeptModels, mean_defined, mean_row, scores_of
-from collegium.runtime.server import Request, handler_of, origin_of, state_name
 from collegium.runtime.state import Store
 from collegium.tasks import TRUE_CLASS, is_hidden, metrics_of
 from collegium.training.loop import LocalTraining

@@ -26,9 +26,10 @@ from collegium.runtime.client import ClientRuntime
 from collegium.runtime.early_stopping import EarlyStopping
 from collegium.runtime.local_work import LocalWork
 from collegium.runtime.participation import EVERYBODY, Participation
+from collegium.runtime.requests import Transport
 from collegium.runtime.run import Run
 from collegium.runtime.selection import DEFAULT, Selection
-from collegium.runtime.server import ServerRuntime, Transport
+from collegium.runtime.server import ServerRuntime
 from collegium.tasks import ClassificationTask, SegmentationTask, Task, metrics_of
 from collegium.training.loop import LocalTraining, TrainingConfig
 

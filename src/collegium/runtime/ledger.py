@@ -45,7 +45,7 @@ def describe_part(part: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class SignOff:
-    """What a ledger holds after the line of a message.
+    """A statement on what a ledger holds after the line of a message.
 
     Attributes:
         lines: how many lines.

@@ -32,8 +32,8 @@ from collegium.errors import CollegiumError, ConfigError, ProtocolError
 from collegium.experiment.config.registry import ALGORITHMS
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.participation import SKIPPING
+from collegium.runtime.requests import Transport
 from collegium.runtime.selection import KEPT
-from collegium.runtime.server import Transport
 from collegium.testing.kinds import KINDS
 from collegium.testing.statements import (
     NAMES,

@@ -28,9 +28,9 @@ from collegium.runtime.engines.inprocess import InProcess, respond_here
 from collegium.runtime.federation import Federation, Network, initial_model
 from collegium.runtime.ledger import SignOff
 from collegium.runtime.participation import EVERYBODY, Participation
+from collegium.runtime.requests import Request, Response, Transport
 from collegium.runtime.run import Run
 from collegium.runtime.selection import Selection
-from collegium.runtime.server import Request, Response, Transport
 from collegium.tasks import SupervisedTask, Task
 from collegium.training.loop import TrainingConfig
 
@@ -304,7 +304,7 @@ class _Addressed:
 
     @property
     def signed(self) -> SignOff | None:
-        """See `collegium.runtime.server.RequestHandler.signed`."""
+        """See `collegium.runtime.requests.RequestHandler.signed`."""
         return self.client.signed
 
     def handle(self, request: Request) -> bytes:

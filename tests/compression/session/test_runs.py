@@ -20,8 +20,8 @@ from collegium.experiment.config.registry import ALGORITHMS
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.ledger import first_break, read_ledger
 from collegium.runtime.participation import SKIPPING
+from collegium.runtime.requests import Request, Response
 from collegium.runtime.run import Run
-from collegium.runtime.server import Request, Response
 from collegium.testing.toy import ToyFederation, toy_model
 
 METHODS = ("fedavg", "scaffold", "fedbn", "ifca", "ditto")

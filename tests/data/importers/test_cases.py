@@ -7,7 +7,8 @@ import nibabel as nib
 import numpy as np
 import pytest
 
-from collegium.data.federation import FederationConfig, SiteConfig, check_names, list_cases
+from collegium.data.federation import check_names, list_cases
+from collegium.data.federation_config import FederationConfig, SiteConfig
 from collegium.data.importers import describe_dataset
 from collegium.data.importers.cases import describe, from_cases, matches
 from collegium.data.preprocessing import decode_case

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from collegium.data.federation import FederationConfig, SiteConfig, list_cases
+from collegium.data.federation import list_cases
+from collegium.data.federation_config import FederationConfig, SiteConfig
 from collegium.data.importers import detect_layout, find_in_folder
 from collegium.data.settings import TaskConfig
 from collegium.errors import ConfigError

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from collegium.data.federation import FederationConfig, SiteConfig, find_cases
+from collegium.data.federation import find_cases
+from collegium.data.federation_config import FederationConfig, SiteConfig
 from collegium.data.importers.folder_with_manifest import from_folder_and_manifest
 from collegium.data.settings import TaskConfig
 from collegium.errors import DataError

@@ -19,7 +19,7 @@ from collegium.core.tensors import Tensors
 from collegium.diagnostics.drift.recording import FeatureExtractor, RecordingTransport
 from collegium.errors import ConfigError
 from collegium.runtime.engines.inprocess import InProcess
-from collegium.runtime.server import Transport
+from collegium.runtime.requests import Transport
 from collegium.tasks import SegmentationTask, SupervisedTask
 from collegium.testing.toy import SIZES, ToyFederation, toy_model, toy_network
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import collegium
-from collegium.data.federation import sites_of
+from collegium.data.federation_config import sites_of
 from collegium.experiment.config.building import adapters_of
 from collegium.experiment.config.experiment import ExperimentConfig, load_config
 from collegium.experiment.grid import jobs_of, variations_of

@@ -14,7 +14,7 @@ import pytest
 import collegium
 from collegium.compression.session.config import CodecConfig, CodecsConfig
 from collegium.core.setting_problems import fields_of, leaf_types, literal_words
-from collegium.data.federation import FederationConfig, PublicConfig, SiteConfig
+from collegium.data.federation_config import FederationConfig, PublicConfig, SiteConfig
 from collegium.data.repartition import PartitionRule
 from collegium.data.sampling import SamplingConfig
 from collegium.data.settings import ImageConfig, TaskConfig

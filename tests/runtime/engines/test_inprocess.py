@@ -9,7 +9,7 @@ from collegium.core.memory import LACK
 from collegium.core.message import unpack
 from collegium.runtime import process
 from collegium.runtime.engines.inprocess import InProcess
-from collegium.runtime.server import Request
+from collegium.runtime.requests import Request
 
 
 class Echo:

@@ -19,7 +19,7 @@ from collegium.data.site import Site
 from collegium.errors import CheckpointError, ClientError, ConfigError
 from collegium.runtime.engines import EngineConfig
 from collegium.runtime.engines.turns import respond_together
-from collegium.runtime.server import Request
+from collegium.runtime.requests import Request
 from collegium.runtime.simulation import simulate
 from collegium.tasks import SupervisedTask
 from collegium.testing.toy import ToyFederation, toy_site

@@ -28,7 +28,7 @@ from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.federation import Federation
 from collegium.runtime.ledger import describe_part
 from collegium.runtime.participation import SKIPPING
-from collegium.runtime.server import Transport
+from collegium.runtime.requests import Transport
 
 FOLDER = "assessment"
 """Where in an experiment's output folder the assessment is."""

@@ -11,7 +11,7 @@ from typing import Any
 from collegium import __version__
 from collegium.core.files import write_atomically
 from collegium.core.text import format_bytes
-from collegium.data.federation import sites_of
+from collegium.data.federation_config import sites_of
 from collegium.diagnostics.assessment.findings import find
 from collegium.diagnostics.assessment.survey import FOLDER, Assessment, RemoteSites, survey_sites
 from collegium.diagnostics.assessment.verdict import GEOMETRIES, judge

@@ -16,7 +16,7 @@ from collegium.core.randomness import ambient
 from collegium.core.tensors import Tensors
 from collegium.diagnostics.drift.distances import SiteFeatures
 from collegium.errors import ConfigError
-from collegium.runtime.server import Request, Response, Transport
+from collegium.runtime.requests import Request, Response, Transport
 from collegium.tasks import Task
 from collegium.training.alignment import pool
 

@@ -23,7 +23,7 @@ from collegium.core.settings import (
     settings,
 )
 from collegium.core.text import unknown_word
-from collegium.data.federation import FederationConfig, sites_of
+from collegium.data.federation_config import FederationConfig, sites_of
 from collegium.errors import ConfigError
 from collegium.evaluation.scores import RELEVANT, UNUSABLE
 from collegium.experiment.config import schema, yaml_file

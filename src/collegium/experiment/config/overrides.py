@@ -7,7 +7,7 @@ from typing import Any
 
 from collegium.core.text import unknown_word
 from collegium.data.column_patterns import expand_table
-from collegium.data.federation import FederationConfig, expand_root
+from collegium.data.federation_config import FederationConfig, expand_root
 from collegium.errors import ConfigError
 from collegium.experiment.config import yaml_file
 from collegium.experiment.config.named_parts import expand_short_forms

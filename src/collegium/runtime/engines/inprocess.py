@@ -20,7 +20,7 @@ from collegium.core.userfile import client_mistake, on_one_machine
 from collegium.errors import CollegiumError
 from collegium.runtime import process
 from collegium.runtime.ledger import SignOff
-from collegium.runtime.server import Request, RequestHandler, Response, respond
+from collegium.runtime.requests import Request, RequestHandler, Response, respond
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from threading import Semaphore, Thread
 
 from collegium.core.tensors import Tensors
 from collegium.runtime.engines.inprocess import respond_here
-from collegium.runtime.server import Request, RequestHandler, Response
+from collegium.runtime.requests import Request, RequestHandler, Response
 from collegium.training.loop import WAITING, Fit, Progress
 from collegium.training.together import Outcome, fit_all
 
