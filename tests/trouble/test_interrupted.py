@@ -2,10 +2,12 @@
 
 import errno
 import os
+import random
 import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -225,3 +227,41 @@ def test_a_second_process_is_kept_out_and_a_killed_one_ends_with_equal_bits(fold
         os.killpg(process.pid, signal.SIGKILL)
         assert process.wait(60) == -signal.SIGKILL
     goes_on_to_the_same_bits(folder, expected)
+
+
+KILLS = 25
+"""How often a run is killed before it may end, for each of four seeds: a hundred times."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_a_run_with_two_workers_killed_again_and_again_ends_with_equal_bits(
+    folder: Path, whole, seed: int
+):
+    """Killed from its start-up to some rounds after it, at moments that are drawn."""
+    moments, rounds = random.Random(seed), "rounds=150"
+    settings = (rounds, "engine.workers=2")
+    command = [sys.executable, "-c", "from collegium.cli import main; main()"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+    started, killed = 10.0, 0
+    for attempt in range(KILLS):
+        asked = ("resume", "run") if (folder / "run/run.json").exists() else ("run", "x.yaml")
+        with subprocess.Popen(
+            [*command, *asked, *(settings if asked[0] == "run" else ())], cwd=folder,
+            env=environment, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            start_new_session=True,
+        ) as process:  # fmt: skip
+            begun = time.monotonic()
+            if attempt == 0:  # how long a start takes on this machine
+                assert process.stderr is not None
+                assert any("round 1/150" in line for line in process.stderr)
+                started = time.monotonic() - begun
+            else:
+                with suppress(subprocess.TimeoutExpired):
+                    process.communicate(timeout=moments.uniform(0.3, 1.3) * started)
+            killed += process.poll() is None
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    assert killed > KILLS / 2
+    ends_well(call("resume", "run"))
+    assert bits(folder / "run") == whole(rounds)

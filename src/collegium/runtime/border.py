@@ -165,9 +165,9 @@ class Comparison:
         """Note the root mean square of all numbers of some tensors."""
         numbers = [t for t in tensors if t.is_floating_point() and t.numel()]
         if numbers:
-            total = sum(float(t.square().sum(dtype=torch.float64)) for t in numbers)
+            norm = math.hypot(*map(_norm, numbers))
             count = sum(t.numel() for t in numbers)
-            self._sizes.setdefault((part, what), {})[client] = math.sqrt(total / count)
+            self._sizes.setdefault((part, what), {})[client] = norm / math.sqrt(count)
 
     def odd_one(self) -> FaultyReply | None:
         """Return the error of a client whose reply cannot be used beside the others'; None: none.
@@ -192,3 +192,9 @@ class Comparison:
                     largest,
                 )
         return None
+
+
+def _norm(tensor: torch.Tensor) -> float:
+    """Return the length of a tensor; infinity where it is beyond what a float32 holds."""
+    wide = tensor.dtype == torch.float64
+    return float(torch.linalg.vector_norm(tensor, dtype=None if wide else torch.float32))
