@@ -101,6 +101,8 @@ def exchange(connection: Connection, sent: Messages) -> None:
 class Echo:
     """A client of the in-process engine."""
 
+    signed = None
+
     def handle(self, request: Request) -> bytes:
         """Return what came."""
         return request.payload

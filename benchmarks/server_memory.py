@@ -32,7 +32,7 @@ def child(clients: int) -> None:
     from collegium.core.model_parts import find_parts
     from collegium.core.tensors import Tensors
     from collegium.runtime.process import prepare
-    from collegium.runtime.requests import Request, Response
+    from collegium.runtime.requests import Request, Response, origin_of
     from collegium.runtime.server import ServerRuntime
 
     prepare(threads=2)
@@ -40,11 +40,12 @@ def child(clients: int) -> None:
         *(torch.nn.Linear(1000, 1000, bias=False) for _ in range(PARAMETERS // 1_000_000))
     )
 
-    reply = pack({"reply": {"model": Tensors(network.state_dict()), "num_examples": 10}})
+    parts = {"model": Tensors(network.state_dict()), "num_examples": 10}
 
     class Clients:
         def exchange(self, requests: Iterable[Request]) -> Iterator[Response]:
             for request in requests:
+                reply = pack({"reply": parts, "of": origin_of(request)})
                 yield Response(request.client, reply, 0.0)
 
         def close(self) -> None:
