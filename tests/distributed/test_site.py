@@ -333,7 +333,8 @@ def test_masks_that_changed_since_a_site_began_to_train_are_named_in_its_own_log
     mask = min((tmp_path / "copy/alder/masks").iterdir())
     shutil.copy(max(mask.parent.iterdir()), mask)
     kind, text = refusal(SiteProcess(moved), call(told, "open"))
-    assert (kind, text) == ("DataError", "DataError; the details are in the log of this site")
+    assert kind == "DataError"
+    assert text.startswith("a file, a mask, a table or a split there is unusable; the details")
     assert f"(another mask of {mask.stem}): put the old data back" in caplog.text
     assert refusal(SiteProcess(moved), call(told), model)[0] == "DataError"
 

@@ -50,6 +50,9 @@ ALL_CASES = "mean"
 LARGEST_COUNT = 1 << 53
 """The largest whole number that a float holds exactly; no count is larger."""
 
+MOST_NUMBERS = 1 << 24
+"""How many numbers features of the images may hold, unless an algorithm says otherwise."""
+
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 """What a name that leaves a site looks like where the algorithm does not say it."""
 
@@ -330,7 +333,7 @@ class Features(_Part):
 
     description: str = "features of the images"
     by_case: bool = False
-    most: int = 1 << 24
+    most: int = MOST_NUMBERS
 
     def check(self, value: Any, expected: Expected) -> None:
         """Check that it is one finite floating-point tensor. See `PartSchema.check`."""
@@ -373,7 +376,10 @@ class Spectra(_Part):
             )
         if size.dtype != torch.int64 or size.shape != (windows.ndim - 2,):
             raise ProtocolError("size does not give the pixels along each axis")
-        expected.check_cases("images", len(windows))
+        if windows.numel() > MOST_NUMBERS:
+            raise ProtocolError(
+                f"windows holds {windows.numel()} numbers, of {MOST_NUMBERS} at most"
+            )
         if not torch.isfinite(windows).all() or (windows < 0).any():
             raise ProtocolError("windows holds NaN, infinite or negative values")
 

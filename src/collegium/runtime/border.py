@@ -121,9 +121,14 @@ class Border:
         check_parts(self._name, self._sends, reply, expected)
         return reply
 
-    def comparison(self) -> Comparison:
-        """Return what compares the replies to one exchange with one another."""
-        return Comparison(self._sends, self._expected)
+    def comparison(self, *, all_shapes: bool) -> Comparison:
+        """Return what compares the replies to one exchange with one another.
+
+        Args:
+            all_shapes: whether features whose shape depends on the images are compared as well, of
+                which a method says itself, otherwise, what sites have to agree on.
+        """
+        return Comparison(self._sends, self._expected, all_shapes=all_shapes)
 
 
 class Comparison:
@@ -132,10 +137,12 @@ class Comparison:
     Args:
         sends: the schemas of their parts.
         expected: what is known of every reply.
+        all_shapes: see `Border.comparison`.
     """
 
-    def __init__(self, sends: Mapping[str, Any], expected: Expected) -> None:
+    def __init__(self, sends: Mapping[str, Any], expected: Expected, *, all_shapes: bool) -> None:
         self._sends, self._trainable = sends, expected.parts.trainable
+        self._all_shapes = all_shapes
         self._sizes: dict[tuple[str, str], dict[str, float]] = {}
         self._shapes: dict[str, dict[str, Any]] = {}
 
@@ -156,6 +163,8 @@ class Comparison:
             elif isinstance(schema, Features | Spectra):
                 self._note(client, name, "numbers", [*value.values()])
                 whole = isinstance(schema, Features) and not schema.by_case
+                if not whole and not self._all_shapes:
+                    continue
                 shapes = {n: (*(t.shape if whole else t.shape[1:]),) for n, t in value.items()}
                 size = value.get("size")
                 shape = shapes, None if size is None else size.tolist()

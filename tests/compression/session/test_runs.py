@@ -47,7 +47,7 @@ class Watched:
             if hit and asked[-1].stage == "train":
                 data = data[:-1] + bytes([data[-1] ^ 1])  # the last byte is one of the code's
             self.seen.append((asked[-1], data))
-            yield replace(response, data=data)
+            yield replace(response, data=data, signed=None if hit else response.signed)
 
     def close(self) -> None:
         self._engine.close()
@@ -124,7 +124,7 @@ def test_without_codecs_nothing_is_added(tmp_path):
     federation = watched(tmp_path)
     for request, data in seen(federation):
         assert unpack(request.payload).keys() == {"model"}
-        assert unpack(data).keys() == {"reply"}
+        assert unpack(data).keys() == {"reply", "of"}
     assert not any(CODEC_KEY.encode() in data for data in federation.states().values())
 
 
