@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from collegium.evaluation.comparisons import joining_table
+from collegium.evaluation.comparisons import RunComparisons, joining_table
 from collegium.evaluation.quality import (
     LEAST_RISE,
     arms_of,
@@ -13,7 +13,7 @@ from collegium.evaluation.quality import (
     qualities,
     still_rising,
 )
-from collegium.evaluation.results import VerdictSettings, results_frame
+from collegium.evaluation.results import VerdictSettings, labels_of, results_frame
 from collegium.evaluation.scores import UNUSABLE, final_scores
 
 ROUNDS = range(1, 31)
@@ -116,6 +116,23 @@ def test_a_gain_among_unusable_models_is_never_said_without_it(scores):
     (found,) = joining_table(results_frame(rows_of(scores)), "dice", settings=settings).by_site
     assert found.verdict.answer == "yes, this model"
     assert "Training alone is unusable: its mean is below 0.2." in found.verdict.sentence
+
+
+def test_what_holds_of_all_metrics_is_found_once(scores, monkeypatch):
+    rows = rows_of(scores)
+    rows += [{**row, "metric": "iou", "value": row["value"] / 2} for row in rows]
+    results, calls = results_frame(rows), []
+    alone = {m: [c.verdict for c in joining_table(results, m).comparisons] for m in ("dice", "iou")}
+
+    def counted(*arguments):
+        calls.append(arguments)
+        return qualities(*arguments)
+
+    monkeypatch.setattr("collegium.evaluation.comparisons.qualities", counted)
+    run = RunComparisons(results, labels_of({}, results))
+    assert alone == {m: [c.verdict for c in run.joining(m, "").comparisons] for m in alone}
+    assert alone["dice"] != alone["iou"]
+    assert len(calls) == 1
 
 
 def test_a_training_without_any_mask_is_said_to_have_collapsed(scores):

@@ -7,7 +7,7 @@ text on a terminal, ``verdicts.json`` and the report all show those of `joining_
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -268,6 +268,41 @@ class _Question:
 
 
 @dataclass(frozen=True, eq=False)
+class _OfAllMetrics:
+    """What comparisons with training alone need whatever the metric.
+
+    Attributes:
+        notes: How the rounds were selected.
+        scores: The scores of single test cases, hidden ones included.
+        choices: What each site would choose on validation.
+        quality: The quality of every method at every site.
+    """
+
+    notes: tuple[str, ...]
+    scores: pd.DataFrame
+    choices: Mapping[str, Choice]
+    quality: Mapping[tuple[MethodKey, str], ModelQuality]
+
+    @classmethod
+    def find(
+        cls,
+        results: pd.DataFrame,
+        local: str,
+        pooled: Collection[str],
+        settings: VerdictSettings,
+    ) -> Self:
+        """Find it in the table of results of one setting of a sweep."""
+        own = used_models(results)
+        every = final_scores(own, hidden=True)
+        return cls(
+            selection_notes(results, settings.selection),
+            every,
+            choose_on_validation(own, local, pooled),
+            qualities(own, every, settings.relevant),
+        )
+
+
+@dataclass(frozen=True, eq=False)
 class RunComparisons:
     """The results of a run with all that its comparisons are made of.
 
@@ -282,6 +317,7 @@ class RunComparisons:
     labels: AlgorithmLabels
     settings: VerdictSettings = DEFAULT_SETTINGS
     sent: SentEstimates = NOTHING_SENT
+    _of_all: dict[str, _OfAllMetrics] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def read(cls, output: Path) -> Self:
@@ -305,6 +341,7 @@ class RunComparisons:
         return joining_table(
             self.results, metric, self.labels.order, local=self.labels.local,
             pooled=self.labels.pooled, settings=self.settings, variation=variation, sent=self.sent,
+            of_all=self._of_all,
         )  # fmt: skip
 
     def adapting(self, metric: str, variation: str) -> ComparisonTable:
@@ -330,6 +367,7 @@ def joining_table(
     settings: VerdictSettings = DEFAULT_SETTINGS,
     variation: str = "",
     sent: SentEstimates = NOTHING_SENT,
+    of_all: MutableMapping[str, _OfAllMetrics] | None = None,
 ) -> ComparisonTable:
     """Compare every method with training alone, at every site: does joining help it?
 
@@ -346,13 +384,18 @@ def joining_table(
         settings: What verdicts are made with.
         variation: The setting of a sweep.
         sent: The estimates of sites that keep the scores of their patients.
+        of_all: What earlier calls about the same results found that holds of all metrics, by
+            setting; this one adds to it.
 
     Returns:
         The comparisons; none, with the reason, if nobody trained alone.
     """
-    own = results[results["variation"] == variation]
-    notes, own = selection_notes(own, settings.selection), used_models(own)
-    every = final_scores(own, hidden=True)
+    of_all = {} if of_all is None else of_all
+    if variation not in of_all:
+        own = results[results["variation"] == variation]
+        of_all[variation] = _OfAllMetrics.find(own, local, pooled, settings)
+    shared = of_all[variation]
+    every = shared.scores
     scores = every[every["metric"] == metric]
     question = _Question(
         metric,
@@ -360,10 +403,10 @@ def joining_table(
         settings,
         "joining",
         same_models(every, metric),
-        choose_on_validation(own, local, pooled),
+        shared.choices,
         pooled,
         sent.of(variation, "joining", metric),
-        qualities(own, every, settings.relevant),
+        shared.quality,
     )
     arms = scores_by_site(every, metric)
     alone: dict[str, MethodKey] = {}
@@ -375,7 +418,7 @@ def joining_table(
     )
     keys = {key for key, _ in arms if key[0] != local}
     found = _compare(question, arms, sorted(keys, key=lambda key: position(key, order)), alone)
-    return replace(_table(question, found, "" if alone else missing, variation), notes=notes)
+    return replace(_table(question, found, "" if alone else missing, variation), notes=shared.notes)
 
 
 def adapting_table(

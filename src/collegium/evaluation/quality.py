@@ -154,12 +154,22 @@ def _collapsed(scores: pd.DataFrame) -> set[tuple[MethodKey, str]]:
     """Return the methods one of whose trainings predicts one thing only, with the site."""
     names = scores["metric"]
     wanted = scores[names.isin(["dice", "hd95", "hd95_px"]) | names.str.startswith(PROBABILITY)]
+    metric, value = wanted["metric"].to_numpy(object), wanted["value"].to_numpy(np.float64)
+    case = wanted["case"].to_numpy(object)
     found = set()
-    trainings: Any = wanted.groupby([*METHOD, "site", "seed", "fold"])
-    for (algorithm, model, site, *_), own in trainings:
-        if (own["value"].to_numpy()[own["metric"].to_numpy() == "dice"] > 0).any():
+    trainings: Any = wanted.groupby([*METHOD, "site", "seed", "fold"]).indices
+    for (algorithm, model, site, *_), rows in trainings.items():
+        if (value[rows][metric[rows] == "dice"] > 0).any():
             continue  # a segmentation that meets a structure, as almost all do, needs no table
-        table = own.pivot(index="case", columns="metric", values="value")
-        if is_constant({str(name): table[name].tolist() for name in table}):
+        if is_constant(_by_metric(metric[rows], case[rows], value[rows])):
             found.add(((str(algorithm), str(model)), str(site)))
     return found
+
+
+def _by_metric(metric: Any, case: Any, value: Any) -> dict[str, list[float]]:
+    """Return the values of the cases by metric, of all in the same order; NaN where one lacks."""
+    place = {name: number for number, name in enumerate(dict.fromkeys(case.tolist()))}
+    table = {str(name): [float("nan")] * len(place) for name in sorted(set(metric.tolist()))}
+    for name, one, number in zip(metric.tolist(), case.tolist(), value.tolist(), strict=True):
+        table[name][place[one]] = number
+    return table

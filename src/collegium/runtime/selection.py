@@ -180,7 +180,7 @@ class Selector:
         kind = PERSONAL if (PERSONAL, FEDERATION) in self._scores else GLOBAL
         scores = self._scores.get((kind, FEDERATION), [])
         first = WINDOW if self._rule.round == "smoothed" else 1
-        return [judged(self._rule, scores[:n]) for n in range(first, len(scores) + 1)]
+        return [judged(self._rule, scores[n - first : n]) for n in range(first, len(scores) + 1)]
 
     def of(self, kind: str, site: str) -> Chosen | None:
         """Return the choice of a kind of model that a site uses; None if there is none.

@@ -216,6 +216,22 @@ def test_folds_are_averaged_like_seeds():
     assert (found.up, found.up_round) == (100, 100)
 
 
+def test_traffic_by_site_is_that_of_each_site_alone():
+    rows = [
+        round_row(algorithm, seed=seed, site=site, number=number, bytes_up=up + seed)
+        for algorithm, up in (("ditto", 7), ("fedavg", 100))
+        for seed in (0, 1)
+        for site, last in (("B", 2), ("A", 3))
+        for number in range(1, last + 1)
+    ]
+    results, order = results_frame(rows), ["fedavg", "ditto"]
+    found = count_traffic(results, order, by=("site",)).set_index("site")
+    assert found.loc["A", "up"].tolist() == [301.5, 22.5]  # in the order of the algorithms
+    for site in ("A", "B"):
+        alone = count_traffic(results[results["site"] == site], order)
+        assert found.loc[site].reset_index(drop=True).equals(alone)
+
+
 def test_totals_of_the_case_rows_count_what_went_before_and_after_the_rounds():
     rows = [round_row(bytes_up=100), round_row(bytes_up=100, number=2)]
     about: dict[str, Any] = {"experiment": "e", "algorithm": "fedavg", "seed": 0, "round": 2,

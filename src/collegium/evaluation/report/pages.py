@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from collegium.evaluation.comparisons import Comparison, ComparisonTable
@@ -38,6 +39,9 @@ PicturesByMethod = dict[str, list[EmbeddedPicture]]
 
 SitePictures = Mapping[tuple[str, Where], PicturesByMethod]
 """A site, and whether its pictures are those of a site inside -> the pictures."""
+
+NO_SCORES: Mapping[str, Any] = MappingProxyType({"columns": (), "rows": ()})
+"""The scores of a site that has none, see `_site_scores`."""
 
 TRAFFIC = ["bytes_up", "bytes_down", "seconds"]
 """The columns of the table of results that count what was sent and how long sites worked."""
@@ -149,9 +153,40 @@ def gather_content(
         sheet=sheet.css,
         left_out=left_out,
     )
-    ids = site_ids(run.sites)
-    pages = [_site_page(content, site, ids[site], pictures) for site in run.sites]
+    own, ids = SiteParts.of(content), site_ids(run.sites)
+    pages = [_site_page(content, own, site, ids[site], pictures) for site in run.sites]
     return replace(content, sites=pages)
+
+
+@dataclass(frozen=True, eq=False)
+class SiteParts:
+    """What is divided by site once, so that a page does not search the content of all others.
+
+    Attributes:
+        rows: Site -> its rows of the table of results.
+        scores: By "inside" and "outside": site -> its scores, see `_site_scores`.
+        traffic: Site -> what it sent and received, see `count_traffic`.
+        nothing: The table of results without rows.
+    """
+
+    rows: Mapping[str, pd.DataFrame]
+    scores: Mapping[Where, Mapping[str, Mapping[str, Any]]]
+    traffic: Mapping[str, Sequence[Any]]
+    nothing: pd.DataFrame
+
+    @classmethod
+    def of(cls, content: ReportContent) -> SiteParts:
+        """Divide the content of a report."""
+        results = content.run.results
+        traffic: dict[str, list[Any]] = {}
+        for row in rows_of(count_traffic(results, content.run.order, by=("site",))):
+            traffic.setdefault(row.site, []).append(row)
+        return cls(
+            {str(site): rows for site, rows in results.groupby("site", sort=False)},
+            {where: _site_scores(content.tables[where]) for where in WHERES},
+            traffic,
+            results.iloc[:0],
+        )
 
 
 def _withheld(results: pd.DataFrame, scored: pd.DataFrame) -> int:
@@ -162,7 +197,7 @@ def _withheld(results: pd.DataFrame, scored: pd.DataFrame) -> int:
 
 
 def _site_page(
-    content: ReportContent, site: str, page: str, pictures: SitePictures
+    content: ReportContent, parts: SiteParts, site: str, page: str, pictures: SitePictures
 ) -> dict[str, Any]:
     """Return the content of the page of one site.
 
@@ -171,8 +206,7 @@ def _site_page(
     method, inside the method of its answer first, or, if none of it were drawn, another model of
     the same algorithm. ``answer`` says whether joining helps it, None if nobody trained alone.
     """
-    results = content.run.results
-    own = results[results["site"] == site]
+    own = parts.rows.get(site, parts.nothing)
     scored = {where: final_scores(own, where=where) for where in WHERES}
     tested = {where: found[found["case"] != ALL_CASES] for where, found in scored.items()}
     return {
@@ -182,11 +216,11 @@ def _site_page(
         "tested": {w: (s["patient"].nunique(), s["case"].nunique()) for w, s in tested.items()},
         "withheld": {where: _withheld(own, scored[where]) for where in WHERES},
         "answer": content.answers.get(site),
-        "scores": {where: _site_scores(content.tables[where], site) for where in WHERES},
+        "scores": {where: parts.scores[where].get(site, NO_SCORES) for where in WHERES},
         "adapting": [c for c in content.adapting.by_site if c.verdict.site == site],
         "curves": [drawn.of(site) for drawn in content.curves if site in drawn.panels],
         "pictures": {where: pictures.get((site, where), {}) for where in WHERES},
-        "traffic": rows_of(count_traffic(own, content.run.order)),
+        "traffic": parts.traffic.get(site, ()),
         "ledger": content.ledgers.get(site, ()),
         "adaptations": [found for found in content.adaptations if found.site == site],
     }
@@ -247,38 +281,55 @@ def _sweeps(run: RunOutput) -> list[MethodTable]:
     return [table for table in found if table.methods]
 
 
-def _site_scores(tables: Sequence[MethodTable], site: str) -> dict[str, Any]:
-    """Return the scores of one site, of all metrics that have some there.
+def _site_scores(tables: Sequence[MethodTable]) -> dict[str, dict[str, Any]]:
+    """Return the scores of each site, of all metrics that have some there.
 
     ``columns`` holds metric, unit and whether higher is better; ``rows`` the name of each method
     and a cell for each column, None if it has no score.
     """
-    tables = [table for table in tables if site in table.sites]
-    columns = [(table.metric, table.unit, table.higher_is_better) for table in tables]
-    own = [table.cells[table.cells["column"] == site] for table in tables]
-    found = [{cell.method: cell for cell in rows_of(cells)} for cells in own]
-    names = dict.fromkeys(chain(*found))
-    rows = [(name, [cells.get(name) for cells in found]) for name in names]
-    return {"columns": columns, "rows": rows}
+    columns: dict[str, list[tuple[str, str, bool]]] = {}
+    found: dict[str, list[dict[str, Any]]] = {}
+    for table in tables:
+        cells: dict[str, dict[str, Any]] = {site: {} for site in table.sites}
+        for cell in rows_of(table.cells):
+            if cell.column in cells:
+                cells[cell.column][cell.method] = cell
+        for site, own in cells.items():
+            column = table.metric, table.unit, table.higher_is_better
+            columns.setdefault(site, []).append(column)
+            found.setdefault(site, []).append(own)
+    return {
+        site: {
+            "columns": columns[site],
+            "rows": [
+                (name, [cells.get(name) for cells in own]) for name in dict.fromkeys(chain(*own))
+            ],
+        }
+        for site, own in found.items()
+    }
 
 
-def count_traffic(results: pd.DataFrame, order: Sequence[str]) -> pd.DataFrame:
+def count_traffic(
+    results: pd.DataFrame, order: Sequence[str], by: Sequence[str] = ()
+) -> pd.DataFrame:
     """Count what each algorithm sent: round by round, and in total if rows of cases say more.
 
     Args:
-        results: The table of results, or the rows of a single site.
+        results: The table of results.
         order: Labels of the algorithms.
+        by: Columns by which it is counted apart, such as the site.
 
     Returns:
-        A row for each algorithm that has trained, mean over seeds and folds: algorithm and name;
-        up and down, bytes that left the sites and came to them; seconds that the sites worked;
-        up_round and down_round, the bytes of a round, mean over rounds.
+        A row for each algorithm that has trained, mean over seeds and folds: the columns ``by``,
+        algorithm and name; up and down, bytes that left the sites and came to them; seconds that
+        the sites worked; up_round and down_round, the bytes of a round, mean over rounds.
     """
-    training = ["algorithm", "seed", "fold"]
+    training = [*by, "algorithm", "seed", "fold"]
+    each = list(dict.fromkeys([*training, "site"]))
     losses = results[(results["metric"] == "loss") & (results["split"] == "train")]
     tested = results[(results["case"] != "") & (results["split"] == "test")]
-    sums = losses.groupby([*training, "site"])[TRAFFIC].sum()
-    totals = tested.groupby([*training, "site"])[TRAFFIC].max()
+    sums = losses.groupby(each)[TRAFFIC].sum()
+    totals = tested.groupby(each)[TRAFFIC].max()
     known = totals.reindex(sums.index, fill_value=0)
     whole = sums.where(sums > known, known).groupby(training).sum()
     rounds = losses.groupby(training)["round"].nunique()
@@ -286,8 +337,10 @@ def count_traffic(results: pd.DataFrame, order: Sequence[str]) -> pd.DataFrame:
     counted = whole.set_axis(["up", "down", "seconds"], axis=1).join(
         by_round.set_axis(["up_round", "down_round"], axis=1)
     )
-    means = counted.groupby("algorithm").mean()
-    found = means.reindex([label for label in order if label in means.index]).reset_index()
+    means = counted.groupby([*by, "algorithm"]).mean().reset_index()
+    found = means[means["algorithm"].isin(list(order))]
+    places = found["algorithm"].map({label: place for place, label in enumerate(order)})
+    found = found.iloc[places.argsort(kind="stable")].reset_index(drop=True)
     return found.assign(name=found["algorithm"].map(method_name))
 
 
