@@ -4,8 +4,8 @@ Every run is what `collegium run` does with a small perceptron on made-up tables
 a process that is forked where all imports are done. It has one of three sizes: a base, a small and
 a large one. What a further unit costs is the slope between two of them. The growth, which is
 judged, is the slope from the small size to the large one over that from the base to the small one:
-1 where a unit always costs the same. Processor seconds are compared, of the smaller
-sizes the least of two turns, since other work on the machine can only add to them. `resume` of the
+1 where a unit always costs the same. Processor seconds are compared, the
+least of two turns, since other work on the machine can only add to them. `resume` of the
 finished run with the most rounds stands beside it, as do files, bytes and peak memory of a unit.
 
     python benchmarks/scale.py [--quick] [--only rounds]
@@ -36,7 +36,7 @@ SEEDS = {True: 2, False: 10}
 """Seeds of the grid with and without --quick; more cells are those of more algorithms."""
 
 TURNS = 2
-"""How often the base and the small size are run; the large one is run once."""
+"""How often every size is run."""
 
 ROWS = 12
 """Cases of a site where cases are not what grows."""
@@ -81,10 +81,10 @@ SIZES = {
     "cells": (20, 40, 100),
 }
 QUICK = {
-    "rounds": (2, 32, 92),
-    "sites": (2, 12, 32),
-    "cases": (100, 1000, 4000),
-    "cells": (4, 12, 20),
+    "rounds": (2, 22, 52),
+    "sites": (2, 8, 18),
+    "cases": (100, 1000, 2500),
+    "cells": (4, 8, 12),
 }
 
 
@@ -172,7 +172,7 @@ def growth_of(axis: str, folder: Path, *, quick: bool) -> float:
     seeds = SEEDS[quick] if axis == "cells" else 1
     found: dict[int, list[Cost]] = {size: [] for size in sizes}
     for turn in range(TURNS):
-        for size in sizes[:2] if turn else sizes:
+        for size in sizes:
             found[size].append(cost_of(Size(**{axis: size}, seeds=seeds), folder, f"{size}-{turn}"))
     base, small, large = (least(found[size]) for size in sizes)
     steps = sizes[1] - sizes[0], sizes[2] - sizes[1]

@@ -7,6 +7,7 @@ from scipy import stats
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from collegium.evaluation.comparisons import adapting_table, joining_table
+from collegium.evaluation.formats import to_latex, to_markdown, to_text
 from collegium.evaluation.results import VerdictSettings, results_frame
 
 
@@ -290,6 +291,12 @@ def test_p_values_are_corrected_for_the_distinct_models(scores):
     assert sorted(same["fedavg"]) == ["Ditto global", "IOP-FL global"]
     assert same["moon"] == ()
     assert table.over_sites == []  # there is one site
+    for shown in (to_text(table), to_markdown(table), to_latex(table)):
+        (line,) = (line for line in shown.splitlines() if "IOP-FL global" in line)
+        assert "(also " in line
+        assert "FedAvg global" in line
+        assert "Ditto global" in line
+    assert len(table.frame) == len(joined)  # a row for each name
 
 
 def test_models_are_the_same_only_if_all_scores_of_all_metrics_are(scores):

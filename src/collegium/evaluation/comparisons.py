@@ -152,20 +152,6 @@ class ComparisonTable:
         return pd.DataFrame(rows, columns=None if rows else ["site", "method"])
 
 
-def distinct(comparisons: Iterable[Comparison]) -> list[Comparison]:
-    """Return one comparison of each model at a site: of several names the chosen, or the first.
-
-    Args:
-        comparisons: Some comparisons.
-    """
-    found: dict[tuple[str, frozenset[str]], Comparison] = {}
-    for each in comparisons:
-        model = each.verdict.site, frozenset({each.verdict.method, *each.verdict.same_as})
-        if each.chosen or model not in found:
-            found[model] = each
-    return [*found.values()]
-
-
 @dataclass(frozen=True)
 class _Question:
     """The question that is asked of all methods of a table.
@@ -269,7 +255,7 @@ class _Question:
 
 @dataclass(frozen=True, eq=False)
 class _OfAllMetrics:
-    """What comparisons with training alone need whatever the metric.
+    """The parts of comparisons with training alone that do not depend on the metric.
 
     Attributes:
         notes: How the rounds were selected.
@@ -285,11 +271,7 @@ class _OfAllMetrics:
 
     @classmethod
     def find(
-        cls,
-        results: pd.DataFrame,
-        local: str,
-        pooled: Collection[str],
-        settings: VerdictSettings,
+        cls, results: pd.DataFrame, local: str, pooled: Collection[str], settings: VerdictSettings
     ) -> Self:
         """Find it in the table of results of one setting of a sweep."""
         own = used_models(results)

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from math import isnan
 from typing import Any
 
-from collegium.evaluation.comparisons import Comparison, ComparisonTable, distinct
+from collegium.evaluation.comparisons import ComparisonTable
+from collegium.evaluation.entries import distinct, names_of
 from collegium.evaluation.results import frame_to_csv
 from collegium.evaluation.tables import MethodTable
 from collegium.evaluation.verdicts import Verdict, as_record
@@ -182,7 +183,7 @@ def _comparison_lines(table: ComparisonTable) -> list[list[str]]:
     ]  # fmt: skip
     return [head] + [
         [
-            v.site, _names(c), number(v.reference, unit),
+            v.site, names_of(c), number(v.reference, unit),
             number(v.joined, unit), number(v.difference, unit, signed=True),
             interval_text(v.low, v.high, unit), str(v.patients or DASH), _trainings(v),
             p_value(v.p), p_value(v.p_holm), v.answer,
@@ -190,13 +191,6 @@ def _comparison_lines(table: ComparisonTable) -> list[list[str]]:
         for c in distinct(table.comparisons)
         for v in (c.verdict,)
     ]  # fmt: skip
-
-
-def _names(comparison: Comparison) -> str:
-    """Return the names of a model, that of the comparison first."""
-    verdict = comparison.verdict
-    also = f" (also {', '.join(verdict.same_as)})" if verdict.same_as else ""
-    return f"{verdict.method}{also}" + " (chosen)" * comparison.chosen
 
 
 def _trainings(verdict: Verdict) -> str:

@@ -1,6 +1,7 @@
 from typing import Any
 
-from collegium.evaluation.comparisons import adapting_table, distinct, joining_table
+from collegium.evaluation.comparisons import adapting_table, joining_table
+from collegium.evaluation.entries import distinct
 from collegium.evaluation.report.answers import answer_outside, answer_sites
 from collegium.evaluation.results import results_frame
 

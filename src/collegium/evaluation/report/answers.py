@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import get_args
 
-from collegium.evaluation.comparisons import Comparison, ComparisonTable, distinct
+from collegium.evaluation.comparisons import Comparison, ComparisonTable
+from collegium.evaluation.entries import distinct
 from collegium.evaluation.verdicts import Outcome
 
 MOST_ANSWERS = 6

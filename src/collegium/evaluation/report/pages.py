@@ -160,7 +160,7 @@ def gather_content(
 
 @dataclass(frozen=True, eq=False)
 class SiteParts:
-    """What is divided by site once, so that a page does not search the content of all others.
+    """The content divided by site once, so that a page does not search that of all others.
 
     Attributes:
         rows: Site -> its rows of the table of results.

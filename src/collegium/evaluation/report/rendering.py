@@ -8,7 +8,7 @@ from math import isnan
 from typing import TYPE_CHECKING, Any
 
 from collegium.core.text import format_bytes, format_duration
-from collegium.evaluation.comparisons import distinct
+from collegium.evaluation.entries import distinct
 from collegium.evaluation.report import assessment, plots, routing
 from collegium.evaluation.wording import PLUS_MINUS, number, title
 
