@@ -1,5 +1,6 @@
 """Processes that are killed in the middle, and sites that answer nonsense; all over real FLARE."""
 
+import hashlib
 import json
 import os
 import signal
@@ -205,11 +206,13 @@ def test_a_run_whose_command_is_killed_resumes_with_equal_bits(real, expected):
 
 
 def change(edit: Any) -> Any:
-    """A script that edits the reply to a training request."""
+    """A script that edits the reply to a training request, and signs it off as its own."""
 
     def act(header: dict[str, Any], carry: Any) -> Any:
         answer, data = carry()
-        return answer, pack(edit(unpack(data)))
+        forged = pack(edit(unpack(data)))
+        signed = {**answer["signed"], "sha256": hashlib.sha256(forged).hexdigest()}
+        return {**answer, "signed": signed}, forged
 
     return at_round(2, act)
 
@@ -229,7 +232,7 @@ FAKES: dict[str, tuple[Any, str]] = {
     "shape": (of_model(lambda m, n: {**m, n: m[n][:1]}), "expected (4, 1, 3, 3)"),
     "name": (of_model(lambda m, n: {("other" if k == n else k): v for k, v in m.items()}), "other"),
     "part": (
-        change(lambda e: {"reply": {**e["reply"], "images": Tensors({"a": torch.zeros(3)})}}),
+        change(lambda e: {**e, "reply": {**e["reply"], "images": Tensors({"a": torch.zeros(3)})}}),
         "images",
     ),
     "tenfold": (at_round(2, lambda _, carry: (carry()[0], carry()[1] * 10)), "birch"),
