@@ -90,7 +90,7 @@ QUICK = {
 
 @dataclass
 class Cost:
-    """What a run took: processor and clock seconds, peak memory in bytes, its files and bytes."""
+    """The processor and clock seconds, the peak memory in bytes, the files and bytes of a run."""
 
     processor: float
     clock: float

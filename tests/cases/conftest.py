@@ -1,6 +1,7 @@
 """A test of a field case, `test_geo01_...`, gets the case's folder and the values it states."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,20 @@ def folder(cases: Path, new_cases: Path, request: pytest.FixtureRequest) -> Path
     number = request.node.name.removeprefix("test_").partition("_")[0]
     (found,) = (path for place in (cases, new_cases) for path in place.glob(f"{number}_*"))
     return found
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
+    """The current folder: a copy of the field case that the test is named after."""
+    copy = tmp_path / folder.name
+    shutil.copytree(folder, copy, copy_function=shutil.copyfile)
+    links = folder / "links.tsv"
+    for line in links.read_text("utf-8").splitlines() if links.is_file() else ():
+        name, target = line.split("\t")
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).symlink_to(target)
+    monkeypatch.chdir(copy)
+    return copy
 
 
 @pytest.fixture

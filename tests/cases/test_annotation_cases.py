@@ -38,15 +38,6 @@ output: run
 
 
 @pytest.fixture
-def place(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder: a copy of the field case that the test is named after."""
-    copy = tmp_path / "case"
-    shutil.copytree(folder, copy, copy_function=shutil.copyfile)
-    monkeypatch.chdir(copy)
-    return copy
-
-
-@pytest.fixture
 def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, in which a sibling is drawn."""
     monkeypatch.chdir(tmp_path)

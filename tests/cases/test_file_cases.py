@@ -27,20 +27,6 @@ from collegium.errors import DataError
 nib: Any = nibabel
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
-    """The current folder: a copy of the field case that the test is named after."""
-    copy = tmp_path / folder.name
-    shutil.copytree(folder, copy, copy_function=shutil.copyfile)
-    links = folder / "links.tsv"
-    for line in links.read_text("utf-8").splitlines() if links.is_file() else ():
-        name, target = line.split("\t")
-        (copy / name).parent.mkdir(parents=True, exist_ok=True)
-        (copy / name).symlink_to(target)
-    monkeypatch.chdir(copy)
-    return copy
-
-
 def call(*arguments: str) -> Result:
     return CliRunner().invoke(cli.app, arguments)
 

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,15 +16,6 @@ from collegium.data.federation import open_federation
 from collegium.data.patient_names import patients_by_name
 from collegium.data.site import Case
 from collegium.experiment.config.experiment import load_federation
-
-
-@pytest.fixture
-def place(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder: a copy of the field case that the test is named after."""
-    copy = tmp_path / "case"
-    shutil.copytree(folder, copy, copy_function=shutil.copyfile)
-    monkeypatch.chdir(copy)
-    return copy
 
 
 def inspected(file: str, *overrides: str) -> dict[str, Any]:

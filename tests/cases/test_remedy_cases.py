@@ -1,26 +1,12 @@
 """What a message proposes must not do harm if it is followed to the letter."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from collegium import cli
-
-
-@pytest.fixture
-def place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_cases: Path, request: pytest.FixtureRequest
-) -> Path:
-    """The current folder: a copy of the field case that the test is named after."""
-    number = request.node.name.removeprefix("test_").partition("_")[0]
-    (found,) = new_cases.glob(f"{number}_*")
-    copy: Path = tmp_path / str(number)
-    shutil.copytree(found, copy, copy_function=shutil.copyfile)
-    monkeypatch.chdir(copy)
-    return copy
 
 
 def call(*arguments: str) -> Result:

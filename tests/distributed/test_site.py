@@ -22,6 +22,7 @@ from collegium.errors import ConfigError
 from collegium.experiment.config.building import network_of
 from collegium.experiment.config.experiment import parse_config
 from collegium.runtime.federation import initial_model
+from collegium.runtime.ledger import read_ledger
 from collegium.runtime.run import RoundRecord
 from collegium.runtime.selection import Chosen
 
@@ -390,6 +391,13 @@ def test_a_message_over_the_sites_limit_is_refused_before_it_is_read(own):
     answer = ask(process, SIZES.pack(2, 1001) + b"{}")
     failure = json.loads(answer[SIZES.size :])["error"]
     assert told_of(failure)[1].startswith("a message of 1001 bytes is over the limit of 1000 bytes")
+    (line,) = read_ledger(Path(own.state) / "ledger.jsonl")
+    assert list(line["parts"]) == ["failure"]
+
+
+def test_a_failure_that_cannot_be_recorded_stays_at_the_site(process, told):
+    Path(process.settings.state, "ledger.jsonl").mkdir(parents=True)
+    assert refusal(process, call(told, site="birch"))[0] == "StorageError"
 
 
 def test_the_kit_and_the_file_are_of_one_site(own, tmp_path):

@@ -38,15 +38,19 @@ Change = Callable[[Any], Any]
 class Forging(InProcess):
     """Changes what one site sends in one round, or loses it where nothing is to be changed."""
 
-    def __init__(self, build: Any, change: Change | None, stage: str, method: str = "") -> None:
+    def __init__(
+        self, build: Any, change: Change | None, stage: str, method: str = "", number: int = ROUND
+    ) -> None:
         super().__init__(build)
         self._change, self._stage, self._method = change, stage, method
+        self._number = number
         self.forged = 0
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[Response]:
         for request in requests:
             (response,) = super().exchange([request])
-            forges = (request.client, request.round, request.stage) == (FORGER, ROUND, self._stage)
+            asked = request.client, request.round, request.stage
+            forges = asked == (FORGER, self._number, self._stage)
             if not forges or self._method not in ("", request.method):
                 yield response
             elif self._change is None:
@@ -268,8 +272,8 @@ SCORES: Mapping[str, Change] = {
 """Replies to an evaluation with scores that no site has."""
 
 
-def lists_of_the_server(root: Path) -> dict[str, bytes]:
-    """The states of the server and the rounds that it chose."""
+def states_of_the_server(root: Path) -> dict[str, bytes]:
+    """The stored states of the server, and the models that it keeps."""
     files = sorted((root / "server").rglob("*.state"))
     return {str(path.relative_to(root)): path.read_bytes() for path in files}
 
@@ -325,7 +329,7 @@ def without(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, byt
     for stage in ("train", "evaluate"):
         root = tmp_path_factory.mktemp(stage)
         run(root, None, stage, skip=True)
-        found[stage] = lists_of_the_server(root)
+        found[stage] = states_of_the_server(root)
     assert found["train"] != found["evaluate"]
     return found
 
@@ -366,7 +370,7 @@ def test_a_forgery_leaves_out_its_site_alone(
 ) -> None:
     outcome = run(tmp_path, change, stage, skip=True)
     assert outcome.engine.forged
-    assert lists_of_the_server(tmp_path) == without[stage]
+    assert states_of_the_server(tmp_path) == without[stage]
     if stage == "train":
         assert outcome.left_out == {FORGER}
 
@@ -397,8 +401,8 @@ def test_a_forgery_of_a_coded_reply_leaves_out_its_site_alone(
     run(tmp_path / "without", None, "train", skip=True, codecs=codecs)
     outcome = run(tmp_path / "skip", change, "train", skip=True, codecs=codecs)
     assert outcome.left_out == {FORGER}
-    wanted = lists_of_the_server(tmp_path / "without")
-    assert lists_of_the_server(tmp_path / "skip") == wanted
+    wanted = states_of_the_server(tmp_path / "without")
+    assert states_of_the_server(tmp_path / "skip") == wanted
 
 
 def with_entry(envelope: dict[str, Any], **values: Any) -> dict[str, Any]:
@@ -421,26 +425,14 @@ def test_features_of_another_shape_leave_out_their_site_alone(tmp_path: Path) ->
                 engine.server.begin()
                 silent, other = _harmofl(None, tmp_path / f"{place}-without", skip=True)
                 silent.server.begin()
-                assert lists_of_the_server(root) == lists_of_the_server(other)
+                assert states_of_the_server(root) == states_of_the_server(other)
 
 
 def _harmofl(change: Change | None, root: Path, *, skip: bool) -> tuple[ToyFederation, Path]:
-    class Early(Forging):
-        def exchange(self, requests: Iterable[Request]) -> Iterator[Response]:
-            for request in requests:
-                (response,) = InProcess.exchange(self, [request])
-                if request.client != FORGER:
-                    yield response
-                elif self._change is None:
-                    yield Response(FORGER, b"", 0.0, missing="is not there")
-                else:
-                    data = pack(self._change(unpack(response.data)))
-                    yield replace(response, data=data, signed=None)
-
     federation = ToyFederation(
         HarmoFL(),
         root,
-        lambda f: Early(f.clients, change, "train"),
+        lambda f: Forging(f.clients, change, "train", number=0),
         participation=SKIPPING if skip else EVERYBODY,
         kind=KINDS["images with classes"],
     )

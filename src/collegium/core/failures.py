@@ -1,7 +1,7 @@
-"""What a site tells the server of a failure: a code and names, whose sentence both ends hold.
+"""The failures that a site reports to the server, each by a code that stands for a sentence.
 
 Between hospitals no text of an error leaves a site, since it may hold a path or a patient's name:
-the server makes the sentence from the code.
+only the code and a few names do, and the server makes the sentence from its own list.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LONGEST = 2000
 
 @dataclass(frozen=True)
 class Known:
-    """A failure that can be told.
+    """A failure that a site can report.
 
     Attributes:
         kind: the error that it is at the server.
@@ -126,7 +126,7 @@ FAILURES: Mapping[str, Known] = {
         "version",
     ),
 }
-"""All that a site tells of failures, by code."""
+"""The failures that a site can report, by code."""
 
 _BY_KIND = {
     known.kind: code
@@ -148,8 +148,17 @@ def known_error(code: str, **names: str) -> CollegiumError:
     return error
 
 
+def reported_error(error: Exception) -> Exception:
+    """Return the error that is reported for another one: a lack of memory, a user's mistake.
+
+    Args:
+        error: the failure; what was returned before is returned as it is.
+    """
+    return out_of_memory(error) or client_mistake(error)
+
+
 def describe(error: Exception, *, withhold: bool = False) -> dict[str, Any]:
-    """Return of a failure at a site what the server may see.
+    """Return the part of a failure at a site that the server may see.
 
     Between hospitals this is a code and names, see `FAILURES`. On one machine it is kind and text;
     that of errors about files and disks, and of unforeseen ones, may hold paths or patients' names
@@ -159,13 +168,12 @@ def describe(error: Exception, *, withhold: bool = False) -> dict[str, Any]:
         error: the failure.
         withhold: whether the site's policy does not let out why it failed.
     """
-    error = out_of_memory(error) or error
+    error = reported_error(error)
     if is_on_one_machine():
-        reported = client_mistake(error)
-        kind = FAILURES[_code_of(reported)].kind.__name__
-        if isinstance(reported, ClientError | ConfigError):
-            return {"kind": kind, "text": str(reported)}
-        return {"kind": kind, "text": f"{type(reported).__name__}; {_LOG}"}
+        kind = FAILURES[_code_of(error)].kind.__name__
+        if isinstance(error, ClientError | ConfigError):
+            return {"kind": kind, "text": str(error)}
+        return {"kind": kind, "text": f"{type(error).__name__}; {_LOG}"}
     if withhold:
         return {"code": "withheld", "names": {}}
     if isinstance(error, CollegiumError) and error.code:
@@ -190,7 +198,7 @@ def kind_and_sentence(failure: Mapping[str, Any]) -> tuple[type[CollegiumError],
         given = failure.get("names")
         names = _Names(given if isinstance(given, Mapping) else {})
         return known.kind, known.sentence.format_map(names)
-    kinds = {kind.kind.__name__: kind.kind for kind in FAILURES.values()}
+    kinds = {kind.__name__: kind for kind in _BY_KIND}
     kind = kinds.get(str(failure.get("kind")), ClientError)
     return kind, printable(str(failure.get("text", "it did not say why it failed")), LONGEST)
 

@@ -17,7 +17,7 @@ TOO_LARGE = (
     "the file is larger than the file system or 'ulimit -f' allows; raise the limit or choose "
     "another output folder, and continue with 'collegium resume'"
 )
-"""What is wrong where the operating system refuses a file for its size."""
+"""The sentence on a file that the operating system refuses for its size."""
 
 
 def write_atomically(path: Path, *data: bytes | memoryview) -> None:

@@ -11,7 +11,7 @@ LACK = (
     "the memory did not suffice; finished rounds are kept: choose a smaller training.batch_size or "
     "sampling.crop, or fewer engine.workers and engine.jobs, and continue with 'collegium resume'"
 )
-"""What the user of a run can do."""
+"""The sentence on a lack of memory, with the remedy for the user of a run."""
 
 _SAID = re.compile(
     r"(can't|cannot|could not|failed to|unable to) (allocate|map|create thread|start new thread)"

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import torch
 
 from collegium.adaptation.outside import ModelFiles
-from collegium.core.failures import FAILURE, describe, kind_and_sentence, known_error
+from collegium.core.failures import FAILURE, kind_and_sentence, known_error
 from collegium.core.files import write_atomically
 from collegium.core.message import pack, unpack
 from collegium.core.seals import START_AGAIN, read_sealed, seal_json
@@ -222,7 +222,7 @@ class SiteProcess:
             told: CollegiumError = ProtocolError()
             if isinstance(error, TooLargeError):
                 told = known_error("too_large", size=str(error.size), limit=str(error.limit))
-            failure = describe(told)
+            failure = self._told(told, {})
             about = _about(failure)
             logger.warning("a message was refused: %s", error, extra=about)
             with suppress(OSError):
@@ -259,12 +259,12 @@ class SiteProcess:
 
     def _told(self, error: Exception, header: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the server may see of a failure, recorded in the site's ledger."""
-        failure = describe(error, withhold=FAILURE in self.settings.data.forbid)
-        try:
-            data, do = json.dumps(failure).encode(), str(header.get("do"))
-            self._ledger.append({FAILURE: failure}, data, method=do)
-        except StorageError as problem:
-            logger.warning("site %s: %s", self.settings.name, problem)
+        failure, _, _ = self._ledger.append_failure(
+            error,
+            lambda told: json.dumps(told).encode(),
+            withhold=FAILURE in self.settings.data.forbid,
+            method=str(header.get("do")),
+        )
         return failure
 
     def _experiment(self, header: Mapping[str, Any]) -> SiteExperiment:

@@ -25,21 +25,18 @@ from collegium.compression.session.groups import (
 from collegium.compression.session.layout import ModelLayout
 from collegium.core.algorithm import Algorithm, State
 from collegium.core.dataset import Dataset
-from collegium.core.failures import FAILURE, describe, known_error
+from collegium.core.failures import FAILURE, known_error, reported_error
 from collegium.core.files import write_atomically
-from collegium.core.memory import out_of_memory
 from collegium.core.message import HELD_KEY, Held, Message, NotHeldError, pack, unpack
 from collegium.core.payloads import Expected, check_parts, may_leave
 from collegium.core.seals import check_seal, seal_json, seal_tensors
 from collegium.core.tensors import Tensors
 from collegium.core.text import without_formula
-from collegium.core.userfile import client_mistake
 from collegium.data.site import Site
 from collegium.errors import (
     CollegiumError,
     ConfigError,
     ProtocolError,
-    StorageError,
 )
 from collegium.runtime.ledger import Ledger, SignOff
 from collegium.runtime.local_work import LocalWork
@@ -72,6 +69,12 @@ def _newest_allowed(before: str, accepted: str | None) -> str:
     if accepted is None:
         return before
     return min(before, f"{accepted}~") if accepted else ""
+
+
+def _about(request: Request) -> dict[str, Any]:
+    """Return of a request what the ledger holds of each message."""
+    names = ("round", "exchange", "stage", "method")
+    return {name: getattr(request, name) for name in names}
 
 
 class ClientRuntime(LocalWork):
@@ -120,7 +123,7 @@ class ClientRuntime(LocalWork):
         self._layout = ModelLayout(training.current(), training.parts.trainable) if codecs else None
         self._pool, self._make_model = pool, make_model
         self._expected = Expected(
-            training.current(),
+            Tensors(training.module.state_dict()),  # for names, shapes and types: no copy
             training.parts,
             algorithm.hyperparameters(),
             metrics=metrics_of(training.task),
@@ -158,7 +161,8 @@ class ClientRuntime(LocalWork):
             reply, sent = self._run(request)
             coded = {"coded": sent.coded} if sent.coded else {}
             data = pack({"reply": sent.parts, "of": origin_of(request), **coded}, self._held)
-            self._record(request, leaving_parts(reply, self._held), data, sent.ledger)
+            parts = leaving_parts(reply, self._held)
+            self.signed = self.ledger.append(parts, data, coded=sent.ledger, **_about(request))
             return data
         except LostReference as error:
             logger.warning("site %r, round %d: %s", self.id, request.round, error)
@@ -167,7 +171,7 @@ class ClientRuntime(LocalWork):
             logger.info("site %r, round %d: %s", self.id, request.round, error)
             return RESEND_REQUEST
         except Exception as error:
-            reported = out_of_memory(error) or client_mistake(error)
+            reported = reported_error(error)
             unforeseen = not isinstance(reported, CollegiumError)
             logger.warning(
                 "site %r, round %d, %s: %s",
@@ -179,36 +183,14 @@ class ClientRuntime(LocalWork):
             )
             return self._told(request, error)
 
-    def _record(
-        self,
-        request: Request,
-        parts: Mapping[str, Any],
-        data: bytes,
-        coded: Mapping[str, Mapping[str, Any]] | None = None,
-    ) -> None:
-        """Write a message to the ledger before it leaves."""
-        self.signed = self.ledger.append(
-            parts,
-            data,
-            coded=coded,
-            round=request.round,
-            exchange=request.exchange,
-            stage=request.stage,
-            method=request.method,
-        )
-
     def _told(self, request: Request, error: Exception) -> bytes:
-        """Return the envelope with what the server may see of a failure, recorded like any part.
-
-        If the ledger cannot be written, only that the disk fails is told, which is no data.
-        """
-        failure = describe(error, withhold=FAILURE in self.site.policy.forbid)
-        data = pack({"error": failure})
-        try:
-            self._record(request, {FAILURE: failure}, data)
-        except StorageError as problem:
-            logger.warning("site %r: %s", self.id, problem)
-            return pack({"error": describe(problem)})
+        """Return the envelope with what the server may see of a failure, recorded like any part."""
+        _, data, self.signed = self.ledger.append_failure(
+            error,
+            lambda failure: pack({"error": failure}),
+            withhold=FAILURE in self.site.policy.forbid,
+            **_about(request),
+        )
         return data
 
     def _run(self, request: Request) -> tuple[dict[str, Any], EncodedReply]:

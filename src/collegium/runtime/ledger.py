@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from collegium.core.failures import FAILURE, describe
 from collegium.core.files import storage_error
 from collegium.core.message import tensors_in
 from collegium.core.tensors import Tensors
-from collegium.errors import ProtocolError
+from collegium.errors import ProtocolError, StorageError
+
+logger = logging.getLogger(__name__)
 
 START = "0" * 64
 """The hash before the first line."""
@@ -173,6 +177,33 @@ class Ledger:
         previous, self._last = self._last, line["hash"]
         self._lines += 1
         return SignOff(self._lines, self._last, previous, line["sha256"])
+
+    def append_failure(
+        self,
+        error: Exception,
+        encode: Callable[[dict[str, Any]], bytes],
+        *,
+        withhold: bool,
+        **about: Any,
+    ) -> tuple[dict[str, Any], bytes, SignOff | None]:
+        """Record a failure before it leaves; return what leaves of it, its bytes and the sign-off.
+
+        If the ledger cannot be written, only that leaves, which is no data, and no sign-off.
+
+        Args:
+            error: the failure.
+            encode: returns the bytes in which it leaves.
+            withhold: see `collegium.core.failures.describe`.
+            **about: see `append`.
+        """
+        failure = describe(error, withhold=withhold)
+        data = encode(failure)
+        try:
+            return failure, data, self.append({FAILURE: failure}, data, **about)
+        except StorageError as problem:
+            logger.warning("%s", problem)
+            failure = describe(problem)
+            return failure, encode(failure), None
 
     def _repair(self) -> None:
         """Count the lines, and remove an unfinished one, whose message never left."""

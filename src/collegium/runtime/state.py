@@ -9,7 +9,7 @@ from typing import Any
 
 import safetensors
 
-from collegium.core.files import write_atomically
+from collegium.core.files import remove_leftovers, write_atomically
 from collegium.core.lazy import torch
 from collegium.core.message import pack, unpack
 from collegium.core.seals import START_AGAIN, check_seal, seal_tensors
@@ -35,8 +35,7 @@ class Store:
 
         Only the one process that writes here may call it, as it cannot know another's writes.
         """
-        for leftover in self.root.glob("*.tmp"):
-            leftover.unlink(missing_ok=True)
+        remove_leftovers(self.root)
 
     def path(self, name: str) -> Path:
         """Return the file of ``name``."""

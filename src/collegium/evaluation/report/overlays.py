@@ -106,7 +106,8 @@ def read_picture(path: Path, digests: Mapping[str, str]) -> bytes:
         DataError: It is damaged.
     """
     content = path.read_bytes()
-    if digests.get(path.name, digest_of(content)) != digest_of(content):
+    found = digest_of(content)
+    if digests.get(path.name, found) != found:
         raise DataError(
             f"{path} is damaged: restore it from a copy, or remove its folder to make a report "
             f"without its pictures"

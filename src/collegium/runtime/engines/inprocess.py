@@ -13,10 +13,9 @@ from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from collegium.core.failures import describe
-from collegium.core.memory import out_of_memory
+from collegium.core.failures import describe, reported_error
 from collegium.core.message import pack
-from collegium.core.userfile import client_mistake, on_one_machine
+from collegium.core.userfile import on_one_machine
 from collegium.errors import CollegiumError
 from collegium.runtime import process
 from collegium.runtime.ledger import SignOff
@@ -209,7 +208,7 @@ def _built(build: ClientFactory) -> Mapping[str, RequestHandler]:
     try:
         return build()
     except Exception as error:
-        reported = out_of_memory(error) or client_mistake(error)
+        reported = reported_error(error)
         unforeseen = not isinstance(reported, CollegiumError)
         logger.warning("the clients cannot be built: %s", reported, exc_info=unforeseen)
         with on_one_machine():
