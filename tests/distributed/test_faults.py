@@ -1,7 +1,6 @@
 """Processes that are killed in the middle, and sites that answer nonsense; all over real FLARE."""
 
 import hashlib
-import json
 import os
 import signal
 import threading
@@ -14,6 +13,7 @@ import torch
 
 from collegium.core.message import pack, unpack
 from collegium.core.tensors import Tensors
+from collegium.runtime.records import Records
 
 pytestmark = pytest.mark.slow
 
@@ -130,11 +130,11 @@ def test_a_run_that_skips_completes_without_a_site_that_is_killed(real):
     real.taps["birch"].script = at_round(2, killer(real, "before its reply", again=False))
     code, text = real.run(write(real, "skipped"), SKIP)
     assert code == 0, text
-    records = real.folder / "r" / "skipped" / "iopfl" / "seed-0" / "server" / "records"
-    second = json.loads((records / "000002.json").read_text())
-    assert {left["client"] for left in second["left_out"]} == {"birch"}
-    assert [name for name, loss in second["losses"].items() if loss is None] == ["birch"]
-    assert json.loads((records / "000001.json").read_text())["left_out"] == []
+    records = Records(real.folder / "r" / "skipped" / "iopfl" / "seed-0" / "server")
+    second = records.read(2)
+    assert {left["client"] for left in second.left_out} == {"birch"}
+    assert [name for name, loss in second.losses.items() if loss is None] == ["birch"]
+    assert records.read(1).left_out == []
 
 
 def kill_job_process(real: Any, place: str) -> None:

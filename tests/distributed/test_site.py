@@ -23,7 +23,7 @@ from collegium.experiment.config.building import network_of
 from collegium.experiment.config.experiment import parse_config
 from collegium.runtime.federation import initial_model
 from collegium.runtime.ledger import read_ledger
-from collegium.runtime.run import RoundRecord
+from collegium.runtime.records import RoundRecord
 from collegium.runtime.selection import Chosen
 
 MARKER = "zanzibar"

@@ -25,6 +25,7 @@ from collegium.distributed.frames import PIECE, Line, listen
 from collegium.distributed.jobs import Coordinator
 from collegium.distributed.kits import Provision, make_kits
 from collegium.distributed.relay import SITE_SOCKET, SiteRelay
+from collegium.runtime.records import Records
 
 
 @pytest.fixture
@@ -153,9 +154,8 @@ def test_others_do_not_wait_for_a_stopped_site_which_comes_back_without_a_new_jo
 
 def left_out(server: Path) -> list[list[str]]:
     """The sites that each round went without, so far."""
-    files = sorted((server / "records").glob("0*.json"))
-    records = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    return [[entry["client"] for entry in record["left_out"]] for record in records]
+    records = Records(server).read_all()
+    return [[entry["client"] for entry in record.left_out] for record in records]
 
 
 def wait_until(met: Callable[[], bool], run: subprocess.Popen[bytes]) -> None:

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from collegium.experiment.jobs import Event, _round_event
 from collegium.experiment.progress import measurements, show_progress, sites
-from collegium.runtime.run import RoundRecord
+from collegium.runtime.records import RoundRecord
 
 
 def event(kind: str, **changes: Any) -> Event:

@@ -138,7 +138,7 @@ def test_experiment_runs_and_is_not_run_again(settings):
 def _tables_agree_with_scores(config) -> bool:
     """Every site's mean over patients of FedAvg is in the table, and the comparisons are there."""
     folder = jobs_of(config)[0].folder
-    scores = read_json(folder / "server/records/test.json")
+    scores = read_json(folder / "server/test.json")
     tables = Path(config.output) / "tables"
     with (tables / "dice.csv").open(newline="") as file:
         found = {
@@ -156,7 +156,7 @@ def _tables_agree_with_scores(config) -> bool:
 
 def _rows_agree_with_scores(config, folder: Path) -> bool:
     """The table's rows on test cases are the scores that the run ended with."""
-    scores = read_json(folder / "server/records/test.json")
+    scores = read_json(folder / "server/test.json")
     expected = {
         (site, model, case["case"], metric): case[metric]
         for site, by_model in scores.items() for model, cases in by_model.items()

@@ -19,11 +19,11 @@ from collegium.compression.session.groups import NO_CODECS, RESEND_REQUEST, Code
 from collegium.compression.stc import STC
 from collegium.core.algorithm import Algorithm
 from collegium.core.message import pack, unpack
-from collegium.core.seals import read_json
 from collegium.core.tensors import Tensors
 from collegium.errors import ClientError, CollegiumError
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.participation import EVERYBODY, SKIPPING
+from collegium.runtime.records import Records
 from collegium.runtime.requests import Request, Response
 from collegium.testing.kinds import KINDS
 from collegium.testing.toy import ToyFederation
@@ -288,8 +288,8 @@ class Outcome:
     @property
     def left_out(self) -> set[str]:
         """The sites that the server left out in the round of the forgery."""
-        path = self.federation.root / "server" / "records" / f"{ROUND:06d}.json"
-        return {left["client"] for left in read_json(path)["left_out"]}
+        record = Records(self.federation.root / "server").read(ROUND)
+        return {left["client"] for left in record.left_out}
 
 
 def run(

@@ -1,6 +1,5 @@
 """A site's ledger that was cut, emptied or written anew no longer follows what was signed off."""
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from collegium.errors import ProtocolError
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.ledger import START, SignOff, first_break, read_ledger
 from collegium.runtime.participation import EVERYBODY, SKIPPING
+from collegium.runtime.records import Records, RoundRecord
 from collegium.runtime.requests import Request, Response
 from collegium.runtime.run import Run
 from collegium.testing.toy import ToyFederation
@@ -81,17 +81,22 @@ def test_a_ledger_that_was_changed_is_told_at_the_next_message(
         run(tmp_path / "fail", skip=False)
     assert CHANGES[change] in str(caught.value)
     run(tmp_path / "skip", skip=True)
-    record = json.loads((tmp_path / "skip/server/records/000002.json").read_bytes().splitlines()[0])
-    assert [left["client"] for left in record["left_out"]] == [SITE]
+    left_out = Records(tmp_path / "skip/server").read(2).left_out
+    assert [left["client"] for left in left_out] == [SITE]
+
+
+def stop_after_two(record: RoundRecord) -> None:
+    if record.round == 2:
+        raise KeyboardInterrupt
 
 
 def test_a_run_that_is_resumed_knows_what_was_signed_off_before(tmp_path: Path) -> None:
     first = ToyFederation(FedAvg(), tmp_path)
-    Run(first.server, 2, "negative_loss").execute()
+    with pytest.raises(KeyboardInterrupt):
+        Run(first.server, 3, "negative_loss").execute(stop_after_two)
     signed = dict(first.server.border.signed)
     lines = read_ledger(tmp_path / "clients" / SITE / "ledger.jsonl")
     assert (signed[SITE].lines, signed[SITE].last) == (len(lines), lines[-1]["hash"])
-    (tmp_path / "server/records/test.json").unlink()
     empty(tmp_path / "clients" / SITE / "ledger.jsonl")
     again = ToyFederation(FedAvg(), tmp_path)
     with pytest.raises(ProtocolError, match="were signed off before this message"):

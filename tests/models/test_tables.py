@@ -140,7 +140,7 @@ def test_a_federation_moves_what_it_shares_of_a_network(
         tmp_path / "server", seed=7,
     )  # fmt: skip
     Run(server, 2, "negative_loss").execute()
-    scores = read_json(tmp_path / "server" / "records" / "test.json")
+    scores = read_json(tmp_path / "server" / "test.json")
     rows = [row for site in scores.values() for cases in site.values() for row in cases]
     assert set(scores) == set(clients)
     assert rows

@@ -28,8 +28,8 @@ from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.federation import Federation as RuntimeFederation
 from collegium.runtime.federation import initial_model
 from collegium.runtime.participation import EVERYBODY, Participation
+from collegium.runtime.records import RoundRecord
 from collegium.runtime.requests import Request, Response
-from collegium.runtime.run import RoundRecord
 from collegium.runtime.selection import Selection
 from collegium.tasks import SupervisedTask
 from collegium.training.batches import plan_batches

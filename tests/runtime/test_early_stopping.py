@@ -19,7 +19,8 @@ from collegium.errors import CheckpointError, ConfigError
 from collegium.runtime.early_stopping import EarlyStopping
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.participation import Participation
-from collegium.runtime.run import Run, stopped_at
+from collegium.runtime.records import stopped_at
+from collegium.runtime.run import Run
 from collegium.runtime.selection import Selection
 from collegium.runtime.simulation import simulate
 from collegium.tasks import SupervisedTask

@@ -94,7 +94,7 @@ def test_training_in_one_place_goes_on_as_if_no_round_were_at_home(tmp_path, alg
         ToyFederation(algorithm, tmp_path / str(n), training=recipe).run(3, home_rounds=n)
         for n in (0, 2)
     ]
-    scores = [(run.root / "server/records/test.json").read_bytes() for run in runs]
+    scores = [(run.root / "server/test.json").read_bytes() for run in runs]
     assert scores[0] == scores[1]
     if isinstance(algorithm, Local):
         assert equal(newest(runs[0], "C")["model"], newest(runs[1], "C")["home"])

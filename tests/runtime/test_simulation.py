@@ -237,7 +237,7 @@ def test_counter_of_batches_is_the_largest_of_all_clients(tmp_path):
     ("good", "kind", "words"),
     [
         (2, StorageError, r"^the disk that holds .*/server is full; free some space and continue"),
-        (12, ClientError, r"^client '.', round 1, evaluate: StorageError; the details are in the"),
+        (14, ClientError, r"^client '.', round 1, evaluate: StorageError; the details are in the"),
     ],
 )
 def test_full_disk_is_one_sentence_and_the_run_goes_on_later(
@@ -356,7 +356,7 @@ def killed_after(output, seconds):
 
 def states(output):
     found = {str(p.relative_to(output)): p.read_bytes() for p in output.rglob("*.state")}
-    return found | {"test": (output / "server/records/test.json").read_bytes()}
+    return found | {"test": (output / "server/test.json").read_bytes()}
 
 count = [0]
 original = os.replace

@@ -42,7 +42,7 @@ def test_sites_have_their_sizes_and_data_of_their_own(name):
 @pytest.mark.parametrize("name", KINDS)
 def test_every_kind_runs_a_round(name, tmp_path):
     federation = ToyFederation(FedAvg(), tmp_path, kind=KINDS[name]).run(1)
-    assert (federation.root / "server" / "records" / "test.json").exists()
+    assert (federation.root / "server" / "test.json").exists()
 
 
 def test_networks_differ_in_norm_dropout_head_and_dimensions():

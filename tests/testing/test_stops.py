@@ -10,7 +10,7 @@ def test_writes_of_every_kind_are_counted_until_the_block_ends(tmp_path):
     assert count == [*range(1, len(count) + 1)]
     files = [p for p in (tmp_path / "a").rglob("*") if p.is_file() and p.name != "ledger.jsonl"]
     kinds = {p.suffix for p in files}
-    assert kinds == {".state", ".json", ".csv"}
+    assert kinds == {".state", ".json", ".jsonl", ".csv"}
     assert len(count) >= len(files)
     seen = len(count)
     ToyFederation(FedAvg(), tmp_path / "b").run(1)

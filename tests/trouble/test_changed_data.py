@@ -11,7 +11,8 @@ from typer.testing import CliRunner, Result
 
 from collegium import cli
 from collegium.core.seals import read_json, seal_json
-from collegium.runtime.run import RoundRecord, Run
+from collegium.runtime.records import RoundRecord
+from collegium.runtime.run import Run
 
 CELL = Path("run/ditto/seed-0")
 TABLE = """\

@@ -10,16 +10,20 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from collegium import cli
+from collegium.core.files import append_durably, storage_error
+from collegium.runtime import records
 
 ROOT = Path(__file__).resolve().parents[2]
 CELL = Path("run/ditto/seed-0")
 LONG = "rounds=24"
+SECOND_RECORD = 'records.jsonl:"round": 2, "losses'
 
 
 @pytest.fixture(scope="session")
@@ -67,16 +71,28 @@ def refused(result: Result, code: int, *words: str) -> None:
 
 def bits(output: Path) -> dict[str, bytes]:
     """All that a run stored and that no clock has a say in, by file."""
-    kinds = ("*.state", "test.json", "evaluation-*.json", "splits/*.json", "cases-*.csv")
+    kinds = ("*.state", "test.json", "splits/*.json", "cases-*.csv")
     files = [file for kind in kinds for file in output.rglob(kind)]
     assert len(files) > 15
-    return {str(file.relative_to(output)): file.read_bytes() for file in files}
+    found = {str(file.relative_to(output)): file.read_bytes() for file in files}
+    for file in output.rglob("records.jsonl"):
+        found_records = records.Records(file.parent).read_all()
+        rounds = [replace(record, seconds={}) for record in found_records]
+        found[str(file.relative_to(output))] = repr(rounds).encode()
+    return found
 
 
 @contextmanager
 def full_disk(patch: pytest.MonkeyPatch, file: str) -> Iterator[None]:
-    """No room is left for this file; others can be written."""
-    original = Path.replace
+    """No room is left for this file, or for a line of it that holds what follows a colon."""
+    original, original_append = Path.replace, append_durably
+    name, _, line = file.partition(":")
+
+    def append(path: Path, data: bytes, *, at: int) -> None:
+        if str(path).endswith(name) and line in data.decode():
+            original_append(path, data[: len(data) // 2], at=at)
+            raise storage_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), path)
+        original_append(path, data, at=at)
 
     def replace(self: Path, target: Path) -> Path:
         if str(target).endswith(file):
@@ -85,6 +101,7 @@ def full_disk(patch: pytest.MonkeyPatch, file: str) -> Iterator[None]:
 
     with patch.context() as inner:
         inner.setattr(Path, "replace", replace)
+        inner.setattr("collegium.runtime.records.append_durably", append)
         yield
 
 
@@ -94,9 +111,10 @@ def full_disk(patch: pytest.MonkeyPatch, file: str) -> Iterator[None]:
 SERVER = CELL / "server"
 WRITTEN = (
     "run/run.json", "run/splits/alder.json", SERVER / "000000.state",
-    SERVER / "records/000001.json", SERVER / "000001.state", SERVER / "kept/000001.state",
-    SERVER / "records/evaluation-000001.json", SERVER / "000002.state",
-    SERVER / "records/evaluation-000002.json", SERVER / "records/test.json",
+    SERVER / "ledgers.json", SERVER / "000001.state", SERVER / "kept/000001.state",
+    SERVER / 'records.jsonl:"round": 1, "scores', SERVER / SECOND_RECORD, SERVER / "000002.state",
+    SERVER / 'records.jsonl:"round": 2, "scores', SERVER / 'records.jsonl:"ended',
+    SERVER / "test.json",
     CELL / "overlays/index.json", CELL / "rows.jsonl", "run/results.csv", "run/results.parquet",
     "run/results.sha256", "run/report.html",
 )  # fmt: skip
@@ -109,7 +127,7 @@ def test_a_disk_that_is_full_again_and_again_costs_no_bit(folder: Path, monkeypa
             result = call("run", "x.yaml")
         refused(result, 5, str(file.parent))
         assert re.search(r"is full; free some space|No space left on device", result.stderr)
-        assert not file.exists()
+        assert not file.exists() or ":" in str(file)
         assert [p.name for p in file.parent.glob("*.tmp")] == []
         assert {p.name for p in file.parent.glob(".*")} <= {".lock"}
     ends_well(call("resume", "run"))
@@ -133,7 +151,7 @@ def test_a_full_disk_at_a_client_is_told_in_the_log_of_its_site(
 def test_a_file_that_vanishes_in_the_middle_of_a_run_costs_no_round(
     folder: Path, monkeypatch, whole
 ):
-    with full_disk(monkeypatch, "records/000002.json"):
+    with full_disk(monkeypatch, SECOND_RECORD):
         refused(call("run", "x.yaml"), 5)
     path = folder / "data/alder/masks/alder_002.png"
     sound = path.read_bytes()
@@ -147,7 +165,7 @@ def test_a_file_that_vanishes_in_the_middle_of_a_run_costs_no_round(
 def test_other_settings_are_refused_with_the_difference_and_the_run_goes_on_as_it_was(
     folder: Path, monkeypatch, whole
 ):
-    with full_disk(monkeypatch, "records/000002.json"):
+    with full_disk(monkeypatch, SECOND_RECORD):
         refused(call("run", "x.yaml"), 5)
     words = ("run holds a run made with other settings", "choose another output folder")
     differences = ("rounds=2, now 3", "training.lr=0.001, now 0.01")
@@ -159,7 +177,7 @@ def test_other_settings_are_refused_with_the_difference_and_the_run_goes_on_as_i
 def test_a_damaged_run_file_is_named_and_the_remedy_saves_the_rounds(
     folder: Path, monkeypatch, whole
 ):
-    with full_disk(monkeypatch, "records/000002.json"):
+    with full_disk(monkeypatch, SECOND_RECORD):
         refused(call("run", "x.yaml"), 5)
     damaged = folder / "run/run.json"
     for content in (b"", b'{"config": ', b"\xff\xfe", b"[]", b'{"config": null}', b"{}"):

@@ -45,6 +45,32 @@ def write_atomically(path: Path, *data: bytes | memoryview) -> None:
         raise storage_error(error, path) from error
 
 
+def append_durably(path: Path, data: bytes, *, at: int) -> None:
+    """Append to a file, after removing what an interrupted write has left behind its last end.
+
+    Args:
+        path: the file; it and its folder are created.
+        data: what is appended.
+        at: where the file ended after the last write that was completed, in bytes.
+
+    Raises:
+        StorageError: the disk is full or not writable.
+    """
+    try:
+        new = not path.exists()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            if file.tell() > at:
+                file.truncate(at)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if new:
+            _sync_folder(path.parent)
+    except OSError as error:
+        raise storage_error(error, path) from error
+
+
 def remove_leftovers(folder: Path) -> None:
     """Remove the rest of interrupted writes below a folder.
 

@@ -64,8 +64,8 @@ from collegium.experiment.scaling import FILE
 from collegium.runtime import process
 from collegium.runtime.client import ClientRuntime, case_scores_file
 from collegium.runtime.ledger import Ledger
+from collegium.runtime.records import RoundRecord
 from collegium.runtime.requests import Request, respond
-from collegium.runtime.run import RoundRecord
 from collegium.runtime.selection import mean_row
 from collegium.training.compilation import compiler_problem
 

@@ -25,11 +25,12 @@ from collegium.experiment.config.experiment import (
 from collegium.experiment.config.overrides import set_value
 from collegium.experiment.config.schema import digest_of
 from collegium.experiment.config.yaml_file import Place, Source
+from collegium.runtime.records import TEST_FILE
 
 JobKey = tuple[str, str, str, int]
 """Variation, the site left out, label of the algorithm, seed; the first two may be empty."""
 
-TESTED = Path("server") / "records" / "test.json"
+TESTED = Path("server") / TEST_FILE
 """What the training of a job ends with, in its folder."""
 
 

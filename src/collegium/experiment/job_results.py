@@ -36,7 +36,8 @@ from collegium.experiment.grid import Job
 from collegium.experiment.model_settings import write_settings
 from collegium.models.files import export_model
 from collegium.runtime.client import ClientRuntime
-from collegium.runtime.run import RoundRecord, Run, choices_of, stopped_at
+from collegium.runtime.records import RoundRecord, choices_of, stopped_at
+from collegium.runtime.run import Run
 from collegium.runtime.selection import KEPT, KeptModels, choices_at
 from collegium.tasks import CASES, EVENTS, NON_SCORE_KEYS, SegmentationTask
 

@@ -18,7 +18,8 @@ from collegium.experiment.federation import OpenedExperiment
 from collegium.experiment.grid import Job, JobKey
 from collegium.experiment.job_results import job_rows, outside_rows, write_models
 from collegium.runtime import process
-from collegium.runtime.run import RoundRecord, Run
+from collegium.runtime.records import RoundRecord
+from collegium.runtime.run import Run
 
 
 @dataclass(frozen=True)

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from collegium.core.files import write_atomically
 from collegium.core.payloads import GLOBAL, PERSONAL
-from collegium.core.seals import START_AGAIN, read_json, read_sealed, seal_json
+from collegium.core.seals import read_json, read_sealed, seal_json
 from collegium.core.tensors import Tensors
-from collegium.errors import CheckpointError
 from collegium.runtime.early_stopping import EarlyStopping, no_validation
 from collegium.runtime.ledger import SignOff
 from collegium.runtime.participation import check_home_rounds
+from collegium.runtime.records import TEST_FILE, Records, RoundRecord
 from collegium.runtime.selection import (
     DEFAULT,
     FEDERATION,
     KEPT,
-    Choices,
     KeptModels,
     Selection,
     Selector,
@@ -30,59 +28,6 @@ from collegium.runtime.selection import (
 from collegium.runtime.server import ServerRuntime
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class RoundRecord:
-    """The record of one round.
-
-    Attributes:
-        round: its number; 0 is the set-up, and the number after the last round is the algorithm's
-            work at the end.
-        losses: mean training loss by client.
-        bytes_up: bytes that left each client.
-        bytes_down: bytes sent to each client.
-        seconds: seconds that each client worked.
-        left_out: clients that failed and were left out, and why.
-        scores: mean validation score by kind of model and client; empty if the round was not
-            evaluated, None if undefined.
-        choices: the rounds chosen so far; empty if the round was not evaluated.
-        numbers: other numbers that the clients reported, by client and name.
-        stopped: whether the run was stopped early by the evaluation after this round; rounds at
-            home may follow.
-        ledgers: what each client had signed off of its ledger by the end of the round; see
-            `collegium.runtime.ledger.SignOff`.
-    """
-
-    round: int
-    losses: Mapping[str, float | None] = field(default_factory=dict)
-    bytes_up: Mapping[str, int] = field(default_factory=dict)
-    bytes_down: Mapping[str, int] = field(default_factory=dict)
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    left_out: list[dict[str, str]] = field(default_factory=list)
-    scores: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
-    numbers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    choices: Choices = field(default_factory=dict)
-    stopped: bool = False
-    ledgers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-
-
-def choices_of(records: Iterable[RoundRecord]) -> Choices:
-    """Return the rounds chosen in a run, or so far.
-
-    Args:
-        records: the records of its rounds, in order.
-    """
-    return next((found.choices for found in reversed([*records]) if found.choices), {})
-
-
-def stopped_at(records: Iterable[RoundRecord]) -> int | None:
-    """Return the round after which a run was stopped early; None if it was not.
-
-    Args:
-        records: the records of its rounds.
-    """
-    return next((found.round for found in records if found.stopped), None)
 
 
 class Run:
@@ -118,15 +63,12 @@ class Run:
         self.evaluate_every, self.selection = evaluate_every, selection
         self._early_stopping = early_stopping
         self._stopped: int | None = None
-        self._records = server.store.root / "records"
+        self._records = Records(server.store.root)
         self._kept = KeptModels(server.store.root / KEPT)
         self._selector = Selector(selection, metric)
-        for path in sorted(self._records.glob("evaluation-*.json")):
-            found = self._stored_evaluation(path)
-            if found is None:
-                break
+        for number, found in self._records.evaluations():
             if found.pop("stopped", False):
-                self._stopped = int(path.stem.rpartition("-")[2])
+                self._stopped = number
             self._selector.restore(**found)
 
     @property
@@ -143,13 +85,14 @@ class Run:
             observe: called after every round, and after the end if a client was asked there.
         """
         server = self.server
-        finished = self._records / "test.json"
+        finished = server.store.root / TEST_FILE
         if finished.exists():
             try:
                 return read_json(finished)
             except ValueError:
                 logger.warning("%s is damaged; the selected models are tested again", finished)
         server.begin(self._write_record)
+        self._records.check_holds(min(server.round, self.last))
         server.border.signed = self._signed()
         self._kept.clean()
         self._evaluate_if_due()
@@ -159,15 +102,16 @@ class Run:
             observe(self._evaluate_if_due())
         if server.round == self.last and not self.home_rounds:
             server.conclude(self._write_record)
-            if self._record_path(server.round).exists():
+            if self._records.has_work(server.round):
                 observe(self._evaluate_if_due())
         scores = self._test()
+        self._records.add_end()
         write_atomically(finished, seal_json(json.dumps(scores)))
         return scores
 
     def records(self) -> list[RoundRecord]:
         """Return the records of all rounds so far."""
-        return [self._read_record(int(path.stem)) for path in sorted(self._records.glob("0*.json"))]
+        return self._records.read_all()
 
     def _write_record(self) -> None:
         server = self.server
@@ -182,57 +126,38 @@ class Run:
             {client: found.seconds for client, found in stats.items()},
             server.left_out,
             numbers={client: found.numbers for client, found in stats.items() if found.numbers},
-            ledgers={client: found.to_dict() for client, found in server.border.signed.items()},
         )
-        write_atomically(self._record_path(server.round), seal_json(json.dumps(asdict(record))))
+        self._store_signed()
+        self._records.add(record)
+
+    @property
+    def _ledgers(self) -> Path:
+        return self.server.store.root / "ledgers.json"
+
+    def _store_signed(self) -> None:
+        """Store what the clients have signed off of their ledgers so far."""
+        signed = {client: found.to_dict() for client, found in self.server.border.signed.items()}
+        if signed:
+            write_atomically(self._ledgers, seal_json(json.dumps(signed)))
 
     def _signed(self) -> dict[str, SignOff]:
-        """Return what the clients had signed off of their ledgers by the newest record."""
-        numbers = [int(path.stem) for path in self._records.glob("0*.json")]
-        newest = max((n for n in numbers if n <= self.server.round), default=0)
-        ledgers = self._read_record(newest).ledgers
-        return {client: SignOff(**found) for client, found in ledgers.items()}
-
-    def _record_path(self, number: int) -> Path:
-        return self._records / f"{number:06d}.json"
-
-    def _read_record(self, number: int) -> RoundRecord:
-        path = self._record_path(number)
-        record = (
-            RoundRecord(**read_sealed(path, START_AGAIN)) if path.exists() else RoundRecord(number)
+        """Return what the clients had signed off of their ledgers before a restart."""
+        if not self._ledgers.exists():
+            return {}
+        found = read_sealed(
+            self._ledgers,
+            "restore it from a copy, or remove it: whether a ledger was changed before its next "
+            "message is not checked then",
         )
-        evaluation = self._records / f"evaluation-{number:06d}.json"
-        if evaluation.exists():
-            found = read_sealed(evaluation, START_AGAIN)
-            for by_site in found["scores"].values():
-                del by_site[FEDERATION]
-            record = RoundRecord(**{**asdict(record), **found})
-        return record
-
-    def _stored_evaluation(self, path: Path) -> dict[str, Any] | None:
-        """Return a stored evaluation; None for a damaged one that is made again.
-
-        It is, if the models that it evaluated are still those of the newest state.
-        """
-        try:
-            return read_sealed(path, START_AGAIN)
-        except CheckpointError:
-            number = path.stem.rpartition("-")[2]
-            states = (name for name in self.server.store.names() if name.isdigit())
-            if number != max(states, default="") or (self._records / "test.json").exists():
-                raise
-            logger.warning("%s is damaged; the round is evaluated again", path)
-            path.unlink()
-            return None
+        return {client: SignOff(**signed) for client, signed in found.items()}
 
     def _evaluate_if_due(self) -> RoundRecord:
         """Evaluate the round just committed if it is due and was not done before a restart."""
         server, number = self.server, self.server.round
         due = number > 0 and (number % self.evaluate_every == 0 or number == self.last)
         if number > self.last:  # the end, in which most algorithms ask no client
-            due = self._record_path(number).exists()
-        path = self._records / f"evaluation-{number:06d}.json"
-        if due and not path.exists():
+            due = self._records.has_work(number)
+        if due and not self._records.is_evaluated(number):
             replies = server.evaluate_models(self._personal())
             rows = {client: reply["scores"] for client, reply in replies.items()}
             scores = self._selector.add(number, rows)
@@ -240,8 +165,8 @@ class Run:
             found = {"scores": scores, "choices": self._selector.choices}
             if self._ends_early(number, rows):
                 found["stopped"], self._stopped = True, number
-            write_atomically(path, seal_json(json.dumps(found)))
-        return self._read_record(number)
+            self._records.add_evaluation(number, found)
+        return self._records.read(number)
 
     def _ends_early(self, number: int, rows: Mapping[str, Mapping[str, Any]]) -> bool:
         """Return whether the scores, the last of them in ``rows``, end the rounds together."""

@@ -30,7 +30,7 @@ from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.federation import Federation, ModuleCopies, Network
 from collegium.runtime.participation import EVERYBODY, Participation, check_home_rounds
 from collegium.runtime.process import prepare
-from collegium.runtime.run import RoundRecord
+from collegium.runtime.records import RoundRecord
 from collegium.runtime.selection import DEFAULT, Selection
 from collegium.tasks import Task
 from collegium.training.loop import TrainingConfig, check_warm_up

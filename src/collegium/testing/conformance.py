@@ -372,7 +372,7 @@ class Conformance(Statements):
             .run(self._rounds)
             .root
         )
-        scores = read_json(root / "server" / "records" / "test.json")
+        scores = read_json(root / "server" / "test.json")
         return {site: found.get(PERSONAL, found.get(GLOBAL)) for site, found in scores.items()}
 
 

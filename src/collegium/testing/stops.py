@@ -11,6 +11,7 @@ from typing import Any
 
 from collegium.core import files as files_module
 from collegium.runtime import client as client_module
+from collegium.runtime import records as records_module
 from collegium.runtime import run as run_module
 from collegium.runtime import state as state_module
 
@@ -19,11 +20,14 @@ from collegium.runtime import state as state_module
 def after_writes(then: Callable[[int], None]) -> Iterator[None]:
     """Call a function right after every write to disk inside the block, with its number from 1.
 
+    What is appended to a file is written in two halves, which are two writes.
+
     Args:
         then: the function; a KeyboardInterrupt from it stops the run there.
     """
-    original = files_module.write_atomically
+    original, original_append = files_module.write_atomically, files_module.append_durably
     users: list[Any] = [state_module, client_module, run_module]
+    appending: Any = records_module
     count = [0]
 
     def write(path: Path, *data: bytes | memoryview) -> None:
@@ -31,13 +35,21 @@ def after_writes(then: Callable[[int], None]) -> Iterator[None]:
         count[0] += 1
         then(count[0])
 
+    def append(path: Path, data: bytes, *, at: int) -> None:
+        for end in (len(data) // 2, len(data)):
+            original_append(path, data[:end], at=at)
+            count[0] += 1
+            then(count[0])
+
     for module in users:
         module.write_atomically = write
+    appending.append_durably = append
     try:
         yield
     finally:
         for module in users:
             module.write_atomically = original
+        appending.append_durably = original_append
 
 
 class Stops:

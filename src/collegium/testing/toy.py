@@ -227,7 +227,7 @@ class ToyFederation:
 
     def states(self) -> dict[str, bytes]:
         """Return every stored state of server and clients, and the selected models, by file."""
-        found = [*self.root.rglob("*.state"), self.root / "server/records/test.json"]
+        found = [*self.root.rglob("*.state"), self.root / "server/test.json"]
         return {str(file.relative_to(self.root)): file.read_bytes() for file in sorted(found)}
 
 

@@ -82,7 +82,7 @@ def test_identity_changes_no_bit_of_models_and_scores(tmp_path, method):
     coded = ToyFederation(algorithm, tmp_path / "coded", codecs=codecs).run(3)
     for a, b in zip(models(plain), models(coded), strict=True):
         assert all(torch.equal(a[name], b[name]) for name in a)
-    test = "server/records/test.json"
+    test = "server/test.json"
     assert plain.states()[test] == coded.states()[test]
 
 
@@ -164,7 +164,7 @@ def test_site_that_lost_its_state_is_sent_everything_again(tmp_path, coarse, cap
     codecs = Codecs(coarse(), coarse())
     watched(tmp_path, rounds=1, codecs=codecs)
     shutil.rmtree(tmp_path / "clients/B/states")
-    (tmp_path / "server/records/test.json").unlink()
+    (tmp_path / "server/test.json").unlink()
     again = ToyFederation(FedAvg(), tmp_path, Watched, codecs=codecs)
     (tmp_path / "server/000002.state").unlink(missing_ok=True)  # what ended the run
     with caplog.at_level(logging.WARNING):
