@@ -275,3 +275,42 @@ def test_channels_of_one_case_that_are_one_image_are_no_two_cases(tmp_path):
     assert [copy.text.partition(" have ")[0] for copy in copies] == [
         "site A, case c1 and site B, case c2"
     ] * 2  # fmt: skip
+
+
+def folds_of(cases, folds, validation=0.2):
+    """The splits of every fold."""
+    return [
+        draw_splits(cases, SplitConfig(validation, folds=folds, fold=fold), seed=0)
+        for fold in range(1, folds + 1)
+    ]
+
+
+def test_every_patient_is_tested_once_and_is_never_in_two_splits_of_a_fold():
+    """Patients with one to three visits."""
+    cases = [case(f"c{p:02}-{v}", f"p{p:02}") for p in range(23) for v in range(1 + p % 3)]
+    found = folds_of(cases, 5)
+    for splits in found:
+        by_patient: dict[str, str] = {}
+        for each in cases:
+            assert by_patient.setdefault(each.patient, splits[each.case]) == splits[each.case]
+        assert set(by_patient.values()) == {"train", "val", "test"}
+    tested = Counter(each.patient for splits in found for each in cases
+                     if splits[each.case] == "test")  # fmt: skip
+    assert tested == {f"p{p:02}": 1 + p % 3 for p in range(23)}
+
+
+def test_folds_are_of_equal_size_and_validation_goes_around():
+    found = folds_of(one_each(10), 5, validation=0.25)
+    assert [sizes(splits) for splits in found] == [(6, 2, 2)] * 5
+    validated = Counter(name for splits in found for name in splits if splits[name] == "val")
+    assert validated == dict.fromkeys(found[0], 1)
+
+
+def test_folds_that_cannot_be_drawn_are_refused():
+    with pytest.raises(DataError, match="site A has 4 patients, too few for 5 folds"):
+        draw_splits([case(f"c{n}", f"p{n % 4}") for n in range(9)], SplitConfig(fold=1), seed=0)
+    named = [case(f"c{n}", split="test" if n < 3 else "train") for n in range(9)]
+    with pytest.raises(DataError, match="site A: its manifest names splits, and cross-validation"):
+        draw_splits(named, SplitConfig(fold=1), seed=0)
+    with pytest.raises(ConfigError, match="choose a fold from 1 to 3"):
+        SplitConfig(folds=3, fold=4)

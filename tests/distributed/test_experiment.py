@@ -105,6 +105,29 @@ def test_a_method_with_its_own_training_is_stopped_where_it_would_in_one_process
 
 
 @pytest.mark.slow
+def test_every_fold_of_a_cross_validation_has_the_bits_of_a_run_in_one_process(federation):
+    words = yaml.safe_load((federation.folder / "phantom/federation.yaml").read_text())
+    settings = {
+        "protocol": "cross-validation",
+        "federation": {
+            **words,
+            "root": str(federation.folder / "phantom"),
+            "splits": {"folds": 2},
+        },
+        "algorithms": ["local", "fedavg"],
+        "training": PLAIN,
+    }
+    found = run_both(federation, "folds", **settings)
+    tested = {
+        path: data
+        for path, data in found.items()
+        if path.endswith("fedavg/seed-0/server/test.json")
+    }
+    assert [*sorted(tested)] == [f"fold-{n}/fedavg/seed-0/server/test.json" for n in (1, 2)]
+    assert len({*tested.values()}) == 2
+
+
+@pytest.mark.slow
 def test_who_takes_part_in_a_round_is_who_would_in_one_process(federation):
     who = {"clients_per_round": 2, "absent": {"birch": [1, 2], "cedar": [3]}}
     settings = {

@@ -39,8 +39,8 @@ AWKWARD = [
 
 def test_columns_are_those_of_the_tidy_table_in_order():
     expected = (
-        "experiment algorithm seed fold variation round site case patient split model metric value "
-        "unit bytes_up bytes_down seconds"
+        "experiment algorithm seed fold part variation round site case patient split model metric "
+        "value unit bytes_up bytes_down seconds"
     )
     assert expected.split() == list(COLUMNS)
     frame = results_frame([row()])

@@ -25,7 +25,12 @@ TrainedWith = Annotated[
 ]
 Algorithm = Annotated[str | None, typer.Option(help="The algorithm of a run.")]
 Seed = Annotated[int | None, typer.Option(help="The seed of a run.")]
-Fold = Annotated[str | None, typer.Option(help="The fold of a run: the site that was left out.")]
+Fold = Annotated[
+    str | None,
+    typer.Option(
+        help="The fold of a run: the site left out, the number of the fold, or both (as A,2)."
+    ),
+]
 Variation = Annotated[str | None, typer.Option(help="The variation of a run.")]
 Device = Annotated[str, typer.Option(help="cpu or cuda.")]
 

@@ -3,7 +3,7 @@
 import shlex
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -120,11 +120,24 @@ def report(output: RunFolder) -> None:
 
 @app.command()
 @guarded
-def tables(output: RunFolder) -> None:
-    """Write the tables and verdicts of a run, print the tables as text, and then its answers."""
-    from collegium.evaluation.writing import run_answers, write_tables
+def tables(
+    output: RunFolder,
+    select: Annotated[
+        bool, typer.Option("--select", help="Print what validation cases choose, and its score.")
+    ] = False,
+) -> None:
+    """Write the tables and verdicts of a run, print the tables as text, and then its answers.
+
+    With --select, print of each method the setting that validation cases choose, with the test
+    score of that setting alone.
+    """
+    from collegium.evaluation.writing import run_answers, selected_texts, write_tables
 
     files = write_tables(output)
+    if select:
+        for text in selected_texts(files):
+            typer.echo(text)
+        return
     for file in files:
         if file.suffix == ".txt":
             typer.echo(file.read_text(encoding="utf-8"))

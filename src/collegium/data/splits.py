@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
+from typing import Annotated
 
 from collegium.core.files import write_atomically
 from collegium.core.randomness import permutation
 from collegium.core.seals import read_json, seal_json
-from collegium.core.settings import Fraction, settings
+from collegium.core.settings import Fraction, NonNegativeInt, rule, settings
 from collegium.data.digests import file_digest
 from collegium.data.site import Case
 from collegium.errors import ConfigError, DataError, StorageError
@@ -37,13 +38,26 @@ class SplitConfig:
     Attributes:
         validation: Share of the patients for validation; of the manifest's training patients if the
             manifest names splits but no validation.
-        test: Share of the patients for the test; not used if the manifest names splits.
+        test: Share of the patients for the test; not used if the manifest names splits, nor of a
+            fold.
+        folds: The number of folds of a cross-validation, into which the patients of each site are
+            divided.
+        fold: The fold that is the test, from 1; 0: the test is drawn by its share. Of the other
+            patients the share ``validation`` is for validation. `protocol: cross-validation` takes
+            each fold in turn.
     """
 
     validation: Fraction = 0.2
     test: Fraction = 0.2
+    folds: Annotated[int, rule(lambda folds: folds >= 2, "a whole number from 2 on")] = 5
+    fold: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
+        if self.fold > self.folds:
+            raise ConfigError(
+                f"splits.fold is {self.fold} and splits.folds {self.folds}: choose a fold from 1 "
+                f"to {self.folds}, or 0 for none"
+            )
         if self.validation + self.test >= 1:
             raise ConfigError(
                 f"splits.validation {self.validation} and splits.test {self.test} leave nobody to "
@@ -55,7 +69,8 @@ def draw_splits(cases: Sequence[Case], config: SplitConfig, seed: int) -> dict[s
     """Assign every case of one site to a split; a patient is never in two.
 
     The manifest's splits are kept. If it names none, patients are shuffled and divided by the
-    shares; if it names some but no validation, validation is taken from its training patients.
+    shares, or into folds; if it names some but no validation, validation is taken from its training
+    patients. The folds of a site do not depend on which of them is the test.
 
     Args:
         cases: The cases of the site.
@@ -66,14 +81,23 @@ def draw_splits(cases: Sequence[Case], config: SplitConfig, seed: int) -> dict[s
         The split of each case, by its id.
 
     Raises:
-        DataError: The manifest names splits for some cases only, or two splits for a patient.
+        DataError: The manifest names splits for some cases only, or two splits for a patient, or
+            splits where folds are drawn; or there are fewer patients than folds.
     """
     if not cases:
         return {}
     site = cases[0].site
     by_patient = _named_splits(cases)
     named = {split for split in by_patient.values() if split is not None}
-    if not named:
+    if config.fold:
+        if named:
+            raise DataError(
+                f"site {site}: its manifest names splits, and cross-validation draws its own: take "
+                f"the column split out to have every patient tested once, or write protocol: "
+                f"inside to keep these splits"
+            )
+        by_patient = dict(_fold(sorted(by_patient), config, seed, site))
+    elif not named:
         by_patient = dict(_divide(sorted(by_patient), config, seed, site))
     elif "val" not in named:
         training = sorted(patient for patient, split in by_patient.items() if split == "train")
@@ -201,6 +225,29 @@ def _divide(
     for place, index in enumerate(permutation(count, seed, "splits", site)):
         split = "test" if place < test else "val" if place < test + val else "train"
         yield patients[index], split
+
+
+def _fold(
+    patients: Sequence[str], config: SplitConfig, seed: int, site: str
+) -> Iterator[tuple[str, str]]:
+    """Yield the patients of a site, each with a split, of which the test is one fold of them.
+
+    Validation is taken from the folds that follow, so that over all folds every patient is about
+    equally often in it.
+    """
+    count = len(patients)
+    if count < config.folds:
+        raise DataError(
+            f"site {site} has {count} patients, too few for {config.folds} folds: lower "
+            f"splits.folds, or take the site out"
+        )
+    order = [patients[index] for index in permutation(count, seed, "splits", site)]
+    turn = {p: (place - config.fold + 1) % config.folds for place, p in enumerate(order)}
+    test = [patient for patient in order if turn[patient] == 0]
+    rest = sorted((patient for patient in order if turn[patient]), key=turn.__getitem__)
+    val = _share(len(rest), config.validation, leave=1)
+    yield from ((patient, "test") for patient in test)
+    yield from ((patient, "val" if n < val else "train") for n, patient in enumerate(rest))
 
 
 def _share(count: int, fraction: float, leave: int) -> int:

@@ -100,8 +100,13 @@ class RemoteExperiment(OpenedExperiment):
         self._shares: dict[str, set[str]] | None = None
         self._cases: dict[str, dict[str, int]] = {}
 
-    def variation(self, name: str) -> Federation:
-        """Return the federation of a variation, of whose sites only the names are known."""
+    def variation(self, name: str, part: int = 0) -> Federation:
+        """Return the federation of a variation, of whose sites only the names are known.
+
+        Args:
+            name: The variation's name.
+            part: The fold of the patients that is the test, which only the sites know.
+        """
         config, nothing = self.variations[name], ConcatDataset([])
         sites = {
             site: Site(site, nothing, nothing, nothing, declared=self._declared(site, name))
@@ -151,9 +156,10 @@ class RemoteExperiment(OpenedExperiment):
     def _check_labelled(self, labelled: Mapping[str, Sequence[str]]) -> None:
         """Refuse classes that no site of a fold annotates, given what sites with some only say."""
         for variation in self.variations.values():
-            for _, fold in folds_of(variation):
-                said = [labelled.get(site) for site in sites_of(fold.federation)]
-                if problem := never_labelled(fold.federation.task.classes[1:], said):
+            for fold in folds_of(variation):
+                federation = fold.config.federation
+                said = [labelled.get(site) for site in sites_of(federation)]
+                if problem := never_labelled(federation.task.classes[1:], said):
                     raise ConfigError(problem)
 
     def shares(self, config: ExperimentConfig) -> bool:

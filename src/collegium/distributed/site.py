@@ -51,7 +51,7 @@ from collegium.experiment.config.building import adapters_of
 from collegium.experiment.config.experiment import ExperimentConfig, parse_config
 from collegium.experiment.config.yaml_file import read_yaml_file
 from collegium.experiment.federation import OpenedExperiment
-from collegium.experiment.grid import Job, variations_of
+from collegium.experiment.grid import Job, parts_of, variations_of
 from collegium.experiment.job_results import (
     ACCOUNT_FILE,
     SCORES_FILE,
@@ -362,7 +362,8 @@ class SiteExperiment:
 
     def _cases(self) -> dict[str, int]:
         """Return how many cases the site has in each variation, above which it never counts."""
-        sites = {n: self._opened.variation(n).sites for n in self._opened.variations}
+        opened = self._opened
+        sites = {n: opened.variation(n, parts_of(c)[0]).sites for n, c in opened.variations.items()}
         return {n: found[self._name].cases for n, found in sites.items() if self._name in found}
 
     def _finish(self, header: Mapping[str, Any], data: bytes) -> dict[str, Any]:
@@ -404,7 +405,8 @@ class SiteExperiment:
         adapters = adapters_of(job.config, job.algorithm)
         adapter = next(a for a in adapters if a.to_dict() == header["adapter"])
         cases = self._name, self._opened.outside(job, self._name)
-        federation, models = self._opened.variation(job.variation), ModelFiles(folder / "models")
+        federation = self._opened.variation(job.variation, job.part)
+        models = ModelFiles(folder / "models")
         write_adaptation(federation, job, adapter, cases, models, folder / adapter.label)
         done = [a.label for a in adapters if (folder / a.label / SCORES_FILE).exists()]
         rows = [row for a in done for row in outside_rows(job, self._name, a, folder / a)]
@@ -434,8 +436,8 @@ class SiteExperiment:
         return {"estimates": run_estimates(Path(config.output))}
 
     def _job(self, key: Any) -> Job:
-        variation, left_out, label, seed = key
-        return self._opened.job((str(variation), str(left_out), str(label), int(seed)))
+        variation, fold, label, seed = key
+        return self._opened.job((str(variation), str(fold), str(label), int(seed)))
 
     def _client(self, header: Mapping[str, Any]) -> ClientRuntime:
         """Return the client of a job; that of the job before is dropped."""

@@ -18,7 +18,7 @@ from collegium.evaluation.estimates import (
     estimate_share,
 )
 from collegium.evaluation.pairs import Array, Numbers
-from collegium.evaluation.scores import METHOD, MethodKey
+from collegium.evaluation.scores import METHOD, SPLITS, MethodKey
 from collegium.tasks import ALL_CASES, PROBABILITY, TRUE_CLASS
 
 SHARES = frozenset({"accuracy"})
@@ -102,7 +102,7 @@ def scores_by_site(scores: pd.DataFrame, metric: str) -> dict[tuple[MethodKey, s
     columns = _Columns(
         pd.factorize(frame["case"], sort=True)[0],
         pd.factorize(frame["patient"], sort=True)[0],
-        frame[["seed", "fold"]].to_numpy(np.int64),
+        np.column_stack([frame["seed"], _folds(frame)]).astype(np.int64),
         frame["metric"].to_numpy(object),
         frame["value"].to_numpy(np.float64),
         (frame["case"] == ALL_CASES).to_numpy(),
@@ -113,6 +113,19 @@ def scores_by_site(scores: pd.DataFrame, metric: str) -> dict[tuple[MethodKey, s
         for (algorithm, model, site), rows in groups.items()
         if (columns.metric[rows] == metric).any()
     }
+
+
+def _folds(frame: pd.DataFrame) -> Numbers:
+    """Return a number for each fold that tests the same cases as others do.
+
+    The folds of a cross-validation test different cases at a site that trains, and are one training
+    together; at a site outside all of them test all cases.
+    """
+    outside = (frame["split"] == SPLITS["outside"]).to_numpy()
+    own = frame["fold"].to_numpy(np.intp)
+    parts = frame["part"].to_numpy(np.intp)
+    folds: Numbers = own * (1 + parts.max(initial=0)) + np.where(outside, parts, 0)
+    return folds
 
 
 def _class_and_model(name: str) -> tuple[int, int] | None:
@@ -182,7 +195,8 @@ class PairedSite:
     """A method and the reference at one site.
 
     A training is a seed with all folds that both arms have. The folds of a site test the same
-    patients, so they are averaged; as strata their patients would count as different ones.
+    patients, so they are averaged; as strata their patients would count as different ones. Of
+    a cross-validation, whose folds test different patients, all are one training.
 
     Attributes:
         joined: The scores of the method.

@@ -171,7 +171,8 @@ def _about(table: MethodTable | ComparisonTable) -> str:
         return f"{table.metric}{unit}{setting}, {better} is better"
     where = " at sites outside" if table.where == "outside" else ""
     over = ", average over sites" if table.over_sites else ""
-    return f"{table.metric}{unit}{where}{setting}{over}"
+    cases = f", {table.cases}" if table.cases else ""
+    return f"{table.metric}{unit}{where}{setting}{cases}{over}"
 
 
 def _comparison_lines(table: ComparisonTable) -> list[list[str]]:

@@ -157,7 +157,7 @@ def _collapsed(scores: pd.DataFrame) -> set[tuple[MethodKey, str]]:
     metric, value = wanted["metric"].to_numpy(object), wanted["value"].to_numpy(np.float64)
     case = wanted["case"].to_numpy(object)
     found = set()
-    trainings: Any = wanted.groupby([*METHOD, "site", "seed", "fold"]).indices
+    trainings: Any = wanted.groupby([*METHOD, "site", "seed", "fold", "part"]).indices
     for (algorithm, model, site, *_), rows in trainings.items():
         if (value[rows][metric[rows] == "dice"] > 0).any():
             continue  # a segmentation that meets a structure, as almost all do, needs no table

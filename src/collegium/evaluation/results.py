@@ -8,6 +8,7 @@ slices of this frame. What a run was made with (``run.json``) is read here too.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,21 +29,22 @@ ROWS_FILE = "rows.jsonl"
 """The name of the file of rows in the folder of an (algorithm, seed) job."""
 
 COLUMNS = {
-    "experiment": "str", "algorithm": "str", "seed": "int64", "fold": "int64", "variation": "str",
-    "round": "int64", "site": "str", "case": "str", "patient": "str", "split": "str",
-    "model": "str", "metric": "str", "value": "float64", "unit": "str", "bytes_up": "int64",
-    "bytes_down": "int64", "seconds": "float64",
+    "experiment": "str", "algorithm": "str", "seed": "int64", "fold": "int64", "part": "int64",
+    "variation": "str", "round": "int64", "site": "str", "case": "str", "patient": "str",
+    "split": "str", "model": "str", "metric": "str", "value": "float64", "unit": "str",
+    "bytes_up": "int64", "bytes_down": "int64", "seconds": "float64",
 }  # fmt: skip
 """The columns of the table, in order, with their pandas types.
 
 experiment: name of the experiment.
 algorithm: label of the algorithm.
 seed: seed of the run.
-fold: number of the fold, 0 without folds.
+fold: number of the site that is left out, 0 without leaving sites out.
+part: the fold of the patients that is the test, from 1; 0 without cross-validation.
 variation: name of the setting in a sweep; empty outside a sweep.
 round: round of the row; of a test score the one that was selected for the model.
 site: name of the site.
-case: pseudonym of the case; empty for rows of a round.
+case: pseudonym of the case, under cross-validation with its fold; empty for rows of a round.
 patient: pseudonym of the patient; empty for rows of a round.
 split: "train", "val" or "test"; "outside" for a site that took no part; "selection" for the number
     of patients on which the choice of the round depends and, with early stopping, for the number of
@@ -64,15 +66,15 @@ SELECTION = "selection"
 ROUNDS = "rounds"
 """The metric of the rows that say after how many rounds a training ended, by early stopping."""
 
-DEFAULTS = {
-    "fold": 0, "variation": "", "case": "", "patient": "", "model": "", "unit": "", "bytes_up": 0,
-    "bytes_down": 0, "seconds": 0.0,
+DEFAULTS: dict[str, Any] = {
+    "fold": 0, "part": 0, "variation": "", "case": "", "patient": "", "model": "", "unit": "",
+    "bytes_up": 0, "bytes_down": 0, "seconds": 0.0,
 }  # fmt: skip
 """The columns that a row may leave out, and their values."""
 
 KEY = (
-    "experiment", "algorithm", "seed", "fold", "variation", "round", "site", "case", "split",
-    "model", "metric",
+    "experiment", "algorithm", "seed", "fold", "part", "variation", "round", "site", "case",
+    "split", "model", "metric",
 )  # fmt: skip
 """The columns that identify a measurement: two rows that agree in them are the same one."""
 
@@ -107,8 +109,9 @@ def _whole(row: Mapping[str, Any]) -> ResultRow:
 
 
 def _typed(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the columns of the table; one that was written before there were sweeps lacks one."""
-    whole = frame if "variation" in frame else frame.assign(variation="")
+    """Return the columns of the table; one of an earlier version may lack some."""
+    lacking = {name: DEFAULTS[name] for name in ("part", "variation") if name not in frame}
+    whole = frame.assign(**lacking)
     typed = whole[list(COLUMNS)].astype(COLUMNS)
     return typed.assign(value=typed["value"].where(np.isfinite(typed["value"])))
 
@@ -258,8 +261,13 @@ def _check_digest(path: Path) -> None:
         raise ValueError(f"its SHA-256 is not the one in {_DIGESTS}")
 
 
+_FOLD = re.compile(r"without-|fold-[0-9]+$")
+
+
 def job_folders(output: Path, setting: str = "") -> list[Path]:
-    """Return the folders of jobs, sorted: ``[<setting>/][without-<site>/]<label>/seed-<s>``.
+    """Return the folders of jobs, sorted.
+
+    They are ``[<setting>/][fold-<number>/][without-<site>/]<label>/seed-<s>``.
 
     Args:
         output: The output folder of an experiment.
@@ -269,7 +277,7 @@ def job_folders(output: Path, setting: str = "") -> list[Path]:
     return [
         job
         for job in sorted(base.rglob("seed-*/"))
-        if all(part.startswith("without-") for part in job.relative_to(base).parts[:-2])
+        if all(_FOLD.match(part) for part in job.relative_to(base).parts[:-2])
     ]
 
 

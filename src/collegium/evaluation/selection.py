@@ -23,7 +23,7 @@ from collegium.tasks import EVENTS
 if TYPE_CHECKING:
     import pandas as pd
 
-TRAINING = [*METHOD, "seed", "fold", "site"]
+TRAINING = [*METHOD, "seed", "fold", "part", "site"]
 """The columns that identify a model at a site."""
 
 _BY = {
@@ -114,7 +114,7 @@ def rounds_table(results: pd.DataFrame, order: Sequence[str]) -> RoundsTable:
         results: The table of results, of one setting of a sweep.
         order: Labels of the algorithms in the order wanted; the others follow by name.
     """
-    found = selected_rounds(results).sort_values(["seed", "fold"])
+    found = selected_rounds(results).sort_values(["seed", "fold", "part"])
     by_method: dict[MethodKey, dict[str, list[str]]] = {}
     for row in rows_of(found):
         by_site = by_method.setdefault((row.algorithm, row.model), {})
@@ -140,7 +140,7 @@ def rounds_trained(results: pd.DataFrame) -> dict[str, list[int]]:
         A number for each training, in the order of seeds and folds; nothing without early stopping.
     """
     counts = results[(results["split"] == SELECTION) & (results["metric"] == ROUNDS)]
-    each = counts.groupby(["algorithm", "seed", "fold"], sort=True)["value"].max()
+    each = counts.groupby(["algorithm", "seed", "fold", "part"], sort=True)["value"].max()
     return {
         str(label): [int(count) for count in found]
         for label, found in each.groupby(level="algorithm", sort=False)

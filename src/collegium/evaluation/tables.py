@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from math import isnan
 from statistics import stdev
@@ -55,6 +55,7 @@ class MethodTable:
         where: Whether the sites are inside or outside.
         variation: The setting of the sweep that the scores are of; empty outside a sweep.
         notes: Sentences on how rounds were selected.
+        cases: What the scores are of, if not of test cases, such as "validation cases".
     """
 
     metric: str
@@ -66,6 +67,7 @@ class MethodTable:
     where: Where = "inside"
     variation: str = ""
     notes: tuple[str, ...] = ()
+    cases: str = ""
 
     @property
     def over_sites(self) -> bool:
@@ -166,9 +168,28 @@ def method_table(
         The table, empty if no such score exists.
     """
     scores = final_scores(results, metric, where=where, variation=variation)
-    unit = unit_of(scores)
+    table = table_of_means(site_means(scores), metric, unit_of(scores), order, where)
+    return replace(table, variation=variation)
+
+
+def table_of_means(
+    site_means: pd.DataFrame,
+    metric: str,
+    unit: str,
+    order: Sequence[str] = (),
+    where: Where = "inside",
+) -> MethodTable:
+    """Build the table of the sites' means.
+
+    Args:
+        site_means: Columns algorithm, model, seed, site and value.
+        metric: Which metric.
+        unit: Its unit.
+        order: Labels of the algorithms in the order wanted; the others follow by name.
+        where: Whether the sites are inside or outside.
+    """
     higher = higher_is_better(metric, unit)
-    means = site_means(scores).pivot(index=[*METHOD, "seed"], columns="site", values="value")
+    means = site_means.pivot(index=[*METHOD, "seed"], columns="site", values="value")
     sites = tuple(map(str, means.columns))
     scored = [site for site in sites if means[site].notna().any()]
     methods = {(str(key[0]), str(key[1])): seeds for key, seeds in means.groupby(level=METHOD)}
@@ -178,7 +199,7 @@ def method_table(
         for cell in _method_cells(methods[key], scored, higher=higher)
     ]
     frame = make_cells(cells, unit, where, higher=higher)
-    return MethodTable(metric, unit, higher, sites, sites + SUMMARIES, frame, where, variation)
+    return MethodTable(metric, unit, higher, sites, sites + SUMMARIES, frame, where)
 
 
 def _method_cells(
@@ -231,8 +252,23 @@ def sweep_table(
     Returns:
         The table, without rows if no such score exists.
     """
-    columns = tuple(settings) or tuple(name for name in variations(results) if name)
-    tables = [method_table(results, metric, order, where=where, variation=name) for name in columns]
+    names = tuple(settings) or tuple(name for name in variations(results) if name)
+    tables = [method_table(results, metric, order, where=where, variation=name) for name in names]
+    return side_by_side(tables, metric, order, where)
+
+
+def side_by_side(
+    tables: Sequence[MethodTable], metric: str, order: Sequence[str], where: Where = "inside"
+) -> MethodTable:
+    """Build the table of the averages over sites in the tables of several settings.
+
+    Args:
+        tables: Those of the settings, in the order wanted.
+        metric: Which metric.
+        order: Labels of the algorithms in the order wanted; the others follow by name.
+        where: Whether the sites are inside or outside.
+    """
+    columns = tuple(table.variation for table in tables)
     averages = {
         ((cell.algorithm, cell.model), table.variation): (cell.mean, cell.sd, "")
         for table in tables

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
@@ -20,6 +20,7 @@ from collegium.evaluation.selection import selection_notes
 from collegium.evaluation.sent_estimates import list_estimates
 from collegium.evaluation.tables import MethodTable, method_table, sweep_table, undefined_notes
 from collegium.evaluation.timing import read_accounts, time_against_quality, time_table
+from collegium.evaluation.validation import selected_tables, validation_tables
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,9 @@ VERDICTS = "verdicts.json"
 NamedTable = tuple[str, MethodTable | ComparisonTable]
 """The name of a file without its extension, and what it holds."""
 
+SELECTED = "-selected"
+"""The end of the name of a table of what validation cases choose."""
+
 _WRITERS = {"txt": to_text, "md": to_markdown, "tex": to_latex, "csv": to_csv}
 _UNSAFE = re.compile(r"[^\w.=+-]+")
 
@@ -40,7 +44,9 @@ def write_tables(output: Path) -> tuple[Path, ...]:
     """Write every table and comparison of a run into the folder ``tables`` of its output.
 
     ``<metric>[-outside][-<setting>]``, of a sweep also ``<metric>[-outside]-sweep``, and the
-    comparisons ``<metric>[-<setting>]-joining`` and ``-adapting``. If sites are outside,
+    comparisons ``<metric>[-<setting>]-joining`` and ``-adapting``. Of the metric that selects
+    models ``-validation[-<setting>]`` and ``-validation-sweep`` hold the validation scores, and
+    ``[-outside]-selected`` what they choose, with its test score. If sites are outside,
     ``time[-<setting>]`` holds time against quality. Each is there as ``.txt``, ``.md``, ``.tex``
     and ``.csv``. ``verdicts.json`` holds every verdict. Files of an earlier call are replaced.
 
@@ -68,6 +74,24 @@ def write_tables(output: Path) -> tuple[Path, ...]:
     for path, text in texts.items():
         write_atomically(path, text.encode())
     return tuple(texts)
+
+
+def selected_texts(files: Iterable[Path]) -> list[str]:
+    """Return the tables of what validation cases choose, as text.
+
+    Args:
+        files: What `write_tables` returned.
+
+    Raises:
+        DataError: There are no validation scores to choose by.
+    """
+    texts = [f.read_text(encoding="utf-8") for f in files if f.name.endswith(f"{SELECTED}.txt")]
+    if not texts:
+        raise DataError(
+            "this run has no validation scores, so that nothing can be chosen without test cases; "
+            "give federation.splits.validation a share and train in a new output folder"
+        )
+    return texts
 
 
 def run_estimates(output: Path) -> list[dict[str, Any]]:
@@ -117,6 +141,13 @@ def _score_tables(output: Path, run: RunComparisons) -> Iterator[NamedTable]:
         )
     for metric, where in metrics:
         yield from _tables_of(run, metric, where)
+    results, labels = run.results, run.labels
+    metric = headline_metric(results)
+    for table in validation_tables(results, labels.order):
+        stem = f"-{table.variation}" if table.variation else "-sweep" if table.over_sites else ""
+        yield f"{metric}-validation{stem}", table
+    for table in selected_tables(results, labels.order, labels.pooled):
+        yield f"{metric}{'-outside' if table.where == 'outside' else ''}{SELECTED}", table
 
 
 def _tables_of(run: RunComparisons, metric: str, where: Where) -> Iterator[NamedTable]:
@@ -135,7 +166,8 @@ def _tables_of(run: RunComparisons, metric: str, where: Where) -> Iterator[Named
             yield f"{metric}{setting}-joining", run.joining(metric, name)
         else:
             yield f"{metric}{setting}-adapting", run.adapting(metric, name)
-    if named := [name for name in names if name]:
+    named = [name for name in names if name]
+    if named:
         swept = sweep_table(results, metric, order, where=where, settings=named)
         yield f"{metric}{place}-sweep", swept
 

@@ -15,7 +15,11 @@ from typing import Any
 
 from collegium.errors import ClientError, MissingReply
 from collegium.experiment.config.building import adapters_of
-from collegium.experiment.config.experiment import ExperimentConfig, parse_config
+from collegium.experiment.config.experiment import (
+    LEAVE_ONE_SITE_OUT,
+    ExperimentConfig,
+    parse_config,
+)
 from collegium.experiment.federation import OpenedExperiment
 from collegium.experiment.grid import Job, JobKey, holders
 from collegium.experiment.jobs import Event, Observer, run_job
@@ -61,7 +65,8 @@ def _warn_of_idle_adapters(config: ExperimentConfig, variation: str) -> None:
     """Warn if adapters are configured and there is no site to adapt to."""
     chosen = [adapters_of(config, algorithm) for algorithm in config.algorithms]
     labels = dict.fromkeys(adapter.label for adapters in chosen for adapter in adapters)
-    if labels and config.protocol == "inside" and not config.federation.outside:
+    folds = config.protocol.startswith(LEAVE_ONE_SITE_OUT)
+    if labels and not folds and not config.federation.outside:
         logger.warning(
             "%sno site is outside, so nothing is adapted and the adapters (%s) do nothing; name a "
             "site in federation.outside, or write protocol: leave-one-site-out",

@@ -13,7 +13,7 @@ from collegium.adaptation import outside
 from collegium.core.dataset import ConcatDataset, Dataset
 from collegium.core.tensors import Tensors
 from collegium.data.federation import open_federation, open_site
-from collegium.data.federation_config import sites_of
+from collegium.data.federation_config import FederationConfig, sites_of
 from collegium.data.identity import record_contents
 from collegium.data.public import open_public
 from collegium.data.site import Site
@@ -34,7 +34,17 @@ from collegium.experiment.config.experiment import (
     to_dict,
     with_own_training,
 )
-from collegium.experiment.grid import Job, JobKey, folds_of, holders, jobs_of, variations_of
+from collegium.experiment.grid import (
+    Job,
+    JobKey,
+    folds_of,
+    holders,
+    jobs_of,
+    parts_of,
+    splits_base,
+    variations_of,
+    with_part,
+)
 from collegium.experiment.job_results import (
     DEPLOYED,
     write_overlays,
@@ -185,8 +195,8 @@ class OpenedExperiment:
 
     def __init__(self, config: ExperimentConfig, only: str = "") -> None:
         self.config, self._only = config, only
-        self._federations: dict[tuple[str, str], Federation] = {}
-        self._outside: dict[tuple[str, str], Site] = {}
+        self._federations: dict[tuple[str, int, str], Federation] = {}
+        self._outside: dict[tuple[str, int, str], Site] = {}
 
     @cached_property
     def data(self) -> dict[str, Any]:
@@ -214,19 +224,24 @@ class OpenedExperiment:
         """
         return holders(self.jobs)[job.key]
 
-    def variation(self, name: str) -> Federation:
+    def variation(self, name: str, part: int = 0) -> Federation:
         """Return the federation of a variation, with all sites that train in one of its folds.
 
         Nothing is exchanged for its network: see `federation` for the one that is trained.
-        """
-        if (name, "") not in self._federations:
-            splits = Path(self.config.output) / name / "splits"
-            self._check_splits(name, splits)
-            opened = open_configured(self.variations[name], splits=splits, only=self._only)
-            self._federations[name, ""] = opened
-        return self._federations[name, ""]
 
-    def _check_splits(self, name: str, splits: Path) -> None:
+        Args:
+            name: The variation's name.
+            part: The fold of the patients that is the test; 0 without cross-validation.
+        """
+        if (name, part, "") not in self._federations:
+            splits = splits_base(Path(self.config.output), name, part) / "splits"
+            self._check_splits(name, part, splits)
+            config = with_part(self.variations[name], part)
+            opened = open_configured(config, splits=splits, only=self._only)
+            self._federations[name, part, ""] = opened
+        return self._federations[name, part, ""]
+
+    def _check_splits(self, name: str, part: int, splits: Path) -> None:
         """Check that no stored splits are gone after training has begun.
 
         Raises:
@@ -234,7 +249,8 @@ class OpenedExperiment:
         """
         inside = [self._only] if self._only else sites_of(self.variations[name].federation)
         gone = [site for site in inside if not (splits / f"{site}.json").exists()]
-        if gone and any(job.variation == name and job.folder.exists() for job in self.jobs):
+        own = (job for job in self.jobs if (job.variation, job.part) == (name, part))
+        if gone and any(job.folder.exists() for job in own):
             raise CheckpointError(
                 f"{splits} lacks the splits of {', '.join(gone)}, by which this run has begun to "
                 "train: restore them, or start the run in a new output folder; splits drawn anew "
@@ -243,9 +259,9 @@ class OpenedExperiment:
 
     def federation(self, job: Job) -> Federation:
         """Return the federation in which a job trains; the sites exchange what scaling needs."""
-        place = job.variation, f"without {job.left_out}"
+        place = job.variation, job.part, f"without {job.left_out}"
         if place not in self._federations:
-            opened = self.variation(job.variation)
+            opened = self.variation(job.variation, job.part)
             self._federations[place] = for_training(
                 job.config, opened, job.folder.parents[1], partial(self._scaling_transport, job)
             )
@@ -256,7 +272,7 @@ class OpenedExperiment:
         table = job.config.federation.table
         assert table is not None
         root = job.folder.parents[1] / EXCHANGE
-        federation = self.variation(job.variation)
+        federation = self.variation(job.variation, job.part)
         return federation.clients(FeatureSums(table.numeric), seed=0, root=root)
 
     def _scaling_transport(self, job: Job) -> Transport | None:
@@ -283,8 +299,8 @@ class OpenedExperiment:
         Raises:
             ConfigError: One does not; see `collegium.experiment.preflight.check_adapters`.
         """
-        for _, fold in folds_of(self.variations[variation]):
-            check_adapters(fold, sample, self.shares(fold))
+        for fold in folds_of(self.variations[variation]):
+            check_adapters(fold.config, sample, self.shares(fold.config))
 
     def check_data(self, variation: str) -> Sample | None:
         """Check the sites of this machine: device, data, network, and what policies let out.
@@ -298,11 +314,14 @@ class OpenedExperiment:
         Raises:
             CollegiumError: In one sentence, what would fail.
         """
-        config, federation = self.variations[variation], self.variation(variation)
+        config = self.variations[variation]
+        opened = [self.variation(variation, part) for part in parts_of(config)]
+        federation = opened[0]
         check_engine(config)
         sample = check_network(config, federation)
         if sample is not None and not self._only:  # otherwise other machines have the data
-            check_early_stopping(config, federation)
+            for found in opened:
+                check_early_stopping(config, found)
             federation.check_labelled()
         for algorithm in config.algorithms:
             own = as_trained_by(federation, config, algorithm)
@@ -385,7 +404,8 @@ class OpenedExperiment:
             folder: Where the record, the scores and, for the first seed, pictures go.
         """
         models = outside.ModelFiles(self.holder(job).folder / DEPLOYED)
-        federation, cases = self.variation(job.variation), (site, self.outside(job, site))
+        federation = self.variation(job.variation, job.part)
+        cases = site, self.outside(job, site)
         write_adaptation(federation, job, config, cases, models, folder)
 
     def clients(self, job: Job) -> dict[str, ClientRuntime]:
@@ -408,18 +428,23 @@ class OpenedExperiment:
             job: The job in whose fold the site is outside.
             site: The site's name.
         """
-        place = job.variation, site
+        place = job.variation, job.part, site
         if place not in self._outside:
-            inside = self.variation(job.variation).sites
+            inside = self.variation(job.variation, job.part).sites
             splits = job.base / "splits" / f"{site}.json"
             self._outside[place] = (
                 inside[site]
                 if site in inside
-                else open_site(job.config.federation, site, cache_folder(), 0, splits)
+                else open_site(_of_all(job.config.federation), site, cache_folder(), 0, splits)
             )
             record_contents(self._outside[place], splits)
         opened = self._outside[place]
         return ConcatDataset([opened.train, opened.val, opened.test])
+
+
+def _of_all(federation: FederationConfig) -> FederationConfig:
+    """Return a federation without folds of patients, which a site outside does not need."""
+    return replace(federation, splits=replace(federation.splits, fold=0))
 
 
 def job_clients(data: Mapping[str, Any], key: JobKey) -> dict[str, ClientRuntime]:

@@ -15,6 +15,8 @@ from pathlib import Path
 from collegium.data.federation_config import sites_of
 from collegium.errors import ConfigError
 from collegium.experiment.config.experiment import (
+    CROSS_VALIDATION,
+    LEAVE_ONE_SITE_OUT,
     AlgorithmConfig,
     ExperimentConfig,
     decisive,
@@ -28,7 +30,10 @@ from collegium.experiment.config.yaml_file import Place, Source
 from collegium.runtime.records import TEST_FILE
 
 JobKey = tuple[str, str, str, int]
-"""Variation, the site left out, label of the algorithm, seed; the first two may be empty."""
+"""Variation, key of the fold (see `fold_key`), label of the algorithm, seed.
+
+The first two may be empty.
+"""
 
 TESTED = Path("server") / TEST_FILE
 """What the training of a job ends with, in its folder."""
@@ -43,8 +48,9 @@ class Job:
         algorithm: the algorithm.
         seed: the seed.
         variation: name of the variation; empty where there are none.
-        fold: number of the fold.
+        fold: number of the site left out, from 0.
         left_out: the site that is outside in this fold; empty without leave-one-site-out.
+        part: the fold of the sites' patients that is the test, from 1; 0 without cross-validation.
         output: the experiment's folder.
     """
 
@@ -54,23 +60,25 @@ class Job:
     variation: str
     fold: int
     left_out: str
+    part: int
     output: Path
 
     @property
     def key(self) -> JobKey:
         """The names by which the job is found."""
-        return self.variation, self.left_out, self.algorithm.label, self.seed
+        fold = fold_key(self.left_out, self.part)
+        return self.variation, fold, self.algorithm.label, self.seed
 
     @property
     def name(self) -> str:
         """The job as messages name it."""
-        parts = [self.variation, f"without {self.left_out}" if self.left_out else ""]
+        parts = [self.variation, fold_words(self.left_out, self.part)]
         return ", ".join(filter(None, [*parts, self.algorithm.label, f"seed {self.seed}"]))
 
     @property
     def base(self) -> Path:
-        """The folder of the job's variation, which holds the sites' splits."""
-        return self.output / self.variation
+        """The folder that holds the sites' splits; see `splits_base`."""
+        return splits_base(self.output, self.variation, self.part)
 
     @property
     def folder(self) -> Path:
@@ -107,18 +115,19 @@ def jobs_of(config: ExperimentConfig) -> list[Job]:
     output = Path(config.output)
     return [
         Job(
-            with_own_training(settings, algorithm),
+            with_own_training(fold.config, algorithm),
             algorithm,
             seed,
             variation,
-            fold,
-            left_out,
+            fold.number,
+            fold.left_out,
+            fold.part,
             output,
         )
         for variation, varied in variations_of(config).items()
         for seed in varied.seeds
-        for fold, (left_out, settings) in enumerate(folds_of(varied))
-        for algorithm in settings.algorithms
+        for fold in folds_of(varied)
+        for algorithm in fold.config.algorithms
     ]
 
 
@@ -156,12 +165,102 @@ def variations_of(config: ExperimentConfig) -> dict[str, ExperimentConfig]:
     return found
 
 
-def folds_of(config: ExperimentConfig) -> list[tuple[str, ExperimentConfig]]:
-    """Return the site left out, if any, and the settings of every fold."""
-    if config.protocol == "inside":
-        return [("", config)]
-    federation = config.federation
+@dataclass(frozen=True)
+class Fold:
+    """A fold of an experiment: a site left out, or a part of the patients, or both, or neither.
+
+    Attributes:
+        left_out: the site that is outside; empty without leave-one-site-out.
+        number: its number among the sites, from 0.
+        part: the fold of the sites' patients that is the test, from 1; 0 without cross-validation.
+        config: the settings, in which the site is outside and the part is the test.
+    """
+
+    left_out: str
+    number: int
+    part: int
+    config: ExperimentConfig
+
+
+def folds_of(config: ExperimentConfig) -> list[Fold]:
+    """Return the folds of an experiment; one without protocols that have any.
+
+    Args:
+        config: the experiment, in one variation.
+    """
     return [
-        (site, replace(config, federation=replace(federation, outside=(site, *federation.outside))))
-        for site in sites_of(federation)
+        Fold(left_out, number, part, _without(with_part(config, part), left_out))
+        for number, left_out in enumerate(_left_out(config))
+        for part in parts_of(config)
     ]
+
+
+def parts_of(config: ExperimentConfig) -> list[int]:
+    """Return the numbers of the folds of cross-validation; 0 alone without it.
+
+    Args:
+        config: the experiment, in one variation.
+    """
+    if not config.protocol.endswith(CROSS_VALIDATION):
+        return [0]
+    return [*range(1, config.federation.splits.folds + 1)]
+
+
+def with_part(config: ExperimentConfig, part: int) -> ExperimentConfig:
+    """Return an experiment whose test cases are one fold of cross-validation.
+
+    Args:
+        config: the experiment.
+        part: the number of the fold; 0: none.
+    """
+    if not part:
+        return config
+    splits = replace(config.federation.splits, fold=part)
+    return replace(config, federation=replace(config.federation, splits=splits))
+
+
+def fold_key(left_out: str, part: int) -> str:
+    """Return the text by which a fold is named on a command line; empty if there is one only.
+
+    Args:
+        left_out: the site that is outside, if any.
+        part: the fold of the patients, if any.
+    """
+    return ",".join(filter(None, [left_out, str(part) if part else ""]))
+
+
+def fold_words(left_out: str, part: int) -> str:
+    """Return the name of a fold in messages; empty if there is one only.
+
+    Args:
+        left_out: the site that is outside, if any.
+        part: the fold of the patients, if any.
+    """
+    words = [f"without {left_out}" if left_out else "", f"fold {part}" if part else ""]
+    return ", ".join(filter(None, words))
+
+
+def splits_base(output: Path, variation: str, part: int) -> Path:
+    """Return the folder in which the folder of the sites' splits lies.
+
+    Args:
+        output: the experiment's folder.
+        variation: the variation, if any.
+        part: the fold of the patients, if any; each has splits of its own.
+    """
+    base = output / variation
+    return base / f"fold-{part}" if part else base
+
+
+def _left_out(config: ExperimentConfig) -> list[str]:
+    """Return the sites that are outside in turn; an empty name alone without leave-one-site-out."""
+    leaves_out = config.protocol.startswith(LEAVE_ONE_SITE_OUT)
+    return sites_of(config.federation) if leaves_out else [""]
+
+
+def _without(config: ExperimentConfig, site: str) -> ExperimentConfig:
+    if not site:
+        return config
+    federation = config.federation
+    outside = (site, *federation.outside)
+    return replace(config, federation=replace(federation, outside=outside))

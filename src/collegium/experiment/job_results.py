@@ -31,6 +31,7 @@ from collegium.evaluation.report.overlays import (
     write_index,
 )
 from collegium.evaluation.results import ROUNDS, SELECTION, ResultRow
+from collegium.evaluation.scores import SPLITS
 from collegium.experiment.config.building import task_of
 from collegium.experiment.grid import Job
 from collegium.experiment.model_settings import write_settings
@@ -39,7 +40,7 @@ from collegium.runtime.client import ClientRuntime
 from collegium.runtime.records import RoundRecord, choices_of, stopped_at
 from collegium.runtime.run import Run
 from collegium.runtime.selection import KEPT, KeptModels, choices_at
-from collegium.tasks import CASES, EVENTS, NON_SCORE_KEYS, SegmentationTask
+from collegium.tasks import ALL_CASES, CASES, EVENTS, NON_SCORE_KEYS, SegmentationTask
 
 Array = NDArray[Any]
 
@@ -64,6 +65,7 @@ def _about(job: Job) -> dict[str, Any]:
         "seed": job.seed,
         "variation": job.variation,
         "fold": job.fold,
+        "part": job.part,
     }
 
 
@@ -131,13 +133,19 @@ def _score_rows(
     cases: Sequence[Mapping[str, Any]], units: Mapping[str, str], about: Mapping[str, Any]
 ) -> Iterator[ResultRow]:
     """Yield a row per case and metric, hidden ones included; and how many cases a mean is of."""
+    part = about["part"] if about["split"] == SPLITS["inside"] else 0
     for case in cases:
-        named = {"case": case["case"], "patient": case["patient"]}
+        named = {name: _named_in(part, case[name]) for name in ("case", "patient")}
         for metric in (key for key in case if key not in NON_SCORE_KEYS):
             unit = units.get(metric, "")
             yield dict(**about, **named, metric=metric, value=case[metric], unit=unit)
     if cases and CASES in cases[0]:
         yield dict(**about, metric=CASES, value=cases[0][CASES], unit="cases")
+
+
+def _named_in(part: int, pseudonym: str) -> str:
+    """Return the pseudonym of a test case or patient; every fold counts its own from 1."""
+    return f"fold{part}-{pseudonym}" if part and pseudonym != ALL_CASES else pseudonym
 
 
 def write_models(run: Run, job: Job, sites: Sequence[str]) -> None:

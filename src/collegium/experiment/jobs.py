@@ -15,7 +15,7 @@ from collegium.experiment.config.building import (
     task_of,
 )
 from collegium.experiment.federation import OpenedExperiment
-from collegium.experiment.grid import Job, JobKey
+from collegium.experiment.grid import Job, JobKey, fold_key, fold_words
 from collegium.experiment.job_results import job_rows, outside_rows, write_models
 from collegium.runtime import process
 from collegium.runtime.records import RoundRecord
@@ -33,6 +33,7 @@ class Event:
         seed: the job's seed.
         variation: name of the job's variation, or empty.
         left_out: the site that is outside in the job's fold, or empty.
+        part: the fold of the patients that is the test, or 0.
         round: round just finished.
         rounds: rounds in all.
         metric: what the scores are.
@@ -50,6 +51,7 @@ class Event:
     seed: int = 0
     variation: str = ""
     left_out: str = ""
+    part: int = 0
     round: int = 0
     rounds: int = 0
     metric: str = ""
@@ -61,9 +63,14 @@ class Event:
     text: str = ""
 
     @property
+    def fold(self) -> str:
+        """The job's fold in words, or empty."""
+        return fold_words(self.left_out, self.part)
+
+    @property
     def job(self) -> JobKey:
         """The key of its job; without an algorithm for an event of the whole run."""
-        return self.variation, self.left_out, self.algorithm, self.seed
+        return self.variation, fold_key(self.left_out, self.part), self.algorithm, self.seed
 
 
 Observer = Callable[[Event], None]
@@ -90,6 +97,7 @@ def run_job(opened: OpenedExperiment, key: JobKey, observe: Observer) -> None:
         "seed": job.seed,
         "variation": job.variation,
         "left_out": job.left_out,
+        "part": job.part,
         "rounds": config.rounds,
         "metric": task_of(config).metric,
     }

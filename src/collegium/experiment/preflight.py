@@ -23,7 +23,7 @@ from collegium.experiment.config.building import (
     task_of,
 )
 from collegium.experiment.config.experiment import ExperimentConfig, with_own_training
-from collegium.experiment.grid import folds_of
+from collegium.experiment.grid import fold_words, folds_of
 from collegium.runtime.early_stopping import check_validation
 from collegium.runtime.federation import Federation, check_task
 from collegium.training.together import check_together
@@ -132,8 +132,9 @@ def check_early_stopping(config: ExperimentConfig, federation: Federation) -> No
     Raises:
         ConfigError: no site that trains has validation cases.
     """
-    for _, fold in folds_of(config) if config.early_stopping is not None else ():
-        check_validation(federation.sites[name] for name in sites_of(fold.federation))
+    for fold in folds_of(config) if config.early_stopping is not None else ():
+        inside = sites_of(fold.config.federation)
+        check_validation(federation.sites[name] for name in inside)
 
 
 def check_setups(config: ExperimentConfig, variation: str = "") -> None:
@@ -168,13 +169,14 @@ def check_setups(config: ExperimentConfig, variation: str = "") -> None:
                 other,
                 alike,
             )
-        for left_out, fold in folds_of(config):
+        for fold in folds_of(config):
+            federation = fold.config.federation
             try:
-                if problem := labels_problem(fold.federation):
+                if problem := labels_problem(federation):
                     raise ConfigError(problem)
-                check_needs(method, sorted(sites_of(fold.federation)), parts)
+                check_needs(method, sorted(sites_of(federation)), parts)
             except ConfigError as error:
-                names = [variation, f"without {left_out}" if left_out else "", algorithm.label]
+                names = [variation, fold_words(fold.left_out, fold.part), algorithm.label]
                 raise ConfigError(f"{', '.join(filter(None, names))}: {error}") from error
 
 

@@ -140,8 +140,7 @@ class Bars:
 
 def job_name(event: Event) -> str:
     """Name the job of an event; nothing for an event of the whole run."""
-    left_out = f"without {event.left_out}" if event.left_out else ""
-    words = [event.variation, left_out, event.algorithm, f"seed {event.seed}"]
+    words = [event.variation, event.fold, event.algorithm, f"seed {event.seed}"]
     return " ".join(filter(None, words)) if event.algorithm else ""
 
 

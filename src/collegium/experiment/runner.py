@@ -45,6 +45,9 @@ RUN_FILE = "run.json"
 EARLIER = "earlier_versions"
 """The key of the versions under which a run trained before those of today, oldest first."""
 
+_SPLITS = ("splits", "*/splits", "*/fold-*/splits")
+"""Where splits lie in the folder of a run: of the run, of a variation or fold, of its folds."""
+
 PACKAGES = ("torch", "monai", "numpy", "safetensors")
 """The packages whose versions are recorded, as numbers depend on them in the last bits."""
 
@@ -119,9 +122,14 @@ def is_tested(results: pd.DataFrame) -> bool:
 
 
 def collect_rows(config: ExperimentConfig) -> pd.DataFrame:
-    """Return the rows of all finished jobs as a table of results."""
+    """Return the rows of all finished jobs as a table of results; see `pool_folds`."""
     files = [job.folder / ROWS_FILE for job in jobs_of(config)]
-    return read_rows([file for file in files if file.exists()])
+    rows = read_rows([file for file in files if file.exists()])
+    if not rows["part"].any():
+        return rows
+    from collegium.experiment.pooling import pool_folds
+
+    return pool_folds(rows, config)
 
 
 def read_run_config(output: Path) -> ExperimentConfig:
@@ -242,5 +250,6 @@ def _extend(stored: ExperimentConfig, config: ExperimentConfig, output: Path) ->
         before = adapters_of(job.config, job.algorithm)
         if before != adapters_of(now.config, now.algorithm) or stored.name != config.name:
             (job.folder / ROWS_FILE).unlink(missing_ok=True)
-    if not begun and stored.federation.splits != config.federation.splits:
-        shutil.rmtree(output / "splits", ignore_errors=True)
+    if not begun:  # so that the shares that are asked for now are those of the splits
+        for splits in [folder for depth in _SPLITS for folder in output.glob(depth)]:
+            shutil.rmtree(splits, ignore_errors=True)

@@ -58,12 +58,12 @@ class MethodDistances:
     """The distances in one or more jobs of a method, which have the same.
 
     Attributes:
-        left_out: The site that is outside in the fold; empty without folds.
+        fold: The fold in words, such as "without Basel"; empty without folds.
         seeds: The seeds.
         distances: Those that the server keeps.
     """
 
-    left_out: str
+    fold: str
     seeds: list[int]
     distances: list[SiteDistances]
 
@@ -72,7 +72,7 @@ class MethodDistances:
         """Fold and seeds of the jobs, e.g. "without Basel, seeds 0 and 1"."""
         *others, last = map(str, self.seeds)
         seeds = f"seeds {', '.join(others)} and {last}" if others else f"seed {last}"
-        return f"without {self.left_out}, {seeds}" if self.left_out else seeds
+        return f"{self.fold}, {seeds}" if self.fold else seeds
 
 
 def read_method_distances(
@@ -94,24 +94,24 @@ def read_method_distances(
         StorageError: The state of a server cannot be read.
     """
     found: dict[str, list[MethodDistances]] = defaultdict(list)
-    for label, left_out, seed, job in _jobs(output, setting, order):
+    for label, fold, seed, job in _jobs(output, setting, order):
         distances = list(_distances_of(Store(job / "server")))
-        same = (d for d in found[label] if (d.left_out, d.distances) == (left_out, distances))
+        same = (d for d in found[label] if (d.fold, d.distances) == (fold, distances))
         known = next(same, None)
         if known is not None:
             known.seeds.append(seed)
         elif distances:
-            found[label].append(MethodDistances(left_out, [seed], distances))
+            found[label].append(MethodDistances(fold, [seed], distances))
     return {method_name(label): distances for label, distances in found.items() if distances}
 
 
 def _jobs(output: Path, setting: str, order: Sequence[str]) -> list[tuple[str, str, int, Path]]:
-    """Return label, site left out, seed and folder of every job, in the order wanted."""
+    """Return label, fold in words, seed and folder of every job, in the order wanted."""
     found = []
     for job in job_folders(output, setting):
-        fold = job.parents[1].name
-        left_out = fold.removeprefix("without-") if fold.startswith("without-") else ""
-        found.append((job.parent.name, left_out, int(job.name.removeprefix("seed-")), job))
+        folders = job.relative_to(output / setting).parts[:-2]
+        fold = ", ".join(folder.replace("-", " ", 1) for folder in folders)
+        found.append((job.parent.name, fold, int(job.name.removeprefix("seed-")), job))
     return sorted(found, key=lambda job: (position((job[0], ""), order), job[1:3]))
 
 

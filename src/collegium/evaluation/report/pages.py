@@ -26,6 +26,7 @@ from collegium.evaluation.scores import METHOD, Where, final_scores, method_name
 from collegium.evaluation.selection import RoundsTable, rounds_table
 from collegium.evaluation.tables import MethodTable, method_table, sweep_table
 from collegium.evaluation.timing import TimeTable, time_table
+from collegium.evaluation.validation import selected_tables, validation_tables
 from collegium.evaluation.wording import title
 from collegium.tasks import ALL_CASES, CASES
 
@@ -78,6 +79,8 @@ class ReportContent:
         answers: The answer to each site.
         tables: By "inside" and "outside", a table for each metric, the headline metric first.
         sweeps: The tables of a sweep.
+        validation: The table of validation scores: of a sweep that of all settings.
+        selected: The tables of what validation cases choose.
         adapting: Adapters against none, at all sites outside.
         adapting_answers: The answer to each site outside: does adapting help?
         timing: Time against quality, at all sites outside.
@@ -99,6 +102,8 @@ class ReportContent:
     answers: Mapping[str, JoiningAnswer]
     tables: Mapping[Where, Sequence[MethodTable]]
     sweeps: Sequence[MethodTable]
+    validation: Sequence[MethodTable]
+    selected: Sequence[MethodTable]
     adapting: ComparisonTable
     adapting_answers: Sequence[AdaptingAnswer]
     timing: TimeTable
@@ -138,6 +143,8 @@ def gather_content(
         answers=answers,
         tables={where: _method_tables(run, where) for where in WHERES},
         sweeps=_sweeps(run),
+        validation=validation_tables(run.all_results, run.order)[-1:],
+        selected=selected_tables(run.all_results, run.order, run.labels.pooled),
         adapting=adapting,
         adapting_answers=answer_outside(adapting),
         timing=time_table(results, run.accounts, metric, order, variation=setting),
@@ -324,7 +331,7 @@ def count_traffic(
         algorithm and name; up and down, bytes that left the sites and came to them; seconds that
         the sites worked; up_round and down_round, the bytes of a round, mean over rounds.
     """
-    training = [*by, "algorithm", "seed", "fold"]
+    training = [*by, "algorithm", "seed", "fold", "part"]
     each = list(dict.fromkeys([*training, "site"]))
     losses = results[(results["metric"] == "loss") & (results["split"] == "train")]
     tested = results[(results["case"] != "") & (results["split"] == "test")]
@@ -389,18 +396,26 @@ def _first(methods: Mapping[str, Sequence[Overlay]], chosen: Comparison | None) 
 
 def _unfinished(run: RunOutput) -> list[str]:
     """Return the jobs without scores, of the setting that is shown, and settings without any."""
-    jobs = final_scores(run.results)[["algorithm", "seed", "fold"]].drop_duplicates()
+    jobs = final_scores(run.results)[["algorithm", "seed", "fold", "part"]].drop_duplicates()
     finished = {tuple(job) for job in rows_of(jobs)}
-    federation = run.config.get("federation")
-    sites: Sequence[str] = ()
-    if run.config.get("protocol") == "leave-one-site-out" and isinstance(federation, dict):
-        sites = sorted(set(federation.get("sites", ())) - set(federation.get("outside", ())))
+    federation, protocol = run.config.get("federation"), str(run.config.get("protocol"))
+    sites, parts = [""], [0]
+    if isinstance(federation, dict):
+        if protocol.startswith("leave-one-site-out"):
+            sites = sorted(set(federation.get("sites", ())) - set(federation.get("outside", ())))
+        if protocol.endswith("cross-validation"):
+            parts = [*range(1, 1 + federation["splits"]["folds"])]
     missing = [
-        f"{method_name(label)}, seed {seed}" + (f", without {sites[fold]}" if sites else "")
+        ", ".join(
+            [method_name(label), f"seed {seed}"]
+            + [f"without {site}"] * bool(site)
+            + [f"fold {part}"] * bool(part)
+        )
         for label in run.labels.configured or run.order
         for seed in run.config.get("seeds") or run.seeds
-        for fold in range(max(1, len(sites)))
-        if (label, seed, fold) not in finished
+        for fold, site in enumerate(sites)
+        for part in parts
+        if (label, seed, fold, part) not in finished
     ]
     settings = run.config.get("variations") or ()
     return missing + [f"setting {name}" for name in settings if name not in run.settings]

@@ -80,7 +80,7 @@ class Overlay:
 
 
 def read_overlays(output: Path, setting: str = "") -> list[Overlay]:
-    """Find the pictures of a run: ``[<variation>/][without-<site>/]<label>/seed-<s>/overlays``.
+    """Find the pictures of a run: in the folder ``overlays`` of its jobs, see `job_folders`.
 
     Those of a site outside are in ``outside/<site>/<adapter>/overlays`` of the same folder.
 

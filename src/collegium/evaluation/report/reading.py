@@ -65,6 +65,11 @@ class RunOutput:
         return RunComparisons(self.results, self.labels, verdict_settings(self.info), self.sent)
 
     @property
+    def all_results(self) -> pd.DataFrame:
+        """The rows of all settings."""
+        return self.results if self.sweep is None else self.sweep
+
+    @property
     def config(self) -> Mapping[str, Any]:
         """The configuration of the experiment, empty if unknown."""
         return dict(self.info.get("config", {}))
@@ -97,7 +102,7 @@ class RunOutput:
     @property
     def folds(self) -> int:
         """The number of folds with results."""
-        return self.results["fold"].nunique()
+        return len(self.results[["fold", "part"]].drop_duplicates())
 
 
 def read_run_output(output: Path) -> RunOutput:

@@ -38,6 +38,9 @@ from collegium.runtime.participation import EVERYBODY, Participation, check_home
 from collegium.runtime.selection import DEFAULT, Selection
 from collegium.training.loop import TrainingConfig, check_warm_up
 
+LEAVE_ONE_SITE_OUT, CROSS_VALIDATION = "leave-one-site-out", "cross-validation"
+"""The two protocols with folds, which a plus joins into one that has both."""
+
 RESERVED = re.compile(r"average|disparity|global|site sd|worst site|mean|cluster-\d.*")
 """Names that tables and folders give to other things than sites."""
 
@@ -200,6 +203,9 @@ class ExperimentConfig:
         codec: The codecs of messages, unless an algorithm has its own.
         protocol: "inside": all sites but `federation.outside` train, and the adapters are scored on
             those outside. "leave-one-site-out": the same with each site outside in turn.
+            "cross-validation": the patients of each site are divided into `splits.folds`, of which
+            each is the test in turn. "leave-one-site-out+cross-validation": both, every fold of the
+            patients with each site outside.
         adapters: How the models are adapted to sites outside, each scored on all cases there.
         variations: Settings to run apart, by name: keys of this file and their values, such as
             `{2 epochs: {training.local_epochs: 2}}`. Without one: the settings as they are.
@@ -231,7 +237,12 @@ class ExperimentConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     participation: Participation = EVERYBODY
     codec: CodecsConfig = field(default_factory=CodecsConfig)
-    protocol: Literal["inside", "leave-one-site-out"] = "inside"
+    protocol: Literal[
+        "inside",
+        "leave-one-site-out",
+        "cross-validation",
+        "leave-one-site-out+cross-validation",
+    ] = "inside"
     adapters: tuple[AdapterConfig, ...] = ()
     variations: dict[str, dict[str, Any]] = field(default_factory=dict)
     tracking: TrackingConfig | None = None
@@ -467,7 +478,10 @@ def _check_names(config: ExperimentConfig, source: Source) -> None:
     inside = len(sites_of(config.federation))
     if not inside:
         source.add_problem(("federation", "sites"), "no site is left to train on; add one")
-    if inside == 1 and config.protocol == "leave-one-site-out":
+    if config.protocol.endswith(CROSS_VALIDATION) and config.federation.splits.fold:
+        here = ("federation", "splits", "fold")
+        source.add_problem(here, f"protocol: {config.protocol} takes each fold in turn; remove it")
+    if inside == 1 and config.protocol.startswith(LEAVE_ONE_SITE_OUT):
         source.add_problem(("protocol",), "leaving one site out needs two sites or more")
 
 

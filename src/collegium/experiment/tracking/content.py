@@ -153,6 +153,8 @@ def fixed_settings_of_job(job: Job) -> dict[str, Any]:
     for key in ("adapters", "training"):  # the job's training is the algorithm's
         algorithm.pop(key, None)
     about = {"seed": job.seed, "variation": job.variation, "left_out": job.left_out}
+    if job.part:
+        about["fold"] = job.part
     return {**data, "algorithm": algorithm, **about}
 
 
