@@ -21,11 +21,14 @@ from collegium.core.message import Message
 from collegium.core.tensors import Tensors
 from collegium.data.site import EgressPolicy, Site
 from collegium.errors import ConfigError, DataError, EgressError, ProtocolError
+from collegium.experiment.config.experiment import load_config
 from collegium.experiment.config.registry import ALGORITHMS
+from collegium.experiment.runner import run_experiment
 from collegium.heterogeneity.survey import SurveyQuestions
 from collegium.heterogeneity.survey_distances import embedding_distances, metadata_distances
 from collegium.runtime.participation import SKIPPING
 from collegium.runtime.simulation import simulate
+from collegium.runtime.state import Store
 from collegium.testing import statements, toy
 from collegium.testing.conformance import Conformance, check_algorithm, conformance_checks
 
@@ -163,6 +166,97 @@ def test_clusters_train_apart_and_are_the_personal_models(federation: Any, by_ha
     assert outcome.best_global is None
     for number, members in enumerate(found["clusters"], start=1):
         by_hand.assert_same(outcome.deployed[f"cluster-{number}"], models[members[0]])
+
+
+def test_clusters_by_hand_are_a_federated_average_each(federation: Any, by_hand: Any) -> None:
+    sites = apart(federation, by_hand)
+    written: tuple[tuple[str, ...], ...] = (("C", "A"), ("E", "B"), ("D",))
+    outcome = federation.run(
+        Distance(mode="clusters", clusters=written),
+        federation.full_batch,
+        rounds=ROUNDS,
+        sites=sites,
+    )
+    assert not outcome.replies("survey")
+    assert outcome.server[ROUNDS]["distance"] == {
+        "sites": [*"ABCDE"], "clusters": [["A", "C"], ["B", "E"], ["D"]],
+    }  # fmt: skip
+    models = {name: federation.initial() for name in "ABCDE"}
+    for _ in range(ROUNDS):
+        for members in written:
+            counts = [len(federation.data[name].x) for name in members]
+            trained = [
+                by_hand.train(models[name], federation.data[name], [range(count)], 0.1)[0]
+                for name, count in zip(members, counts, strict=True)
+            ]
+            models |= dict.fromkeys(members, by_hand.average(trained, counts))
+    for number, members in enumerate(written, start=1):
+        by_hand.assert_same(outcome.deployed[f"cluster-{number}"], models[members[0]])
+
+
+def test_clusters_by_hand_are_those_of_a_rule_that_finds_the_same(
+    federation: Any, by_hand: Any
+) -> None:
+    sites = apart(federation, by_hand)
+    for method in (Distance, on(Ditto)):
+        ruled = federation.run(method(mode="clusters"), rounds=2, sites=sites)
+        found = ruled.server[2]["distance"]["clusters"]
+        hand = federation.run(method(mode="clusters", clusters=found), rounds=2, sites=sites)
+        for name in "ABCDE":
+            for key, tensor in ruled.best[name].items():
+                assert hand.best[name][key].equal(tensor), (name, key)
+
+
+def test_clusters_by_hand_ask_a_site_for_nothing_more(federation: Any) -> None:
+    assert Distance(mode="clusters", clusters=(("A",), ("B", "C"))).all_sends().keys() == {
+        *FedAvg().all_sends()
+    }
+    forbidden = EgressPolicy(forbid=frozenset({"label_volumes", "intensity_maxima"}))
+    method = Distance(mode="clusters", clusters=(("A",), ("B", "C")))
+    federation.run(method, rounds=1, sites=federation.sites({"B": forbidden}))
+
+
+def test_clusters_are_written_in_an_experiment_file(tmp_path: Path) -> None:
+    rows = "".join(f"{i},{i % 2},{split}\n" for split in ("train", "val", "test") for i in range(6))
+    for name in "ABC":
+        (tmp_path / f"{name}.csv").write_text(f"x,y,split\n{rows}")
+    text = f"""
+name: tiny
+federation:
+  name: three
+  root: {tmp_path}
+  sites: {{A: {{table: A.csv}}, B: {{table: B.csv}}, C: {{table: C.csv}}}}
+  task: {{name: classification, classes: ["0", "1"]}}
+  table: {{label: y, numeric: [x], split: split}}
+model: logistic
+training: {{batch_size: 6, local_epochs: 1}}
+rounds: 1
+algorithms:
+  - {{name: distance, mode: clusters, clusters: [[C], [B, A]]}}
+output: {tmp_path}/run
+"""
+    (tmp_path / "e.yaml").write_text(text)
+    output = run_experiment(load_config(tmp_path / "e.yaml"))
+    _, state = Store(output / "distance" / "seed-0" / "server").load_newest() or ("", {})
+    assert state["distance"]["clusters"] == [["C"], ["A", "B"]]
+    (tmp_path / "e.yaml").write_text(text.replace("[B, A]", "[B]"))
+    with pytest.raises(ConfigError, match="does not name site 'A'"):
+        run_experiment(load_config(tmp_path / "e.yaml", [f"output={tmp_path}/other"]))
+
+
+@pytest.mark.parametrize(
+    ("clusters", "words"),
+    [
+        ((("A",), ("B",)), "clusters does not name site 'C'; add it to one of them"),
+        (
+            (("A", "B"), ("C", "D")),
+            r"clusters names 'D', which is no site that trains \(those are A",
+        ),
+    ],
+)
+def test_clusters_by_hand_name_every_site(federation: Any, clusters: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        federation.run(Distance(mode="clusters", clusters=clusters), rounds=1)
 
 
 def test_a_site_receives_its_own_clusters_model_only(federation: Any, by_hand: Any) -> None:
@@ -339,6 +433,10 @@ def test_weights_are_refused_where_nothing_is_averaged(federation: Any) -> None:
         ({"omega": 1.5}, "Distance.omega: should be above 0 and at most 1, not 1.5"),
         ({"bins": 0}, "Distance.bins: should be at least 1, not 0"),
         ({"kind": "embedding", "between": "energy", "summary": "quantiles"}, "between is 'energy'"),
+        ({"clusters": (("A",), ("B",))}, "mode is 'weights', which has none; set mode to clusters"),
+        ({"mode": "clusters", "clusters": (("A", "B"),)}, "two or more clusters"),
+        ({"mode": "clusters", "clusters": (("A",), ())}, "of at least one site each"),
+        ({"mode": "clusters", "clusters": (("A", "B"), ("B",))}, "names site 'B' more than once"),
     ],
 )
 def test_a_wrong_option_is_told_at_once(options: Any, words: str) -> None:

@@ -9,7 +9,12 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from collegium.algorithms._distance_groups import GroupServer, require_sites
+from collegium.algorithms._distance_groups import (
+    GroupServer,
+    check_written_clusters,
+    require_every_site,
+    require_sites,
+)
 from collegium.core.algorithm import Algorithm, Client, Server, State
 from collegium.core.message import Message
 from collegium.core.model_parts import ModelParts
@@ -37,10 +42,13 @@ class DistanceAware(SurveyMixin, Algorithm):
         kind: "emd" compares intensities and label volumes, "embedding" a network's features of the
             images.
         mode: "weights": the weight of the most distant site is multiplied by omega. "clusters": the
-            sites form two clusters that train apart, and a site predicts with its cluster's model.
+            sites form clusters that train apart, and a site predicts with its cluster's model.
         omega: factor of the most distant site's weight, above 0 and at most 1. At 1 it changes
             nothing.
-        cluster_rule: "recommended" gives all clusters of the paper, "printed" is its Algorithm 1.
+        cluster_rule: "recommended" gives all clusters of the paper, "printed" is its Algorithm 1;
+            both make two.
+        clusters: the names of the sites in each cluster, every site once, in place of a rule. No
+            site is surveyed then.
         summary: what leaves a site: "cases" (the paper) one number per case, "histogram" or
             "quantiles" a summary of them, and of embeddings their mean.
         bins: bins of a histogram, or steps between quantiles.
@@ -58,6 +66,7 @@ class DistanceAware(SurveyMixin, Algorithm):
     mode: Literal["weights", "clusters"] = "weights"
     omega: Share = 0.5
     cluster_rule: Literal["recommended", "printed"] = "recommended"
+    clusters: tuple[tuple[str, ...], ...] = ()
     summary: Summary = "cases"
     bins: PositiveInt = 32
     units: Unit = "physical"
@@ -72,15 +81,19 @@ class DistanceAware(SurveyMixin, Algorithm):
                 f"between is {self.between!r}, which takes the embedding of every case; set "
                 f"summary to cases or between to centroid"
             )
+        if self.clusters:
+            check_written_clusters(self.clusters, self.mode)
 
     def questions(self) -> SurveyQuestions:
-        """Return the questions: both metadata, or embeddings."""
-        parts = METADATA if self.kind == "emd" else ("embeddings",)
+        """Return the questions: both metadata, or embeddings; with clusters by hand none."""
+        parts: tuple[str, ...] = METADATA if self.kind == "emd" else ("embeddings",)
+        if self.clusters:
+            parts = ()
         return SurveyQuestions(parts, self.summary, self.bins, self.units, self.encoder, self.grid)
 
     @property
     def has_global(self) -> bool:  # type: ignore[override]
-        """Whether there is one model for all sites: two clusters have two."""
+        """Whether there is one model for all sites: every cluster has one."""
         return self.mode == "weights" and super().has_global
 
     @property
@@ -95,10 +108,13 @@ class DistanceAware(SurveyMixin, Algorithm):
         See `Algorithm.check_setup`.
         """
         super().check_setup(clients, parts)
-        if self.kind == "embedding":
-            make_encoder(self.encoder)
-        if self.omega < 1 or self.mode == "clusters":
-            require_sites(clients, self.mode)
+        if self.clusters:
+            require_every_site(self.clusters, clients)
+        else:
+            if self.kind == "embedding":
+                make_encoder(self.encoder)
+            if self.omega < 1 or self.mode == "clusters":
+                require_sites(clients, self.mode)
         if self.needs_public and self.mode == "clusters":
             raise ConfigError(
                 "the server's public data are there once, and every cluster would need its own; "
@@ -115,22 +131,30 @@ class DistanceAware(SurveyMixin, Algorithm):
         return f"{found}+distance" if found and weighted else found
 
     def setup(self, server: Server) -> None:
-        """Survey the sites once, find the most distant one, and set the method up.
+        """Survey the sites once, unless clusters are written, and set the method up.
 
         Raises:
             DataError: a site has no training cases.
             ProtocolError: a site did not reply.
         """
+        if self.clusters:
+            written = [sorted(members) for members in self.clusters]
+            server.state["distance"] = {"sites": list(server.clients), "clusters": written}
+        else:
+            server.state["distance"] = self._surveyed(server)
+        if self.mode == "clusters":
+            server.state["clusters"] = [{} for _ in server.state["distance"]["clusters"]]
+        for group in self._groups(server):
+            super().setup(group)
+
+    def _surveyed(self, server: Server) -> State:
+        """Survey the sites; return their distances and what follows from them."""
         replies = self.collect_statistics(server)
         if self.kind == "embedding":
             matrix = embedding_distances(replies, self.between)  # Eq. 1
         else:
             matrix = metadata_distances(replies, self.questions(), self.normalise).matrix
-        server.state["distance"] = self.distance_state(server.clients, matrix)
-        if self.mode == "clusters":
-            server.state["clusters"] = [{} for _ in server.state["distance"]["clusters"]]
-        for group in self._groups(server):
-            super().setup(group)
+        return self.distance_state(server.clients, matrix)
 
     def distance_state(self, sites: Sequence[str], matrix: NDArray[np.float64]) -> State:
         """Return the matrix, the most distant site, and the weights or clusters that follow.
@@ -166,7 +190,7 @@ class DistanceAware(SurveyMixin, Algorithm):
             super().finish(group)
 
     def shared(self, server: Server) -> Mapping[str, Any]:
-        """Return what the method shares; two clusters have nothing in common."""
+        """Return what the method shares; clusters have nothing in common."""
         return super().shared(server) if self.mode == "weights" else {}
 
     def shared_with(self, server: Server, client: str) -> Mapping[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -103,4 +104,50 @@ def require_sites(sites: Sequence[str], mode: str) -> None:
         raise ConfigError(
             f"{len(sites)} sites do not make two clusters of at least two; add sites, or set mode "
             f"to weights"
+        )
+
+
+def check_written_clusters(clusters: Sequence[Sequence[str]], mode: str) -> None:
+    """Check clusters that were written by hand, as far as that needs no site.
+
+    Args:
+        clusters: the names of the sites in each.
+        mode: "weights" or "clusters".
+
+    Raises:
+        ConfigError: the mode has no clusters, one is empty, there is only one, or a site is in two.
+    """
+    if mode != "clusters":
+        raise ConfigError(
+            f"clusters are given, but mode is {mode!r}, which has none; set mode to clusters"
+        )
+    if len(clusters) < 2 or not all(clusters):
+        raise ConfigError(
+            "clusters should name two or more clusters of at least one site each; for one cluster "
+            "of all sites choose the method without distance"
+        )
+    counts = Counter(name for members in clusters for name in members)
+    twice = sorted(name for name, count in counts.items() if count > 1)
+    if twice:
+        raise ConfigError(f"clusters names site {twice[0]!r} more than once; name it once")
+
+
+def require_every_site(clusters: Sequence[Sequence[str]], sites: Sequence[str]) -> None:
+    """Check that clusters written by hand name the sites that train.
+
+    Args:
+        clusters: the names of the sites in each.
+        sites: the names of the sites that train.
+
+    Raises:
+        ConfigError: a site is in no cluster, or a cluster names something else.
+    """
+    named = {name for members in clusters for name in members}
+    absent, odd = sorted(set(sites) - named), sorted(named - set(sites))
+    if absent:
+        raise ConfigError(f"clusters does not name site {absent[0]!r}; add it to one of them")
+    if odd:
+        raise ConfigError(
+            f"clusters names {odd[0]!r}, which is no site that trains (those are "
+            f"{', '.join(sites)}); correct the name or take it out"
         )

@@ -26,7 +26,7 @@ class Distance(DistanceAware, FedAvg):
         w = sum_i a_i w_i,  a_i = omega_i n_i / sum_j omega_j n_j,
 
     with omega_i = omega for i_max and 1 for the others, or (mode "clusters") i_max and its nearest
-    sites train apart from the rest, each cluster by itself.
+    sites train apart from the rest, each cluster by itself. Clusters may be written by hand.
 
     Deviations. Eq. 2 as printed is not normalised, which would shrink the model: a_i sums to 1.
     Eq. 1 is undefined for sites with different numbers of cases: the distance of the means is
