@@ -42,6 +42,14 @@ def test_a_site_scales_by_its_own_training_rows_only(tmp_path: Path) -> None:
     assert (val, test) == pytest.approx(((100 - mean) / deviation, (-7 - mean) / deviation))
 
 
+def test_a_site_scales_by_the_range_of_its_own_training_rows(tmp_path: Path) -> None:
+    site = open_federation(federation(tmp_path, scale_by="range"), tmp_path, 0, None)["north"]
+    found = [site.train.example(index).batch["image"].item() for index in range(4)]
+    assert found == pytest.approx([-1, (3 - 4.5) / 3.5, 1, 0], rel=1e-6)
+    assert site.val.example(0).batch["image"].item() == pytest.approx((100 - 4.5) / 3.5, rel=1e-6)
+    assert site.test.example(0).batch["image"].item() == pytest.approx((-7 - 4.5) / 3.5, rel=1e-6)
+
+
 def test_classes_patients_and_cases_of_a_row_stay_together(tmp_path: Path) -> None:
     site = open_federation(federation(tmp_path), tmp_path, 0, None)["north"]
     examples = [site.train.example(index) for index in range(4)] + [site.test.example(0)]

@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
+from sklearn.preprocessing import MinMaxScaler
 
 from collegium.data.tables import (
     Moments,
+    Ranges,
     Scaling,
     Table,
     TableConfig,
@@ -269,9 +271,40 @@ def test_a_column_that_never_varies_becomes_0(value: float) -> None:
     assert empty(np.array([[5.0]])).tolist() == [[0.0]]
 
 
+def test_numbers_scaled_by_their_range_by_hand() -> None:
+    """The middle of 2 and 10 is 6, half their width 4; a column of 5 and one of nothing are 0."""
+    train = np.array(
+        [[2.0, 5.0, np.nan], [np.nan, 5.0, np.nan], [10.0, 5.0, np.nan], [4, 5, np.nan]]
+    )
+    scaling = Ranges.of(train).scaling()
+    assert scaling(train)[:, 0].tolist() == [-1, 0, 1, -0.5]
+    outside = np.array([[12.0, 7.0, 3.0], [-2.0, np.nan, np.nan]])
+    assert scaling(outside).tolist() == [[1.5, 0, 0], [-2, 0, 0]]
+
+
+@given(numbers, st.lists(st.integers(0, 12), max_size=4))
+def test_ranges_of_any_cut_add_up_and_scale_as_scikit_learn_does(
+    rows: NDArray[np.float64], cuts: list[int]
+) -> None:
+    whole, *parts = (Ranges.of(part) for part in (rows, *np.split(rows, sorted(cuts))))
+    total = sum(parts[1:], parts[0])
+    np.testing.assert_array_equal(total.smallest, whole.smallest)
+    np.testing.assert_array_equal(total.largest, whole.largest)
+    found = total.scaling()(rows)
+    assert (abs(found) <= 1 + 1e-9).all()
+    for column in range(3):
+        values = rows[~np.isnan(rows[:, column]), column]
+        if len(values) and np.ptp(values) > 1e-6:
+            expected = MinMaxScaler((-1, 1)).fit_transform(values[:, None])[:, 0]
+            known = ~np.isnan(rows[:, column])
+            np.testing.assert_allclose(found[known, column], expected, atol=1e-7)
+            assert (found[~known, column] == 0).all()
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"label": "y", "numeric": ("a",), "scale": "none", "scale_by": "range"}, "scale is none"),
         ({"label": "a", "numeric": ("a",)}, "the column 'a' has two roles"),
         ({"label": "y"}, "no columns to learn from"),
         ({"label": "y", "numeric": ("a",), "zero_is_real": ("b",)}, "'b' is said to hold zeros"),

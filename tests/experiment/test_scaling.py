@@ -9,14 +9,22 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-from collegium.errors import EgressError
+from collegium.core.message import Message
+from collegium.errors import EgressError, ProtocolError
 from collegium.evaluation.report.ledgers import ledger_summaries
 from collegium.evaluation.scores import rows_of
 from collegium.experiment.config.experiment import ExperimentConfig, parse_config
 from collegium.experiment.federation import OpenedExperiment, open_configured
 from collegium.experiment.grid import jobs_of
 from collegium.experiment.runner import collect_rows, read_run_config, run_experiment
-from collegium.experiment.scaling import EXCHANGE, FILE, FeatureSums, agree_on_scaling, read_scaling
+from collegium.experiment.scaling import (
+    EXCHANGE,
+    FILE,
+    FeatureRanges,
+    FeatureSums,
+    agree_on_scaling,
+    read_scaling,
+)
 from collegium.models.standardised import Standardised
 from collegium.runtime.ledger import read_ledger, summarise
 
@@ -107,7 +115,7 @@ def test_the_exchange_is_declared_and_every_site_keeps_a_line_of_it(tmp_path: Pa
     for name in TABLES:
         path = tmp_path / EXCHANGE / "clients" / name / "ledger.jsonl"
         (line,) = read_ledger(path)
-        assert (line["method"], [*line["parts"]]) == ("sum_columns", ["feature_sums"])
+        assert (line["method"], [*line["parts"]]) == ("describe_columns", ["feature_sums"])
         assert summarise(path)["intact"]
 
 
@@ -123,6 +131,75 @@ def test_a_site_that_keeps_its_sums_is_said_before_anything_leaves(
     with pytest.raises(EgressError, match=r"'feature_sums' .* policy of site 'south' forbids"):
         run_experiment(parse_config(plain))
     assert not [*(tmp_path / "run").rglob("ledger.jsonl")]
+
+
+def ranged(folder: Path, **changes: Any) -> dict[str, Any]:
+    plain = settings(folder, **changes)
+    plain["federation"]["table"]["scale_by"] = "range"
+    return plain
+
+
+def test_the_range_is_that_of_all_training_rows_and_leaves_as_a_part_of_its_own(
+    tmp_path: Path,
+) -> None:
+    scaling = ask(parse_config(ranged(tmp_path)), tmp_path)
+    train = [values[[i for i in range(len(values)) if i % 10 < 6]] for values in TABLES.values()]
+    rows = np.float32(np.concatenate(train)).astype(np.float64)
+    low, high = np.nanmin(rows, 0), np.nanmax(rows, 0)
+    assert scaling.shift == pytest.approx([*((low + high) / 2), 4])
+    assert scaling.factor == pytest.approx([*(2 / (high - low)), 0])
+    for name in TABLES:
+        path = tmp_path / EXCHANGE / "clients" / name / "ledger.jsonl"
+        (line,) = read_ledger(path)
+        assert [*line["parts"]] == ["feature_ranges"]
+
+
+def test_a_site_without_a_value_leaves_the_range_to_the_others(tmp_path: Path) -> None:
+    plain = ranged(tmp_path)
+    text = (tmp_path / "south.csv").read_text().splitlines()
+    cut = [text[0], *(",".join(["", *line.split(",")[1:]]) for line in text[1:])]
+    (tmp_path / "south.csv").write_text("\n".join(cut) + "\n")
+    scaling = ask(parse_config(plain), tmp_path)
+    ages = TABLES["north"][[i for i in range(40) if i % 10 < 6], 0].astype(np.float32)
+    assert scaling.factor[0] == pytest.approx(2 / (np.nanmax(ages) - np.nanmin(ages)), rel=1e-6)
+
+
+@pytest.mark.parametrize("where", ["site", "federation"])
+def test_a_run_trains_on_numbers_scaled_by_their_range(tmp_path: Path, where: str) -> None:
+    plain = ranged(tmp_path, algorithms=["fedavg"])
+    plain["federation"]["table"]["scale"] = where
+    config = parse_config(plain)
+    output = run_experiment(config)
+    assert {r.site for r in rows_of(collect_rows(config)) if r.split == "test"} == {*TABLES}
+    federation = OpenedExperiment(config).federation(jobs_of(config)[0])
+    rows = [
+        torch.cat([d.example(i).batch["image"] for i in range(len(d))])
+        for d in (site.train for site in federation.sites.values())
+    ]
+    if where == "federation":
+        stored = load_file(output / "fedavg/seed-0/server/global.safetensors")
+        rows = [torch.cat([(r - stored["shift"]) * stored["factor"] for r in rows])]
+    for values in rows:
+        known = values[:, :3].nan_to_num(0)
+        assert known.amin(0).tolist() == pytest.approx([-1, -1, 0], abs=1e-6)
+        assert known.amax(0).tolist() == pytest.approx([1, 1, 0], abs=1e-6)
+
+
+def test_a_site_that_keeps_its_ranges_is_said_before_anything_leaves(tmp_path: Path) -> None:
+    plain = ranged(tmp_path, algorithms=["fedavg"])
+    plain["federation"]["sites"]["south"] |= {"forbid": ["feature_ranges"]}
+    with pytest.raises(EgressError, match=r"'feature_ranges' .* policy of site 'south' forbids"):
+        run_experiment(parse_config(plain))
+    assert not [*(tmp_path / "run").rglob("ledger.jsonl")]
+
+
+@pytest.mark.parametrize("column", [[1.0], {}, {"smallest": [], "largest": [1.0, 2.0]}])
+def test_an_answer_of_another_form_is_refused_by_site_and_column(column: Any) -> None:
+    reply = Message({"feature_ranges": {"unit": "", "cases": 1, "columns": {"age": column}}})
+    with pytest.raises(
+        ProtocolError, match=r"site 'north' did not send one number as .* of column"
+    ):
+        FeatureRanges(("age",)).described("north", reply)
 
 
 def test_a_second_call_does_not_ask_again(tmp_path: Path) -> None:

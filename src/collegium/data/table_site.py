@@ -14,7 +14,14 @@ from collegium.data.discovery import SPLIT_NAMES
 from collegium.data.settings import TaskConfig
 from collegium.data.site import Case, EgressPolicy, Site
 from collegium.data.splits import SPLITS
-from collegium.data.tables import MISSING, Moments, Scaling, Table, TableConfig, encode
+from collegium.data.tables import (
+    MISSING,
+    Scaling,
+    Table,
+    TableConfig,
+    describe_columns,
+    encode,
+)
 from collegium.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -116,22 +123,24 @@ def rows_to_predict(
         config: The columns.
         task: The classes.
         scaling: The scaling that the site uses, if sites scale by themselves; None: by the mean and
-            the standard deviation of these rows.
+            the standard deviation, or the range, of these rows.
 
     Raises:
-        DataError: All rows have a class, and one is unknown; or there is a single row, which has no
-            standard deviation to be scaled by.
+        DataError: All rows have a class, and one is unknown; or there is a single row, which has
+            neither a standard deviation nor a range to be scaled by.
     """
     if config.scale == "site" and config.numeric and scaling is None:
+        by = "mean and deviation" if config.scale_by == "deviation" else "range"
         if len(table.cases) == 1:
             raise DataError(
-                "the table holds one row, which cannot be scaled by its own mean and deviation: "
+                f"the table holds one row, which cannot be scaled by its own {by}: "
                 "predict with a site's own model (--site), which knows the site's, or add rows"
             )
         logger.warning(
-            "%d rows are scaled by their own mean and deviation, so that the prediction for one "
+            "%d rows are scaled by their own %s, so that the prediction for one "
             "depends on the others; a site's own model (--site) knows the site's",
             len(table.cases),
+            by,
         )
     if config.scale != "site" or scaling is None:
         scaling = _scaling(table, config, np.ones(len(table.cases), bool))
@@ -160,4 +169,4 @@ def _scaling(table: Table, config: TableConfig, train: NDArray[np.bool_]) -> Sca
     if config.scale == "none":
         width = len(config.numeric)
         return Scaling(np.zeros(width), np.ones(width))
-    return Moments.of(table.numbers[train]).scaling()
+    return describe_columns(table.numbers[train], config).scaling()

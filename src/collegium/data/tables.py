@@ -64,9 +64,14 @@ class TableConfig:
             limit ("limit"), or half of it where the value is below one that is above 0, and the
             limit otherwise ("half"); each numeric column then gets one more that is 1 for such
             values. "refuse": it is an error.
-        scale: "site": mean 0 and standard deviation 1 by the site's own training cases;
-            "federation": by sums and counts that the sites exchange before the first round; "none":
-            as written. A missing number becomes the mean, or 0 if nothing is scaled.
+        scale: By whose training cases numbers are scaled: "site", the site's own; "federation",
+            those of all sites, which exchange a few numbers before the first round; "none": numbers
+            stay as written, and a missing one becomes 0.
+        scale_by: "deviation": to mean 0 and standard deviation 1, and a missing number becomes the
+            mean; "range": to -1 for the smallest and 1 for the largest value, and a missing number
+            becomes 0, the middle. Values outside that range are not cut off: they lie below -1 or
+            above 1. Either way a column that is constant among the training cases becomes 0
+            everywhere.
         decimal: The decimal mark; "auto": the comma if cells are separated by something else.
     """
 
@@ -83,6 +88,7 @@ class TableConfig:
     indicators: bool = False
     censored: Literal["refuse", "limit", "half"] = "refuse"
     scale: Literal["site", "federation", "none"] = "site"
+    scale_by: Literal["deviation", "range"] = "deviation"
     decimal: Literal["auto", ".", ","] = "auto"
 
     def __post_init__(self) -> None:
@@ -98,6 +104,11 @@ class TableConfig:
             raise ConfigError(
                 f"table: {odd[0]!r} is said to hold zeros and is not in table.numeric"
             )
+        if self.scale == "none" and self.scale_by != "deviation":
+            raise ConfigError(
+                f"table.scale_by is {self.scale_by}, but table.scale is none, so that nothing is "
+                f"scaled; set table.scale to site or federation, or leave out table.scale_by"
+            )
         empty = [name for name, words in (self.categorical or {}).items() if not words]
         if empty:
             raise ConfigError(f"table.categorical.{empty[0]} names no category; name all there are")
@@ -112,6 +123,13 @@ class TableConfig:
         if self.categorical is not None:
             kinds = {nfc(name): tuple(map(nfc, words)) for name, words in self.categorical.items()}
             object.__setattr__(self, "categorical", kinds)
+
+    @property
+    def imputed(self) -> str:
+        """The value that stands for a missing number, in words."""
+        if self.scale == "none":
+            return "0"
+        return "the mean" if self.scale_by == "deviation" else "the middle of the range"
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -265,7 +283,7 @@ class _CellParser:
         if limited:
             self.notes.append(
                 f"{self._name}: {column} holds values beyond a limit in {limited} of {self._count} "
-                "rows, which table.missing makes missing: they become the mean, or 0 without scale"
+                f"rows, which table.missing makes missing: they become {self._config.imputed}"
             )
         values = np.array([self._number(cell, column, row) for row, cell in enumerate(cells, 1)])
         if column in self._limits and self._config.censored != "refuse":
@@ -378,7 +396,7 @@ class _CellParser:
             f"{self._name}, row {row}: column {column} holds a value {side} a limit, not a number "
             f"(in all {listed(counts)}); set table.censored to limit or half: the limit or half of "
             "it then stands for such a value, and a further feature tells which they are. They are "
-            "not missing: as such they would become the mean"
+            f"not missing: as such they would become {self._config.imputed}"
         )
 
     def censored(self) -> NDArray[np.bool_]:
@@ -482,6 +500,48 @@ class Moments:
 
 
 @dataclass(frozen=True)
+class Ranges:
+    """The smallest and the largest known value of numeric columns, (columns,) each.
+
+    NaN where no value is known. Ranges of several sites add up to those of all their rows.
+    """
+
+    smallest: Array
+    largest: Array
+
+    @classmethod
+    def of(cls, numbers: Array) -> "Ranges":
+        """Return the ranges of (rows, columns); NaN is missing."""
+        return cls(
+            np.fmin.reduce(numbers, axis=0, initial=np.nan),
+            np.fmax.reduce(numbers, axis=0, initial=np.nan),
+        )
+
+    def __add__(self, other: "Ranges") -> "Ranges":
+        return Ranges(np.fmin(self.smallest, other.smallest), np.fmax(self.largest, other.largest))
+
+    def scaling(self) -> "Scaling":
+        """Return the middle of each range and 2 over its width; 0 for a constant column."""
+        smallest, largest = np.nan_to_num(self.smallest), np.nan_to_num(self.largest)
+        width = largest - smallest
+        size = np.maximum(np.maximum(abs(smallest), abs(largest)), 1e-300)
+        varies = width > 1e-12 * size
+        return Scaling(
+            smallest + width / 2, np.where(varies, 2 / np.where(varies, width, 1.0), 0.0)
+        )
+
+
+def describe_columns(numbers: Array, config: TableConfig) -> Moments | Ranges:
+    """Return what the scaling of numeric columns follows from.
+
+    Args:
+        numbers: (rows, numeric columns); NaN is missing.
+        config: By what they are scaled.
+    """
+    return Ranges.of(numbers) if config.scale_by == "range" else Moments.of(numbers)
+
+
+@dataclass(frozen=True)
 class Scaling:
     """The shift subtracted from each column and the factor applied then, (columns,) each."""
 
@@ -489,7 +549,7 @@ class Scaling:
     factor: Array
 
     def __call__(self, numbers: Array) -> Array:
-        """Scale (rows, columns); a missing number becomes 0, the mean."""
+        """Scale (rows, columns); a missing number becomes 0."""
         scaled = (numbers - self.shift) * self.factor
         return np.where(np.isnan(scaled), 0.0, scaled)
 

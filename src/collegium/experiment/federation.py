@@ -61,8 +61,8 @@ from collegium.experiment.preflight import (
 from collegium.experiment.scaling import (
     EXCHANGE,
     FILE,
-    FeatureSums,
     agree_on_scaling,
+    scaling_exchange,
     write_scaling,
 )
 from collegium.runtime import process
@@ -273,7 +273,7 @@ class OpenedExperiment:
         assert table is not None
         root = job.folder.parents[1] / EXCHANGE
         federation = self.variation(job.variation, job.part)
-        return federation.clients(FeatureSums(table.numeric), seed=0, root=root)
+        return federation.clients(scaling_exchange(table), seed=0, root=root)
 
     def _scaling_transport(self, job: Job) -> Transport | None:
         """Return what carries the exchange of the scaling; None: this process."""
@@ -328,7 +328,7 @@ class OpenedExperiment:
             own.check(build_algorithm(algorithm))
         table = config.federation.table
         if table is not None and table.scale == "federation":
-            federation.check(FeatureSums(table.numeric))
+            federation.check(scaling_exchange(table))
         return sample
 
     def shares(self, config: ExperimentConfig) -> bool:

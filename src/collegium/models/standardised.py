@@ -10,7 +10,7 @@ class Standardised(nn.Module):
     """A network on standardised features: each minus a shift, times a factor.
 
     Shift and factor are buffers: they are part of the model and are not trained. A missing feature,
-    NaN, becomes 0 after scaling, the mean.
+    NaN, becomes 0 after scaling.
 
     Args:
         network: Takes (B, features).
