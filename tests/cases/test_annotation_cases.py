@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from collegium import cli
 from collegium.core.dataset import Example
 from collegium.core.randomness import generator
-from collegium.data.augmentation import rotate_and_zoom
+from collegium.data.augmentation import deform
 from collegium.data.federation import open_federation
 from collegium.data.formats.dicom import decode
 from collegium.data.formats.dicom_segmentation import write_segmentation
@@ -255,7 +255,7 @@ def test_lab12_crops_of_the_foreground_and_turned_images_keep_the_unknown_unknow
     assert (batch["label"] == 1).all()
     known = np.zeros((32, 32), bool)
     known[12:20, 12:20] = True
-    turned = rotate_and_zoom(CaseArrays(known[None].astype("f4"), known.astype("u1"), known), 45.0)
+    turned = deform(CaseArrays(known[None].astype("f4"), known.astype("u1"), known), 45.0)
     assert turned.mask is not None
     assert 60 <= turned.mask.sum() <= 68  # nothing that lay beyond the border is known
     assert turned.label is not None

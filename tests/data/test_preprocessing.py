@@ -219,9 +219,69 @@ def test_scale_divides_by_the_range_of_the_files_type(tmp_path):
     np.testing.assert_allclose(arrays.image[0], [[0, 0.2], [0.4, 1]], rtol=1e-6)
 
 
+def colours(seed: int, bits: int = 8) -> np.ndarray:
+    """A colourful picture under yellow light."""
+    pixels = np.random.default_rng(seed).uniform(0, 2**bits - 1, (12, 9, 3))
+    return (pixels * [0.9, 0.8, 0.4]).astype(np.uint8 if bits == 8 else np.uint16)
+
+
+@pytest.mark.parametrize("norm", [1, 6, 2.5])
+def test_colours_are_those_under_white_light_by_shades_of_grey(tmp_path, norm):
+    """Against the norms of numpy, with FLamby's order of operations and its cut at 255."""
+    pixels = colours(0)
+    pixels[0, 0, 2] = 255  # and one pixel that becomes too bright
+    config = ImageConfig(channels="rgb", colour_constancy=norm, normalise="none")
+    found = arrays_of(picture_case(tmp_path, pixels), config)[0].image
+    light = np.array([np.linalg.norm(pixels[..., c].ravel().astype(float), norm) for c in range(3)])
+    light /= np.linalg.norm(light)
+    expected = np.minimum(pixels / (light * np.sqrt(3)), 255)
+    np.testing.assert_allclose(found, np.moveaxis(expected, -1, 0), rtol=1e-5)
+    assert (expected == 255).any()
+
+
+def test_a_grey_picture_keeps_its_colours_and_a_channel_of_zeros_stays(tmp_path):
+    config = ImageConfig(channels="rgb", colour_constancy=6, normalise="none")
+    grey = colours(1)[..., 0]
+    found = arrays_of(picture_case(tmp_path, grey), config)[0].image
+    np.testing.assert_allclose(found, np.stack([grey] * 3), rtol=1e-6)
+    pixels = colours(2) * np.array([1, 0, 1], np.uint8)
+    found = arrays_of(picture_case(tmp_path, pixels), config)[0].image
+    assert (found[1] == 0).all()
+    assert np.isfinite(found).all()
+
+
+def test_the_colour_of_light_cancels_out_before_intensities_are_scaled(tmp_path):
+    """Of two pictures of one scene under two lights the corrected colours are proportional."""
+    scene = np.random.default_rng(3).integers(1, 50, (8, 8, 3))
+    made = []
+    for gains in ([1, 1, 1], [2, 3, 1]):
+        case = picture_case(tmp_path, (scene * gains).astype(np.uint8))
+        made.append(arrays_of(case, ImageConfig(channels="rgb", colour_constancy=6))[0].image)
+    np.testing.assert_allclose(made[0], made[1], atol=1e-4)
+
+
+def test_colour_constancy_needs_a_picture_in_colour(tmp_path):
+    with pytest.raises(
+        DataError, match=r"i\.png: image\.colour_constancy needs a picture in colour"
+    ):
+        arrays_of(picture_case(tmp_path, colours(4)[..., 0]), ImageConfig(colour_constancy=6))
+    with pytest.raises(DataError, match="needs a picture in colour, of 8 or 16 bits"):
+        arrays_of(volume_case(tmp_path), ImageConfig(colour_constancy=6))
+
+
+def test_the_shortest_side_may_be_set_instead_of_the_longest(tmp_path):
+    case = picture_case(tmp_path, np.zeros((30, 41), np.uint8))
+    config = ImageConfig(size=20, side="shortest", normalise="none")
+    assert arrays_of(case, config)[0].shape == (20, 27)
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [
+        (
+            {"channels": "green", "colour_constancy": 6},
+            "image.colour_constancy needs colours, and image.channels is green",
+        ),
         (
             {"channels": "hsv"},
             "ImageConfig.channels: should be 'keep', 'grey', 'rgb' or 'green', not 'hsv'",

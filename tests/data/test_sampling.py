@@ -3,13 +3,14 @@
 import json
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from collegium.core.randomness import generator
-from collegium.data.augmentation import rotate_and_zoom
+from collegium.data.augmentation import deform
 from collegium.data.cache import PreparedCase
 from collegium.data.sampling import ImageDataset, SamplingConfig
 from collegium.errors import ConfigError, DataError
@@ -411,7 +412,7 @@ def test_angles_and_factors_are_drawn_evenly_before_the_crop(tmp_path: Path) -> 
     data = ImageDataset([case], SamplingConfig((20, 20), rotate=40.0, zoom=0.1))
     (rng,) = rngs(5)
     degrees, zoom = (float(2 * torch.rand((), generator=rng) - 1) * most for most in (40, 0.1))
-    whole = rotate_and_zoom(case.arrays(), degrees, 1 + zoom).image
+    whole = deform(case.arrays(), degrees, zoom=1 + zoom).image
     row, column = (int(torch.randint(22, (), generator=rng)) for _ in range(2))
     found = data.batch([0], rngs(5))["image"][0].numpy()
     np.testing.assert_array_equal(found, whole[:, row : row + 20, column : column + 20])
@@ -449,3 +450,70 @@ def test_holes_are_in_the_image_only_and_last(tmp_path: Path) -> None:
     changed = batch["image"] != plain["image"]
     assert 36 <= changed.sum() <= 4 * 36
     assert (batch["image"][changed] == 0).all()
+
+
+def test_shear_is_drawn_after_angle_and_zoom(tmp_path: Path) -> None:
+    case = disc(tmp_path)
+    data = ImageDataset([case], SamplingConfig(rotate=40.0, shear=15.0))
+    (rng,) = rngs(5)
+    degrees, _, *shear = (float(2 * torch.rand((), generator=rng) - 1) for _ in range(4))
+    whole = deform(case.arrays(), 40 * degrees, shear=(15 * shear[0], 15 * shear[1]))
+    found = data.batch([0], rngs(5))
+    np.testing.assert_array_equal(found["image"][0].numpy(), whole.image)
+    np.testing.assert_array_equal(found["label"][0].numpy(), whole.label)
+
+
+EVERYTHING: dict[str, Any] = {
+    "flips": True, "rotations": True, "rotate": 40.0, "zoom": 0.1, "shear": 5.0, "scale": 0.5,
+    "shift": 0.5, "holes": 2, "hole_side": 3,
+}  # fmt: skip
+
+
+def test_with_probability_0_a_sample_is_the_case_as_it_is(tmp_path: Path) -> None:
+    case = disc(tmp_path)
+    batch = ImageDataset([case], SamplingConfig(**EVERYTHING, probability=0.0)).batch([0], rngs(3))
+    np.testing.assert_array_equal(batch["image"][0].numpy(), case.arrays().image)
+
+
+@pytest.mark.parametrize(("change", "kinds"), [({"flips": True}, 3), ({"rotations": True}, 3)])
+def test_flips_and_quarter_turns_that_are_made_change_the_sample(
+    tmp_path: Path, change: dict[str, Any], kinds: int
+) -> None:
+    case = prepared(tmp_path, (4, 4))
+    image = case.arrays().image
+    for chance, least, most in ((1.0, 0, 0), (0.5, 165, 235)):  # of 400: 200, and 3.5 deviations
+        data = ImageDataset([case], SamplingConfig(**change, probability=chance))
+        found = [data.batch([0], rngs(seed))["image"][0].numpy() for seed in range(400)]
+        same = sum(np.array_equal(one, image) for one in found)
+        assert least <= same <= most
+        seen, counts = np.unique([one.tobytes() for one in found], return_counts=True)
+        changed = counts[[one != image.tobytes() for one in seen]]
+        assert len(changed) == kinds
+        expected = (400 - same) / kinds
+        assert ((changed - expected) ** 2 / expected).sum() < 13.8  # 99.9 % for 2 degrees
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"rotate": 40.0}, {"zoom": 0.3}, {"shear": 20.0}, {"scale": 0.5, "shift": 0.5}, {"holes": 1}],
+)
+def test_every_change_is_made_with_its_probability(tmp_path: Path, change: dict[str, Any]) -> None:
+    case = disc(tmp_path)
+    data = ImageDataset([case], SamplingConfig(**change, hole_side=42, probability=0.3))
+    image = case.arrays().image
+    found = [data.batch([0], rngs(seed))["image"][0].numpy() for seed in range(300)]
+    made = sum(not np.array_equal(one, image) for one in found)
+    assert 90 - 3.5 * 63**0.5 < made < 90 + 3.5 * 63**0.5
+
+
+def test_changes_are_made_independently_of_each_other(tmp_path: Path) -> None:
+    case = disc(tmp_path)
+    config = SamplingConfig(shift=1.0, holes=1, hole_side=2, probability=0.5)
+    data, image = ImageDataset([case], config), case.arrays().image
+    counts = np.zeros((2, 2))
+    for seed in range(400):
+        found = data.batch([0], rngs(seed))["image"][0].numpy()
+        moved = not np.isclose(np.median(found - image), 0)
+        holes = (found == (0 if moved else found)).sum() == 4 if moved else (found != image).any()
+        counts[int(moved), int(holes)] += 1
+    assert ((counts - 100) ** 2 / 100).sum() < 16.3  # the 99.9 % quantile for 3 degrees of freedom

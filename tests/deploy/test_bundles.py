@@ -246,6 +246,7 @@ def test_the_sform_decides_also_where_the_voxel_sizes_are_those_of_the_qform(
         ("RGB", 1, {"channels": "grey"}),
         ("RGB", 1, {"channels": "green", "normalise": "scale"}),
         ("RGB", 3, {"size": 17}),
+        ("RGB", 3, {"size": 17, "side": "shortest", "colour_constancy": 6, "normalise": "scale"}),
         ("L", 3, {"channels": "rgb", "normalise": "minmax"}),
         ("I;16", 3, {"channels": "rgb", "normalise": "scale"}),
         ("I;16", 1, {"size": [24, 16], "normalise": "symmetric"}),
@@ -494,6 +495,8 @@ def test_the_bundle_of_dicom_pictures_reads_png_as_its_readme_says(tmp_path: Pat
          "has to fill the same share of its range"),
         ({"clip": [-100, 300]}, "cut off below -100 and above 300, then brought to mean 0 and "
          "deviation 1, image by image: a converted image has to hold the same numbers"),
+        ({"channels": "rgb", "colour_constancy": 6}, "The colour of the light is taken out, then "
+         "intensities are brought to mean 0"),
         ({"normalise": "zscore_nonzero"}, "gives the same, a shifted one not"),
         ({"normalise": "none"}, "taken as they are: a converted image has to hold the same"),
     ],

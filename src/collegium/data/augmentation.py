@@ -1,4 +1,4 @@
-"""Augmentation of training samples beyond flips and quarter turns: rotation, zoom and cutout."""
+"""Augmentation of training samples: rotation, zoom and shear, and cutout."""
 
 from __future__ import annotations
 
@@ -12,8 +12,14 @@ from collegium.data.decoded_image import Array
 from collegium.data.preprocessing import CaseArrays
 
 
-def rotate_and_zoom(arrays: CaseArrays, degrees: float, zoom: float = 1.0) -> CaseArrays:
-    """Rotate a case about its centre and enlarge it, in its first two spatial axes.
+def deform(
+    arrays: CaseArrays,
+    degrees: float,
+    *,
+    zoom: float = 1.0,
+    shear: tuple[float, float] = (0.0, 0.0),
+) -> CaseArrays:
+    """Shear, enlarge and rotate a case about its centre, in its first two spatial axes.
 
     The image is interpolated bilinearly, label and mask by nearest neighbour. Beyond the border all
     three are continued by reflection.
@@ -22,13 +28,18 @@ def rotate_and_zoom(arrays: CaseArrays, degrees: float, zoom: float = 1.0) -> Ca
         arrays: The case; its sizes stay.
         degrees: The angle from the first axis towards the second, as in `numpy.rot90`.
         zoom: The factor of enlargement.
+        shear: The angles in degrees by which the first axis leans on the second, and the second on
+            the first: before rotation and enlargement, the value at (row, column) from the centre
+            is taken from (row + tan(a) column, column + tan(b) row).
     """
     rows, columns, *_ = arrays.shape
     sine, cosine = (f(math.radians(degrees)) / zoom for f in (math.sin, math.cos))
     down = torch.arange(rows, dtype=torch.float64)[:, None] - (rows - 1) / 2
     right = torch.arange(columns, dtype=torch.float64) - (columns - 1) / 2
-    across = (cosine * right - sine * down) / ((columns - 1) / 2 or 1)  # from -1 to 1
-    along = (sine * right + cosine * down) / ((rows - 1) / 2 or 1)
+    column, row = cosine * right - sine * down, sine * right + cosine * down
+    leans = [math.tan(math.radians(angle)) for angle in shear]
+    across = (column + leans[1] * row) / ((columns - 1) / 2 or 1)  # from -1 to 1
+    along = (row + leans[0] * column) / ((rows - 1) / 2 or 1)
     grid = torch.stack([across, along], -1)[None].float()
     axes = len(arrays.shape)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from collegium.core.lazy import torch
 from collegium.data.decoded_image import Array, DecodedImage, listed, resize_nearest
-from collegium.data.reading import normalise, read_image, read_label, read_mask
+from collegium.data.reading import normalise, read_image, read_label, read_mask, shades_of_grey
 from collegium.data.settings import ImageConfig, TaskConfig
 from collegium.data.site import Case
 from collegium.errors import ConfigError, DataError
@@ -139,13 +139,16 @@ def preprocess_decoded(case: Case, raw: RawCase, config: ImageConfig) -> Preproc
     if config.clip is not None:
         arrays = replace(arrays, image=np.clip(arrays.image, *config.clip).astype(np.float32))
     arrays = resize(arrays, after)
+    name, image = str(case.images[0]), arrays.image
+    if config.colour_constancy is not None:
+        image = shades_of_grey(image, config.colour_constancy, full_scale=raw.full_scale, name=name)
     image = normalise(
-        arrays.image,
+        image,
         config.normalise,
         arrays.mask,
         np.stack([resize_nearest(channel, after) for channel in raw.measured]),
         full_scale=raw.full_scale,
-        name=str(case.images[0]),
+        name=name,
     )
     mask = None if raw.inside is None else resize_nearest(raw.inside, after)
     spacing = raw.spacing
@@ -428,11 +431,12 @@ def target_shape(
     if size is None:
         return shape
     if isinstance(size, int):
-        return tuple(max(1, round(length * size / max(shape))) for length in shape)
+        side = max(shape) if config.side == "longest" else min(shape)
+        return tuple(max(1, round(length * size / side)) for length in shape)
     if len(size) not in (len(shape), max(2, len(shape) - 1)):
         raise ConfigError(
             f"image.size has {len(size)} numbers, but {where} has the shape {shape}: "
-            f"give {len(shape)} numbers or one for the longest side"
+            f"give {len(shape)} numbers or one for the {config.side} side"
         )
     return (*size, *shape[len(size) :])
 

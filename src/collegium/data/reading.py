@@ -9,6 +9,7 @@ the statistics of `normalise`.
 """
 
 import logging
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -186,6 +187,42 @@ def read_mask(path: Path, like: DecodedImage | None = None) -> DecodedImage:
     if not inside.any():
         raise DataError(f"{path}: every pixel of the field of view is 0: nothing is inside it")
     return replace(stored, array=inside, full_scale=None)
+
+
+def shades_of_grey(
+    image: NDArray[Any], norm: float, *, full_scale: float | None, name: str = "the image"
+) -> NDArray[np.float32]:
+    """Take the colour of the light out of a picture, by the method shades of grey.
+
+    Finlayson and Trezzi, Color Imaging Conference 2004: the light's colour e is estimated as
+    e_c = (mean over pixels of f_c^p)^(1/p), channel by channel, scaled to the length 1, and each
+    channel divided by sqrt(3) e_c, so that grey light changes nothing. As FLamby's preparation of
+    ISIC 2019 does, values beyond the full scale are cut off; they are not rounded here.
+
+    Args:
+        image: (3, *spatial).
+        norm: p; 1 is grey world, and large values approach the brightest pixel of each channel.
+        full_scale: As in `DecodedImage`.
+        name: The file, for errors.
+
+    Returns:
+        The picture in its range; a channel that is 0 everywhere stays so.
+
+    Raises:
+        DataError: It is no picture in colour.
+    """
+    if full_scale is None or len(image) != 3:
+        raise DataError(
+            f"{name}: image.colour_constancy needs a picture in colour, of 8 or 16 bits: set "
+            f"image.channels to rgb, or leave image.colour_constancy out"
+        )
+    shares = image.astype(np.float64) / full_scale
+    light = (shares**norm).reshape(3, -1).mean(1) ** (1 / norm)
+    length = np.linalg.norm(light) / math.sqrt(3)
+    factors = np.divide(length, light, out=np.ones(3), where=light > 0)
+    corrected = shares * factors.reshape(3, *[1] * (image.ndim - 1)) * full_scale
+    clipped: NDArray[np.float32] = np.clip(corrected, 0, full_scale).astype(np.float32)
+    return clipped
 
 
 def normalise(

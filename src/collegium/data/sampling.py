@@ -12,7 +12,7 @@ from annotated_types import Ge, Le
 from collegium.core.dataset import Batch, Example, join
 from collegium.core.lazy import torch
 from collegium.core.settings import NonNegative, NonNegativeInt, PositiveInt, UnitInterval, settings
-from collegium.data.augmentation import cut_out, rotate_and_zoom
+from collegium.data.augmentation import cut_out, deform
 from collegium.data.cache import PreparedCase
 from collegium.data.decoded_image import Array
 from collegium.data.preprocessing import CaseArrays
@@ -43,9 +43,15 @@ class SamplingConfig:
             reflection beyond its border. The image is interpolated, label and mask by nearest
             neighbour.
         zoom: In the same step it is enlarged by a factor drawn uniformly from 1 - zoom to 1 + zoom.
+        shear: In the same step each of these two axes leans on the other by an angle of its own,
+            drawn uniformly from -shear to shear degrees.
         holes: As the last step, 1 to this many squares (in volumes, cubes) of the image are set to
             0; label and mask stay.
         hole_side: Their side in pixels.
+        probability: The probability with which each of these changes is made in a sample,
+            independently: rotate, zoom, shear, scale and shift together, and holes; flips and
+            rotations then have it for one of those that change the sample, each alike. None: all
+            are made in every sample, and flips and rotations as described.
         neighbours: If the crop has two numbers: this many slices on either side of a slice are
             further channels of the image, in the order of the volume; beyond its ends the last
             slice is repeated. 1 gives the three slices of IOP-FL's code. The network gets 2
@@ -62,8 +68,10 @@ class SamplingConfig:
     channels_alike: bool = False
     rotate: Annotated[float, Ge(0), Le(180)] = 0.0
     zoom: Annotated[float, Ge(0), Le(0.5)] = 0.0
+    shear: Annotated[float, Ge(0), Le(45)] = 0.0
     holes: NonNegativeInt = 0
     hole_side: PositiveInt = 16
+    probability: UnitInterval | None = None
     neighbours: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
@@ -148,25 +156,57 @@ class ImageDataset:
         elif config.neighbours:
             image = _with_neighbours(arrays.image[None], config.neighbours)[0]
             arrays = replace(arrays, image=image)
-        if config.rotate or config.zoom:
-            degrees, zoom = config.rotate * _around_0(rng), 1 + config.zoom * _around_0(rng)
-            arrays = rotate_and_zoom(arrays, degrees, zoom)
+        if config.rotate or config.zoom or config.shear:
+            arrays = self._deform(arrays, rng)
             aim = aim and _aim(arrays, rng)
         arrays = _crop(arrays, config.crop, rng, aim=aim)
         axes = len(arrays.shape)
         if config.flips:
-            steps = [-1 if _draw(2, rng) else 1 for _ in range(axes)]
-            arrays = arrays.at([slice(None, None, step) for step in steps])
+            arrays = arrays.at([slice(None, None, step) for step in self._flips(axes, rng)])
         if config.rotations:
-            turns = _draw(4, rng)
+            turns = self._turns(rng)
             if arrays.shape[0] == arrays.shape[1]:
                 plane = (-axes, 1 - axes)
                 arrays = arrays.map(lambda values: np.rot90(values, turns, plane))
         batch = _batch(arrays.map(lambda values: values[None]), case.target)
-        image = self._intensities(batch["image"], rng)
-        if config.holes:
+        image = batch["image"]
+        if self._chosen(rng):
+            image = self._intensities(image, rng)
+        if config.holes and self._chosen(rng):
             image = cut_out(image, config.holes, config.hole_side, rng)
         return batch | {"image": image}
+
+    def _chosen(self, rng: torch.Generator) -> bool:
+        """Return whether a change is made in a sample; nothing is drawn if all are."""
+        chance = self.config.probability
+        return chance is None or _uniform(rng) < chance
+
+    def _deform(self, arrays: CaseArrays, rng: torch.Generator) -> CaseArrays:
+        """Rotate, enlarge and shear a sample by random numbers."""
+        config, shear = self.config, (0.0, 0.0)
+        degrees, zoom = config.rotate * _around_0(rng), 1 + config.zoom * _around_0(rng)
+        if config.shear:
+            shear = (config.shear * _around_0(rng), config.shear * _around_0(rng))
+        if config.probability is not None:
+            degrees = degrees if self._chosen(rng) else 0.0
+            zoom = zoom if self._chosen(rng) else 1.0
+            shear = shear if self._chosen(rng) else (0.0, 0.0)
+            if (degrees, zoom, shear) == (0.0, 1.0, (0.0, 0.0)):
+                return arrays
+        return deform(arrays, degrees, zoom=zoom, shear=shear)
+
+    def _flips(self, axes: int, rng: torch.Generator) -> list[int]:
+        """Return for every axis the step with which it is read: -1 or 1."""
+        if self.config.probability is None:
+            return [-1 if _draw(2, rng) else 1 for _ in range(axes)]
+        number = 1 + _draw(2**axes - 1, rng) if self._chosen(rng) else 0
+        return [-1 if number >> axis & 1 else 1 for axis in range(axes)]
+
+    def _turns(self, rng: torch.Generator) -> int:
+        """Return by how many quarter turns a sample is rotated."""
+        if self.config.probability is None:
+            return _draw(4, rng)
+        return 1 + _draw(3, rng) if self._chosen(rng) else 0
 
     def _intensities(self, image: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
         """Multiply and shift every channel of (1, channels, *spatial) by random numbers."""

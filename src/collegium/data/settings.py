@@ -1,6 +1,8 @@
 """The settings of images and of the task: how files become arrays, and what labels mean."""
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
 
 from collegium.core.settings import NonNegative, Positive, PositiveInt, settings
 from collegium.data.columns import nfc, plain_code
@@ -24,11 +26,16 @@ class ImageConfig:
             nearest neighbour; None: as stored. Two numbers leave the third axis as it is.
         size: One number: the longest side after resizing; several: the exact size; None: as stored.
             Two numbers on volumes resize the slices and keep their number.
+        side: Which side one number as `size` sets: the "longest" or the "shortest".
         slices_along: The axis of a volume that comes last, so that slices are taken along it: "x",
             "y" or "z" towards right, front and head, or "acquisition", see
             `collegium.data.preprocessing.slice_axis`. Sizes, spacings, crops and windows count the
             two axes of the slices first.
         clip: The lowest and the highest intensity, to which others are clipped first; for CT.
+        colour_constancy: For pictures in colour, the norm p of shades of grey, by which the colour
+            of the light is estimated and taken out before `normalise`, see
+            `collegium.data.reading.shades_of_grey`: 6 is what the paper found best, 1 is grey
+            world. None: colours stay as they are.
         normalise: "zscore" (per case and channel, inside the field of view), "zscore_nonzero" (from
             and for the voxels that are not 0), "minmax" (0 to 1), "symmetric" (-1 to 1), "scale"
             (by the range of the file's integer type) or "none".
@@ -39,8 +46,10 @@ class ImageConfig:
     modalities: tuple[str, ...] | None = None
     spacing: tuple[Positive, ...] | None = None
     size: tuple[PositiveInt, ...] | PositiveInt | None = None
+    side: Literal["longest", "shortest"] = "longest"
     slices_along: Literal["x", "y", "z", "acquisition"] = "z"
     clip: tuple[float, float] | None = None
+    colour_constancy: Annotated[float, Ge(1), Le(64)] | None = None
     normalise: Normalisation = "zscore"
 
     def __post_init__(self) -> None:
@@ -50,6 +59,11 @@ class ImageConfig:
             raise ConfigError("image.spacing and image.size both say how large: give one of them")
         if self.clip is not None and not self.clip[0] < self.clip[1]:
             raise ConfigError(f"image.clip is {self.clip!r}: give the least and the greatest value")
+        if self.colour_constancy is not None and self.channels in ("grey", "green"):
+            raise ConfigError(
+                f"image.colour_constancy needs colours, and image.channels is {self.channels}: set "
+                f"image.channels to rgb or leave image.colour_constancy out"
+            )
         if self.modalities is not None:
             self._check_modalities(self.modalities)
 

@@ -27,6 +27,7 @@ SUFFIXES: Mapping[Sees, tuple[str, ...]] = {
 }
 """How the names of the files end that a bundle reads, in lower case."""
 
+_FULL_SCALE = "(65535 if x.meta['mode'].startswith('I') else 255)"
 _NORMALISE: Mapping[str, dict[str, Any]] = {
     "zscore": {"_target_": "NormalizeIntensityd", "channel_wise": True},
     "zscore_nonzero": {"_target_": "NormalizeIntensityd", "channel_wise": True, "nonzero": True},
@@ -34,7 +35,7 @@ _NORMALISE: Mapping[str, dict[str, Any]] = {
     "symmetric": {"_target_": "ScaleIntensityd", "minv": -1.0, "maxv": 1.0, "channel_wise": True},
     "scale": {
         "_target_": "Lambdad",  # by the range of the file's integer type
-        "func": "$lambda x: x / (65535 if x.meta['mode'].startswith('I') else 255)",
+        "func": f"$lambda x: x / {_FULL_SCALE}",
     },
 }
 _CHANNELS: Mapping[str, str] = {
@@ -176,6 +177,7 @@ def inference_of(plan: Plan) -> dict[str, Any]:
         "network": "$@network_def.to(@device)",
         **_turning(plan),
         **_resizing(plan),
+        **_colour_constancy(plan),
         "preprocessing": {"_target_": "Compose", "transforms": _preprocessing(plan)},
         "dataset": {
             "_target_": "Dataset", "data": "@datalist", "transform": "@preprocessing"
@@ -249,7 +251,8 @@ def _resizing(plan: Plan) -> dict[str, str]:
         rest = f"*x.shape[{1 + len(image.spacing)}:]"
         size = f"[*(max(1, round(n * old / new)) for n, old, new in {zipped}), {rest}]"
     elif isinstance(image.size, int):
-        size = f"[max(1, round(n * {image.size} / max(x.shape[1:]))) for n in x.shape[1:]]"
+        side = "max" if image.side == "longest" else "min"
+        size = f"[max(1, round(n * {image.size} / {side}(x.shape[1:]))) for n in x.shape[1:]]"
     elif image.size is not None:
         size = f"[{', '.join(map(str, image.size))}, *x.shape[{1 + len(image.size)}:]]"
     else:
@@ -257,6 +260,19 @@ def _resizing(plan: Plan) -> dict[str, str]:
     if plan.sees == "slices":  # a single slice stays one
         size = f"[*{size}[:2], 1] if x.shape[3] == 1 else {size}"
     return {**_RESIZE, **more, "target_size": f"$lambda x: {size}"}
+
+
+def _colour_constancy(plan: Plan) -> dict[str, str]:
+    """Return the expressions by which the light's colour is taken out, if it is."""
+    norm = plan.image.colour_constancy
+    if norm is None:
+        return {}
+    return {
+        "full": f"$lambda x: {_FULL_SCALE}",
+        "light": f"$lambda x: (x.double() ** {norm}).flatten(1).mean(1) ** (1 / {norm})",
+        "gains": "$lambda e: torch.where(e > 0, e.norm() / 3 ** 0.5 / e, 1.0).view(3, 1, 1)",
+        "constant": "$lambda x: (x * @gains(@light(x / @full(x)))).clip(0, @full(x)).float()",
+    }
 
 
 def _preprocessing(plan: Plan) -> list[dict[str, Any]]:
@@ -278,6 +294,8 @@ def _preprocessing(plan: Plan) -> list[dict[str, Any]]:
         ]
     if image.size is not None or image.spacing is not None:
         steps.append({"_target_": "Lambda", "func": "@resize", "inv_func": "@restore"})
+    if image.colour_constancy is not None:
+        steps.append({"_target_": "Lambdad", "func": "@constant"})
     if image.normalise != "none":
         steps.append({**_NORMALISE[image.normalise]})
     if channels is not None:

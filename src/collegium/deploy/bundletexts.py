@@ -144,6 +144,8 @@ def _reading(plan: Plan) -> str:
 def _intensities(plan: Plan) -> str:
     """Return how intensities are normalised, and so how they have to be written."""
     how, clip = plan.image.normalise, plan.image.clip
+    if plan.image.colour_constancy is not None:
+        return f"The colour of the light is taken out, then intensities are {_DONE[how]}:\n{_SAME}."
     if clip is not None:
         cut = f"cut off below {clip[0]:g} and above {clip[1]:g}, then {_DONE[how]}"
         return f"Intensities are {cut}:\n{_SAME},\nbelow 0 too, which a PNG cannot."

@@ -154,8 +154,11 @@ def test_grace_s_dermoscopy_has_the_paper_s_numbers() -> None:
         "BKL": 9.5369, "DF": 101.0707, "VASC": 92.5224, "SCC": 38.3443,
     }  # fmt: skip
     assert [*task.classes] == ["MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC"]  # as ISIC
-    assert (skin.federation.image.size, sampling.crop) == ((224, 224), (200, 200))
+    image = skin.federation.image
+    assert (image.size, image.side, sampling.crop) == (224, "shortest", (200, 200))
+    assert image.colour_constancy == 6
     assert (sampling.rotate, sampling.zoom, sampling.flips) == (50.0, 0.07, True)
+    assert (sampling.shear, sampling.probability) == (0.1, 0.5)
     assert (sampling.shift, sampling.scale) == (0.15, 0.1)  # brightness and contrast
     assert sampling.channels_alike
     assert (sampling.holes, sampling.hole_side) == (8, 16)

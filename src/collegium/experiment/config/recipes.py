@@ -87,10 +87,10 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
         "grace-dermoscopy": Recipe(
             "dermoscopy of GRACE (Fed-ISIC2019 of FLamby): focal loss weighted by class, Adam "
             "5e-4, batch 64, 5 local epochs, 40 rounds, balanced accuracy; crops of 200x200 with "
-            "zoom 0.07, angles up to 50 degrees, flips, brightness 0.15, contrast 0.1 and up to 8 "
-            "holes of 16x16. Differs: pictures are brought to 224x224 (there the shorter side, "
-            "after colour constancy) and tested whole; no shear (there 0.1 degrees); each change "
-            "is made in every sample; no statistics of ImageNet; the network is the file's",
+            "zoom 0.07, angles up to 50 degrees, shear 0.1 degrees, flips, brightness 0.15, "
+            "contrast 0.1 and up to 8 holes of 16x16, each in every second sample; colour "
+            "constancy by shades of grey, shorter side 224. Differs: pictures are tested whole; no "
+            "statistics of ImageNet; the network is the file's",
             {
                 "federation": {
                     "task": {
@@ -99,17 +99,25 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
                         "weights": list(_ISIC.values()),
                         "metric": "balanced_accuracy",
                     },
-                    "image": {"channels": "rgb", "size": [224, 224], "normalise": "scale"},
+                    "image": {
+                        "channels": "rgb",
+                        "size": 224,
+                        "side": "shortest",
+                        "colour_constancy": 6.0,
+                        "normalise": "scale",
+                    },
                     "sampling": {
                         "crop": [200, 200],
                         "flips": True,
                         "rotate": 50.0,
                         "zoom": 0.07,
+                        "shear": 0.1,
                         "scale": 0.1,
                         "shift": 0.15,
                         "channels_alike": True,
                         "holes": 8,
                         "hole_side": 16,
+                        "probability": 0.5,
                     },
                 },
                 "training": {**_ADAM, "lr": 5e-4, "batch_size": 64, "local_epochs": 5},
