@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from collegium.errors import StorageError
+from collegium.errors import DataError, StorageError
 
 _TEMPORARY = re.compile(r"\.\d+\.tmp$")
 
@@ -118,6 +119,27 @@ def storage_error(error: OSError, path: Path) -> StorageError:
         case _:
             text = f"{path}: {error.strerror or error}; check the disk and {resume}"
     return StorageError(text)
+
+
+@contextmanager
+def new_folder(output: Path) -> Iterator[Path]:
+    """Yield a folder that becomes ``output`` at the end of the block; after an error it is removed.
+
+    Raises:
+        DataError: ``output`` holds something already.
+    """
+    if output.exists() and any(output.iterdir()):
+        raise DataError(f"{output} holds something already; choose another output folder")
+    unfinished = output.with_name(f".{output.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    try:
+        yield unfinished
+        if output.exists():
+            output.rmdir()
+        unfinished.rename(output)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 @contextmanager

@@ -13,8 +13,8 @@ from collegium import __version__
 from collegium.adaptation import outside
 from collegium.adaptation.base import GLOBAL, AdaptationResult, Sources
 from collegium.core.dataset import UnlabelledDataset
-from collegium.core.files import write_atomically
-from collegium.deploy.cases import new_folder, open_cases
+from collegium.core.files import new_folder, write_atomically
+from collegium.deploy.cases import open_cases
 from collegium.deploy.models import OpenedModels
 from collegium.deploy.predicting import PredictionWriter
 from collegium.errors import ConfigError

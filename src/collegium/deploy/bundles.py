@@ -21,14 +21,13 @@ from typing import Any
 
 from torch.nn.modules.conv import _ConvNd
 
-from collegium.core.files import write_atomically
+from collegium.core.files import new_folder, write_atomically
 from collegium.core.randomness import ambient
 from collegium.data.federation import list_cases
 from collegium.data.formats import decode, nifti, pictures
 from collegium.data.site import Case
 from collegium.deploy.bundlegraph import Plan, Sees, inference_of
 from collegium.deploy.bundletexts import metadata_of, readme_of
-from collegium.deploy.cases import new_folder
 from collegium.deploy.models import (
     BUNDLE_MODEL,
     BUNDLE_SETTINGS,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -34,27 +32,6 @@ _SIDE = 128
 
 _KINDS = {2: "picture", 3: "volume"}
 """What images are called by their number of spatial axes."""
-
-
-@contextmanager
-def new_folder(output: Path) -> Iterator[Path]:
-    """Yield a folder that becomes ``output`` at the end of the block; after an error it is removed.
-
-    Raises:
-        DataError: ``output`` holds something already.
-    """
-    if output.exists() and any(output.iterdir()):
-        raise DataError(f"{output} holds something already; choose another output folder")
-    unfinished = output.with_name(f".{output.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    try:
-        yield unfinished
-        if output.exists():
-            output.rmdir()
-        unfinished.rename(output)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ import pandas as pd
 from torch import Tensor
 
 from collegium.core.dataset import Example
-from collegium.core.files import write_atomically
+from collegium.core.files import new_folder, write_atomically
 from collegium.core.randomness import ambient
 from collegium.data.sampling import ImageDataset
-from collegium.deploy.cases import Cases, new_folder, open_cases, write_prediction
+from collegium.deploy.cases import Cases, open_cases, write_prediction
 from collegium.deploy.models import OpenedModels
 from collegium.evaluation.report.account import CasePicture
 from collegium.evaluation.report.overlays import draw_overlay, prepare_case
