@@ -6,12 +6,16 @@ import torch
 from sklearn.decomposition import PCA
 from torch.nn import functional
 
+from collegium.core.dataset import TensorDataset
 from collegium.errors import ConfigError, DataError
 from collegium.heterogeneity.distances import centroid_distances
 from collegium.heterogeneity.embeddings import (
     SeededEncoder,
+    component_angle,
     embed,
     embed_image,
+    embed_with_components,
+    mean_direction,
     pca2,
 )
 
@@ -64,8 +68,43 @@ def test_the_components_of_two_tables_have_the_angle_of_their_variation(golden):
     first, second = (
         pca2(np.outer([-1.0, 1.0, 3.0], case["inputs"][name]))[1][:, 0] for name in ("v", "w")
     )
-    found = math.degrees(math.acos(first @ second))
-    assert found == pytest.approx(case["expected"]["angle"], abs=case["atol"])
+    for sign in (1, -1):
+        found = component_angle(first, sign * 3.0 * second)
+        assert found == pytest.approx(case["expected"]["angle"], abs=case["atol"])
+
+
+def test_small_and_right_angles_are_exact():
+    assert component_angle([1.0, 1.0], [1.0, 1.0]) == 0
+    assert component_angle([1.0, 0.0], [0.0, -2.0]) == pytest.approx(90)
+    assert component_angle([1.0, 0.0], [1.0, 1e-9]) == pytest.approx(math.degrees(1e-9))
+
+
+def test_the_common_direction_of_components_is_that_of_their_projectors_whatever_their_signs():
+    rng = np.random.default_rng(4)
+    table = np.array([3.0, -1.0, 0.5, 0.0]) + rng.normal(size=(20, 4))
+    table /= np.linalg.norm(table, axis=1, keepdims=True)
+    values, vectors = np.linalg.eigh(np.einsum("ni,nj->ij", table, table) / len(table))
+    signs = rng.choice([-1.0, 1.0], (20, 1))
+    found = mean_direction(np.vstack([table * signs, np.zeros((3, 4))]))
+    assert np.linalg.norm(found) == pytest.approx(math.sqrt(values[-1]))
+    assert component_angle(found, vectors[:, -1]) == pytest.approx(0, abs=1e-5)
+    assert found[np.abs(found).argmax()] > 0
+    assert np.linalg.norm(mean_direction(np.ones((5, 1)))) == pytest.approx(1)
+    for nothing in (np.zeros((0, 4)), np.zeros((3, 4)), np.zeros((3, 0))):
+        assert mean_direction(nothing).shape == (0,)
+
+
+def test_components_of_cases_are_the_first_loadings_of_their_feature_maps():
+    images = torch.rand(3, 1, 16, 16, generator=torch.manual_seed(0))
+    data = TensorDataset({"image": images, "label": torch.zeros(3)})
+    rows, components = embed_with_components(data, SeededEncoder(), 16)
+    for image, row, component in zip(images, rows, components, strict=True):
+        table = SeededEncoder()(image[None])[0].numpy().reshape(64, -1)
+        _, _, expected = np.linalg.svd(table - table.mean(0), full_matrices=False)
+        assert component_angle(component, expected[0]) == pytest.approx(0, abs=1e-3)
+        np.testing.assert_allclose(row, embed_image(image, SeededEncoder(), 16), rtol=1e-6)
+    vectors = TensorDataset({"image": torch.rand(2, 5), "label": torch.zeros(2)})
+    assert embed_with_components(vectors, SeededEncoder(), 16)[1].shape == (2, 0)
 
 
 def test_an_embedding_is_two_numbers_per_channel_whatever_the_axes():

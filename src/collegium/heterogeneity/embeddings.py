@@ -81,14 +81,19 @@ def embed(features: ArrayLike) -> Array:
     Raises:
         DataError: the map has no spatial axes, is empty, or holds NaN or infinite values.
     """
+    return _components(features)[0]
+
+
+def _components(features: ArrayLike) -> tuple[Array, Array]:
+    """Return the embedding of a feature map (C, *spatial), and its first component (positions,)."""
     table: NDArray[Any] = np.asarray(features)
     if table.ndim < 2:
         raise DataError(
             f"the encoder gave features of shape {table.shape}; it must give a map (channels, "
             f"*spatial) of every image"
         )
-    scores, _ = pca2(table.reshape(len(table), -1))
-    return scores.reshape(-1)
+    scores, loadings = pca2(table.reshape(len(table), -1))
+    return scores.reshape(-1), loadings[:, 0]
 
 
 def embed_image(image: Tensor, encoder: Encoder, grid: int = 64) -> Array:
@@ -107,6 +112,11 @@ def embed_image(image: Tensor, encoder: Encoder, grid: int = 64) -> Array:
         ConfigError: there are other than two or three spatial axes, or the grid is below 1.
         DataError: the encoder gave no feature map, or NaN or infinite values.
     """
+    return embed(_feature_map(image, encoder, grid))
+
+
+def _feature_map(image: Tensor, encoder: Encoder, grid: int) -> NDArray[Any]:
+    """Return the feature map (C, *spatial') of an image. See `embed_image`."""
     axes = image.ndim - 1
     if axes not in (2, 3) or grid < 1:
         raise ConfigError(
@@ -115,7 +125,8 @@ def embed_image(image: Tensor, encoder: Encoder, grid: int = 64) -> Array:
         )
     with torch.no_grad():
         resized = functional.interpolate(image[None].float(), (grid,) * axes, mode="area")
-        return embed(encoder(resized)[0].cpu().numpy())
+        found: NDArray[Any] = encoder(resized)[0].cpu().numpy()
+    return found
 
 
 def embed_cases(data: Dataset, encoder: Encoder, grid: int) -> Tensor:
@@ -127,15 +138,71 @@ def embed_cases(data: Dataset, encoder: Encoder, grid: int) -> Tensor:
         encoder: takes images (1, channels, *spatial) and returns feature maps (1, C, *spatial').
         grid: see `embed_image`.
     """
-    rows = []
+    return embed_with_components(data, encoder, grid)[0]
+
+
+def embed_with_components(data: Dataset, encoder: Encoder, grid: int) -> tuple[Tensor, Tensor]:
+    """Return one embedding per case, see `embed_cases`, and the first components of their maps.
+
+    Args:
+        data: see `embed_cases`.
+        encoder: see `embed_cases`.
+        grid: see `embed_image`.
+
+    Returns:
+        (n, D) float32, and (n, positions) float64, the first component of each case's feature map;
+        without positions where images have no spatial axes.
+    """
+    rows, components = [], []
     for index in range(len(data)):
         image = data.example(index).image.float()
         if image.ndim > 2:
             whole = image.movedim(0, 1) if len(image) > 1 else image[0]
-            rows.append(torch.from_numpy(embed_image(whole, encoder, grid)).float())
+            embedding, component = _components(_feature_map(whole, encoder, grid))
+            rows.append(torch.from_numpy(embedding).float())
+            components.append(torch.from_numpy(component))
         else:
             rows.append(image[0])
-    return torch.stack(rows) if rows else torch.zeros(0, 0)
+            components.append(torch.zeros(0, dtype=torch.float64))
+    if not rows:
+        return torch.zeros(0, 0), torch.zeros(0, 0, dtype=torch.float64)
+    return torch.stack(rows), torch.stack(components)
+
+
+def mean_direction(components: ArrayLike) -> Array:
+    """Return the direction that components have in common, whatever their signs.
+
+    It is the vector m of length 1 with the largest mean of (u m)^2 over the components u, the first
+    right singular vector of the table, times the root of this mean. Its length is so the cosine of
+    a typical component's angle to it: 1 where all are alike.
+
+    Args:
+        components: (cases, positions), of length 1 each; those of length 0, which do not exist, are
+            left out.
+
+    Returns:
+        (positions,), with its largest number by magnitude positive; empty without a component.
+    """
+    table = np.asarray(components, np.float64)
+    table = table[np.linalg.norm(table, axis=1) > 0.5] if table.size else table
+    if not table.size:
+        return np.zeros(0)
+    _, sizes, directions = np.linalg.svd(table, full_matrices=False)
+    found = directions[0] * np.sign(directions[0][np.abs(directions[0]).argmax()])
+    return np.asarray(found * (sizes[0] / math.sqrt(len(table))))
+
+
+def component_angle(first: ArrayLike, second: ArrayLike) -> float:
+    """Return the angle between the lines of two components in degrees, from 0 to 90.
+
+    Args:
+        first: (positions,), of any length above 0 and either sign.
+        second: the same.
+    """
+    a, b = np.asarray(first, np.float64), np.asarray(second, np.float64)
+    a, b = a / np.linalg.norm(a), b / np.linalg.norm(b)
+    b = b if a @ b >= 0 else -b
+    return math.degrees(2 * math.atan2(np.linalg.norm(a - b), np.linalg.norm(a + b)))
 
 
 def make_encoder(name: str) -> Encoder:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from collegium.core.algorithm import Client, Server, handler
@@ -22,7 +23,7 @@ from collegium.core.payloads import Features, Numbers, PartSchema, Statistics
 from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError, DataError, ProtocolError
 from collegium.heterogeneity import summaries
-from collegium.heterogeneity.embeddings import embed_cases, make_encoder
+from collegium.heterogeneity.embeddings import embed_with_components, make_encoder, mean_direction
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,6 +38,11 @@ PARTS: Mapping[str, PartSchema] = {
     "label_volumes": Statistics(description="how much of each label each training case holds"),
     "embeddings": Features(
         description="embeddings of the training images, or their mean", by_case=True
+    ),
+    "components": Features(
+        description="the direction that the first principal components of the training images' "
+        "feature maps have in common",
+        most=1 << 20,
     ),
     "mean_image": Features(
         description="the mean of a few training images on a small grid", most=1 << 20
@@ -159,6 +165,11 @@ def site_statistics(client: Client, questions: SurveyQuestions) -> dict[str, Any
         ProtocolError: there are no training images to make a sketch from.
     """
     data, asked = client.examples, set(questions.parts)
+
+    @cache
+    def embedded() -> tuple[Tensor, Tensor]:
+        return embed_with_components(data, make_encoder(questions.encoder), questions.grid)
+
     cases = CaseStatistics()
     if asked & VOXEL_PARTS:
         cases = CaseStatistics.of(data, questions.units)
@@ -166,7 +177,10 @@ def site_statistics(client: Client, questions: SurveyQuestions) -> dict[str, Any
         "intensity_maxima": lambda: _columns("intensity", cases.maxima, cases.cases, questions),
         "label_volumes": lambda: _columns(cases.unit, cases.volumes, cases.cases, questions),
         "label_histogram": cases.label_shares,
-        "embeddings": lambda: _embeddings(client, questions),
+        "embeddings": lambda: _embeddings(client, questions, embedded()[0]),
+        "components": lambda: Tensors(
+            {"first": torch.from_numpy(mean_direction(embedded()[1].numpy())).float()}
+        ),
         "mean_image": lambda: Tensors({"mean": _sketched(client, questions, "mean_image").mean(0)}),
         "second_moment": lambda: _second_moment(_sketched(client, questions, "second_moment")),
     }
@@ -272,10 +286,8 @@ def _columns(
     return {"unit": unit, "cases": cases, "columns": sent}
 
 
-def _embeddings(client: Client, questions: SurveyQuestions) -> Tensors:
+def _embeddings(client: Client, questions: SurveyQuestions, rows: Tensor) -> Tensors:
     """Return one row per case, shuffled; if a summary is asked for, their mean alone."""
-    encoder = make_encoder(questions.encoder)
-    rows = embed_cases(client.examples, encoder, questions.grid)
     if questions.summary != "cases":
         return Tensors({"mean": rows.double().mean(0, keepdim=True).float()[: len(rows)]})
     order = torch.randperm(len(rows), generator=client.rng("embeddings"))

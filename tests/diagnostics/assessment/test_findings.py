@@ -22,6 +22,42 @@ def found(told: Any, summary: Any = "cases") -> Findings:
     return find(told, SurveyQuestions(QUESTIONS.parts, summary), CLASSES, seed=0)
 
 
+def with_component(message: Message, direction: list[float]) -> Message:
+    return Message({**message, "components": Tensors({"first": torch.tensor(direction)})})
+
+
+def test_angles_are_those_between_and_within_the_sites_by_hand(
+    replies: Callable[..., Any],
+) -> None:
+    """cos 60 within A; A and B are at right angles, and C at 45 degrees to both, whatever signs."""
+    told = replies()
+    for site, direction in (
+        ("A", [0.5, 0.0, 0.0]),
+        ("B", [0.0, 1.0, 0.0]),
+        ("C", [-0.5, 0.5, 0.0]),
+    ):
+        told[site] = with_component(told[site], direction)
+    told["D"] = with_component(told["D"], [])  # a table
+    angles = found(told).angles
+    assert angles is not None
+    assert angles.sites == ["A", "B", "C"]
+    np.testing.assert_allclose(angles.matrix, [[0, 90, 45], [90, 0, 45], [45, 45, 0]], atol=1e-9)
+    assert angles.within == pytest.approx({"A": 60, "B": 0, "C": 45})
+
+
+def test_there_are_no_angles_of_one_site_or_of_other_numbers_of_positions(
+    replies: Callable[..., Any],
+) -> None:
+    told = replies()
+    assert found(told).angles is None
+    told["A"] = with_component(told["A"], [0.5] * 4)
+    assert found(told).angles is None
+    told["B"] = with_component(told["B"], [0.3] * 8)
+    findings = found(told)
+    assert findings.angles is None
+    assert any("no angles between components" in note for note in findings.notes)
+
+
 def quantile_distance(a: Any, b: Any) -> float:
     """For equally many cases the earth mover's distance is the mean gap of the sorted values."""
     return float(np.abs(np.subtract(sorted(a), sorted(b))).mean())

@@ -13,7 +13,7 @@ from collegium.heterogeneity.survey import SurveyQuestions, site_statistics
 from collegium.runtime.ledger import first_break, read_ledger
 
 Configure = Callable[..., ExperimentConfig]
-PARTS = ["intensity_maxima", "label_volumes", "label_histogram", "embeddings"]
+PARTS = ["intensity_maxima", "label_volumes", "label_histogram", "embeddings", "components"]
 
 
 def test_each_site_tells_all_parts_once_and_writes_them_down(
@@ -57,16 +57,18 @@ def test_policies_decide_what_leaves(configure: Configure) -> None:
     assert list(replies["birch"]) == ["label_histogram"]
     assert list(replies["cedar"]) == []
     assert exchanged["cedar"]["withheld"] == PARTS
-    assert exchanged["alder"]["withheld"] == ["label_volumes", "embeddings"]
+    assert exchanged["alder"]["withheld"] == ["label_volumes", "embeddings", "components"]
 
 
 def test_no_identifier_and_no_image_leaves(configure: Configure, drawn: Path) -> None:
     replies, _ = survey_sites(configure(), Assessment(summary="quantiles", grid=16))
     for message in replies.values():
-        plain = json.dumps({k: v for k, v in message.items() if k != "embeddings"})
+        tensors = {"embeddings", "components"}
+        plain = json.dumps({k: v for k, v in message.items() if k not in tensors})
         assert "case" not in plain.replace('"cases"', "")
         assert list(message["embeddings"]) == ["mean"]
         assert len(message["embeddings"]["mean"]) == 1
+        assert message["components"]["first"].shape == (4,)  # positions, 2 x 2
 
 
 def test_a_site_that_fails_is_left_out_and_says_so(

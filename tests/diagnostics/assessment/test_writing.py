@@ -30,6 +30,10 @@ def test_numbers_and_page_are_written_and_come_out_the_same_again(
         "normalised",
         "embeddings",
     ]
+    angles = data["findings"]["angles"]
+    assert angles["sites"] == data["sites"]
+    assert all(0 <= angle <= 90 for row in angles["matrix"] for angle in row)
+    assert "Angles between the sites" in first["assessment.html"].decode()
     assess(configure(), Assessment(grid=16))
     assert first == {name: (folder / name).read_bytes() for name in first}
 

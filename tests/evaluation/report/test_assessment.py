@@ -55,6 +55,7 @@ def content(**changes: Any) -> dict[str, Any]:
         "labels": [column(name="gland", unit="mL")],
         "shares": {site: {"background": 0.9, "gland": 0.1} for site in SITES},
         "geometries": [geometry()],
+        "angles": {"sites": SITES, "matrix": MATRIX, "within": dict.fromkeys(SITES, 12.34)},
         "proxy": {"sites": SITES, "matrix": MATRIX},
         "tests": [test],
         "notes": ["site <x> told nothing"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from collegium.core.message import Message
 from collegium.errors import CollegiumError, DataError
 from collegium.heterogeneity import clusters, distances, graphs, proxy
+from collegium.heterogeneity.embeddings import component_angle
 from collegium.heterogeneity.evidence import Evidence, energy_test, holm, stability
 from collegium.heterogeneity.survey import SurveyQuestions
 from collegium.heterogeneity.survey_distances import (
@@ -99,6 +101,22 @@ class Geometry:
 
 
 @dataclass(frozen=True)
+class ComponentAngles:
+    """Angles between the first principal components of the sites' images, in degrees.
+
+    Attributes:
+        sites: in the order of the matrix.
+        matrix: of each two sites the angle between the directions that their components have in
+            common.
+        within: by site the typical angle of one of its components to that direction.
+    """
+
+    sites: list[str]
+    matrix: list[list[float]]
+    within: dict[str, float]
+
+
+@dataclass(frozen=True)
 class Findings:
     """All that the assessment found.
 
@@ -108,6 +126,8 @@ class Findings:
         labels: a column per label.
         shares: by site the share of each label among all pixels.
         geometries: distances between sites, by metadata and by embeddings.
+        angles: between the sites' principal components; None where fewer than two sites told
+            theirs, as of tables.
         proxy: proxy A-distances: sites and matrix; None where they cannot be computed.
         tests: of every column and of the embeddings; empty where cases did not leave the sites.
         notes: a sentence for everything that could not be found out.
@@ -118,6 +138,7 @@ class Findings:
     labels: list[Column]
     shares: dict[str, dict[str, float]]
     geometries: list[Geometry]
+    angles: ComponentAngles | None
     proxy: dict[str, Any] | None
     tests: list[Comparison]
     notes: list[str]
@@ -149,6 +170,7 @@ def find(
         labels,
         _shares(replies, classes),
         _geometries(intensity, labels, rows, questions, seed),
+        _angles(replies, notes),
         _proxy(rows, notes) if questions.summary == "cases" else None,
         tests,
         notes,
@@ -193,6 +215,24 @@ def _embeddings(replies: Mapping[str, Message], notes: list[str]) -> dict[str, A
         notes.append("The sites' images do not have as many channels or axes; no embeddings.")
         return {}
     return rows
+
+
+def _angles(replies: Mapping[str, Message], notes: list[str]) -> ComponentAngles | None:
+    """Return the angles between what the sites told of their first principal components."""
+    told = {s: m["components"]["first"] for s, m in sorted(replies.items()) if "components" in m}
+    found = {site: tensor.double().numpy() for site, tensor in told.items() if len(tensor)}
+    if len(found) < 2:
+        return None
+    if len({len(direction) for direction in found.values()}) > 1:
+        notes.append("The sites' images do not have as many axes; no angles between components.")
+        return None
+    within = {
+        site: math.degrees(math.acos(min(1.0, float(np.linalg.norm(direction)))))
+        for site, direction in found.items()
+    }
+    return ComponentAngles(
+        list(found), distances.pair_matrix(found, component_angle).tolist(), within
+    )
 
 
 def _cases(replies: Mapping[str, Message]) -> dict[str, int]:

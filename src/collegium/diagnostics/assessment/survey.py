@@ -33,7 +33,7 @@ from collegium.runtime.requests import Transport
 FOLDER = "assessment"
 """Where in an experiment's output folder the assessment is."""
 
-ASKED = ("intensity_maxima", "label_volumes", "label_histogram", "embeddings")
+ASKED = ("intensity_maxima", "label_volumes", "label_histogram", "embeddings", "components")
 """What a report shows, and a site is asked for."""
 
 
@@ -77,9 +77,20 @@ class Assessment(SurveyMixin, Algorithm):
 
     @handler
     def survey(self, client: Client, request: Message) -> Message:
-        """Send what the site's policy lets out, and leave out the rest. See `Assessment`."""
+        """Send what the site's policy lets out, and leave out the rest. See `Assessment`.
+
+        A site that withholds embeddings withholds what else is made of the same feature maps.
+
+        Args:
+            client: the site.
+            request: nothing; both sides know the questions.
+        """
         questions = self.questions()
-        allowed = tuple(part for part in questions.parts if client.may_send(part))
+        allowed = tuple(
+            part
+            for part in questions.parts
+            if client.may_send(part) and (part != "components" or client.may_send("embeddings"))
+        )
         return Message(site_statistics(client, replace(questions, parts=allowed)))
 
 
