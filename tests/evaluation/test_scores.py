@@ -9,6 +9,8 @@ from collegium.evaluation.scores import (
     group_means,
     headline_metric,
     higher_is_better,
+    is_compared,
+    is_ranked,
     method_name,
     of_metric,
     position,
@@ -111,6 +113,16 @@ def test_direction_of_a_metric_by_unit_or_name():
     assert not higher_is_better("brier")
     assert not higher_is_better("hd95_vessel")
     assert not higher_is_better("anything", "mm")
+    assert not higher_is_better("lesion_false_positives_liver")
+    assert higher_is_better("lesion_sensitivity")
+    assert not higher_is_better("assd_px_liver")
+
+
+def test_a_volume_difference_with_its_sign_has_no_better_and_worse():
+    unranked = ("volume_difference", "volume_difference_liver", "relative_volume_difference")
+    assert not any(is_ranked(metric) or is_compared(metric) for metric in unranked)
+    assert is_ranked("lesion_false_positives")
+    assert is_compared("dice")
 
 
 def test_a_structure_has_the_of_metric_of_its_metric_or_its_own():
@@ -118,3 +130,6 @@ def test_a_structure_has_the_of_metric_of_its_metric_or_its_own():
     found = [of_metric(m, relevant) for m in ("dice", "dice_artery", "dice_vein", "log_loss")]
     assert found == [0.01, 0.01, 0.02, 0.1]
     assert of_metric("hd95", relevant) is None
+    two = {"dice": 0.01, "surface_dice": 0.03}
+    assert of_metric("surface_dice_vein", two) == 0.03
+    assert of_metric("surface_dice", {"dice": 0.01}) is None

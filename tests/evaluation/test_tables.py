@@ -64,6 +64,20 @@ def test_the_worst_of_equal_sites_is_the_first_by_name(scores, cells_of):
     assert (cells["worst site"].note, cells["worst site"].mean) == ("A", 0.7)
 
 
+def test_a_metric_without_better_and_worse_has_no_ranks_and_no_worst_site(scores, cells_of):
+    rows = []
+    for name, by_site in {"a": {"A": -2.0, "B": 4.0}, "b": {"A": 1.0, "B": 1.0}}.items():
+        for site, value in by_site.items():
+            rows += scores(name, "global", site, [value], metric="volume_difference", unit="ml")
+    table = method_table(results_frame(rows), "volume_difference")
+    cells = cells_of(table)["a global"]
+    assert not table.ranked
+    assert set(table.cells["rank"]) == {0}
+    assert (cells["average"].mean, cells["disparity"].mean) == (1.0, 6.0)
+    assert isnan(cells["worst site"].mean)
+    assert "*" not in to_text(table).split("second")[1]
+
+
 def test_disparity_is_range_and_population_sd(scores, cells_of):
     rows = []
     for site, value in {"A": 0.6, "B": 0.8, "C": 1.0, "D": None}.items():

@@ -24,13 +24,13 @@ def test_p_values_have_three_decimals_or_a_bound():
 
 
 def test_metrics_are_headed_as_the_field_writes_them():
-    assert [title(m) for m in ("dice", "hd95_vessel", "negative_loss")] == [
-        "Dice", "HD95 vessel", "Negative loss",
+    assert [title(m) for m in ("dice", "hd95_vessel", "negative_loss", "label_iou", "assd_px")] == [
+        "Dice", "HD95 vessel", "Negative loss", "Label IoU", "ASSD",
     ]  # fmt: skip
 
 
 def test_within_a_sentence_only_names_and_abbreviations_are_capitals():
-    names = ("dice_vessel", "hd95", "auc", "log_loss", "brier", "balanced_accuracy")
+    names = ("dice_vessel", "hd95", "auc", "log_loss", "brier", "surface_dice")
     assert [name_in_sentence(m) for m in names] == [
-        "Dice vessel", "HD95", "AUC", "log loss", "Brier", "balanced accuracy",
+        "Dice vessel", "HD95", "AUC", "log loss", "Brier", "surface Dice",
     ]  # fmt: skip

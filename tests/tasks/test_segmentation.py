@@ -12,7 +12,8 @@ from torch.nn import functional
 from collegium.core.dataset import Example
 from collegium.errors import ConfigError, DataError
 from collegium.models.factory import build_model
-from collegium.tasks import SegmentationTask, SupervisedTask
+from collegium.tasks import SegmentationTask, SupervisedTask, metrics_of
+from collegium.tasks.segmentation import METRICS
 
 
 class Threshold(nn.Module):
@@ -367,7 +368,19 @@ def test_some_of_the_metrics_may_be_scored_alone() -> None:
         ({"classes": ["vessel"]}, "task.classes holds 1 class"),
         ({"loss": "focal"}, "loss is 'focal': set it to one of dice, ce, dice_ce"),
         ({"metrics": ("dice", "auc")}, "no metric 'auc': choose metrics from dice, iou, hd95"),
-        ({"metric": "hd95"}, "headline metric is 'hd95': set it to dice or iou"),
+        ({"metric": "hd95"}, "headline metric is 'hd95': set it to one of dice, iou, micro_iou, "),
+        ({"metric": "label_iou"}, "headline metric is 'label_iou'.*and list it in metrics"),
+        ({"metrics": ("dice", "surface_dice")}, "surface_dice has no tolerance: set surface_tol"),
+        ({"surface_tolerance": 2.0}, "surface_tolerance is of surface_dice: list that in metrics"),
+        (
+            {"metrics": ("dice", "surface_dice"), "surface_tolerance": {"x": 1.0}},
+            "surface_tolerance names x: name each of 1, or give one number for all",
+        ),
+        (
+            {"metrics": ("dice", "surface_dice"), "surface_tolerance": math.nan},
+            "surface_tolerance is nan: give millimetres above 0",
+        ),
+        ({"lesion_overlap": 1.5}, "lesion_overlap is 1.5: set it to an IoU from 0 to 1"),
         ({"metrics": ("iou",)}, "headline metric is 'dice'"),
         ({"window": (0, 8)}, r"inference.window is \(0, 8\)"),
         ({"overlap": 1.0}, "inference.overlap is 1.0"),
@@ -512,6 +525,76 @@ def test_every_structure_is_scored_as_monai_scores_it(
             assert scores[f"{metric}_{name}"] == pytest.approx(value, abs=1e-6)
         assert scores[metric] == pytest.approx(float(apart.mean()), abs=1e-6)
     assert scores.keys() == task.units.keys()
+
+
+def test_every_further_metric_is_scored_under_the_names_that_the_task_declares() -> None:
+    rng = torch.Generator().manual_seed(3)
+    label, found = torch.randint(3, (2, 1, 8, 9, 5), generator=rng)
+    task = SegmentationTask(
+        ("background", "liver", "kidney"), metrics=METRICS, metric="label_iou",
+        surface_tolerance={"liver": 1.0, "kidney": 3.0},
+    )  # fmt: skip
+    declared = metrics_of(task)
+    for spacing in ((1.0, 2.0, 0.5), None):
+        scores = task.scores(found, example(torch.zeros(1, 1, 8, 9, 5), label, spacing))
+        distances = {n for n in task.units if n.startswith(("hd95", "assd"))}
+        unused = {n for n in distances if ("_px" in n) == (spacing is not None)}
+        assert scores.keys() == task.units.keys() - unused
+        for name, value in scores.items():
+            if value is None:
+                assert spacing is None
+                assert name.startswith(("surface_dice", "volume_difference"))
+            else:
+                assert declared[name].holds(value, 1), name
+    assert {task.units[n] for n in ("volume_difference", "volume_difference_liver")} == {"ml"}
+    assert {task.units[n] for n in ("assd_liver", "assd_px_liver")} == {"mm", "px"}
+    assert "label_iou_liver" not in task.units
+    assert (declared["surface_dice_liver"].most, declared["volume_difference"].least) == (
+        1.0, -math.inf,
+    )  # fmt: skip
+
+
+def test_each_structure_has_the_tolerance_of_its_name() -> None:
+    label, found = torch.zeros(2, 1, 12, 12, dtype=torch.int64)
+    label[0, 1:4, 1:4], found[0, 1:4, 2:5] = 1, 1
+    label[0, 7:10, 1:4], found[0, 7:10, 2:5] = 2, 2
+    classes = ("background", "liver", "kidney")
+    task = SegmentationTask(
+        classes, metrics=("dice", "surface_dice"),
+        surface_tolerance={"kidney": 1.0, "liver": 0.5},
+    )  # fmt: skip
+    scores = task.scores(found, example(torch.zeros(1, 1, 12, 12), label, (1.0, 1.0)))
+    near = scores["surface_dice_liver"]
+    assert scores["surface_dice_kidney"] == 1.0
+    assert near is not None
+    assert near < 1
+    assert scores["surface_dice"] == pytest.approx((near + 1) / 2)
+    assert task.with_labelled(["kidney"]).scores(
+        found, example(torch.zeros(1, 1, 12, 12), label, (1.0, 1.0))
+    )["surface_dice"] == 1.0  # fmt: skip
+
+
+def test_ious_of_all_classes_count_inside_the_mask_and_need_every_class_annotated() -> None:
+    label = torch.tensor([[[0, 0, 1, 1, 2, 2]]])
+    found = torch.tensor([[[0, 1, 1, 1, 2, 0]]])
+    mask = torch.tensor([[[True, True, True, True, True, False]]])
+    task = SegmentationTask(3, metrics=("label_iou", "micro_iou"), metric="label_iou")
+    case = example(torch.zeros(1, 1, 1, 6), label, mask=mask)
+    # inside 4 of 5 are right; without class 0, of equal frequency with 1: 3 right of 4
+    expected = {"label_iou": 3 / 4, "micro_iou": 4 / (10 - 4)}
+    assert task.scores(found, case) == pytest.approx(expected)
+    assert task.scores(found, case, ["label_iou"]) == pytest.approx({"label_iou": 3 / 4})
+    assert task.with_labelled(["1"]).scores(found, case) == {"label_iou": None, "micro_iou": None}
+
+
+def test_the_least_overlap_of_lesions_is_that_of_the_task() -> None:
+    label, found = torch.zeros(2, 1, 3, 9, dtype=torch.int64)
+    label[0, 1, 1:5], found[0, 1, 4:8] = 1, 1
+    names = ("dice", "lesion_sensitivity", "lesion_false_positives")
+    for least, expected in ((0.0, (1.0, 0.0)), (0.5, (0.0, 1.0))):
+        task = SegmentationTask(2, metrics=names, lesion_overlap=least)
+        scores = task.scores(found, example(torch.zeros(1, 1, 3, 9), label))
+        assert tuple(scores[name] for name in names[1:]) == expected
 
 
 def test_a_structure_that_is_nowhere_is_undefined_alone() -> None:

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from collegium.core.settings import NonNegative, Positive, PositiveInt, settings
+from collegium.core.settings import NonNegative, Positive, PositiveInt, UnitInterval, settings
 from collegium.data.columns import nfc, plain_code
 from collegium.data.decoded_image import listed
 from collegium.data.reading import Channels, Normalisation
@@ -99,6 +99,11 @@ class TaskConfig:
         coding: For a classification, from the written label to the name of its class, if tables or
             manifests hold other words: {"0": healthy, "1": ill, "2": ill}.
         metric: The metric that selects models on validation cases; None: Dice, or accuracy.
+        metrics: Further metrics of the test cases, beside those that every run has, such as
+            surface_dice or assd.
+        surface_tolerance: The tolerance of surface_dice in mm, or that of each structure by name.
+        lesion_overlap: For lesion_sensitivity and lesion_false_positives, the least IoU of a lesion
+            and a predicted component that finds it; 0: any common voxel.
         weights: For a classification, the weight of a case of each class in the loss, in the order
             of `classes`; the loss is still divided by the number of cases. None: 1 each.
         exclusion: For a segmentation, the weight of the exclusion loss at sites whose masks
@@ -113,6 +118,9 @@ class TaskConfig:
     regions: dict[str, tuple[int, ...]] | None = None
     coding: dict[str, str] | None = None
     metric: str | None = None
+    metrics: tuple[str, ...] = ()
+    surface_tolerance: Positive | dict[str, Positive] | None = None
+    lesion_overlap: UnitInterval = 0.0
     weights: tuple[Positive, ...] | None = None
     exclusion: NonNegative = 0.0
     exclusion_form: Literal["dice", "ce"] = "dice"
@@ -136,6 +144,10 @@ class TaskConfig:
             raise ConfigError(
                 "task.exclusion is for segmentations into classes of which some sites annotate "
                 "some only: leave it out"
+            )
+        if self.name != "segmentation" and (self.surface_tolerance or self.lesion_overlap):
+            raise ConfigError(
+                "task.surface_tolerance and task.lesion_overlap are for segmentations: leave both"
             )
         wrong = [
             name

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from collegium.tasks import HIDDEN
+from collegium.tasks import HIDDEN, family
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,8 +51,13 @@ Accuracy has none, since what a constant prediction reaches depends on the site.
 """
 
 _LOWER_IS_BETTER = frozenset(
-    {"loss", "log_loss", "brier", "hd", "hd95", "hausdorff", "assd", "asd", "msd"}
-)
+    {
+        "loss", "log_loss", "brier", "hd", "hd95", "hausdorff", "assd", "asd", "msd",
+        "lesion_false_positives",
+    }
+)  # fmt: skip
+
+_UNRANKED = frozenset({"volume_difference", "relative_volume_difference"})
 
 _SPELLED = {
     name.lower(): name
@@ -191,7 +196,25 @@ def higher_is_better(metric: str, unit: str = "") -> bool:
         unit: Its unit.
     """
     name = metric.lower().replace("/", "_")
-    return unit not in ("mm", "px") and not {name, _family(name)} & _LOWER_IS_BETTER
+    return unit not in ("mm", "px") and not {name, family(name)} & _LOWER_IS_BETTER
+
+
+def is_ranked(metric: str) -> bool:
+    """Return False for what has no better and worse, such as a volume difference with its sign.
+
+    Args:
+        metric: Name of the metric.
+    """
+    return family(metric) not in _UNRANKED
+
+
+def is_compared(metric: str) -> bool:
+    """Return whether there are verdicts on a metric: it is ranked, and has an estimate.
+
+    Args:
+        metric: Name of the metric.
+    """
+    return is_ranked(metric)
 
 
 def of_metric(metric: str, settings: Mapping[str, float]) -> float | None:
@@ -202,11 +225,7 @@ def of_metric(metric: str, settings: Mapping[str, float]) -> float | None:
             the metric if it has none of its own.
         settings: The settings, by metric, such as the smallest relevant differences.
     """
-    return settings.get(metric, settings.get(_family(metric)))
-
-
-def _family(metric: str) -> str:
-    return metric.partition("_")[0]
+    return settings.get(metric, settings.get(family(metric)))
 
 
 def headline_metric(results: pd.DataFrame) -> str:

@@ -17,6 +17,7 @@ from collegium.evaluation.scores import (
     Where,
     final_scores,
     higher_is_better,
+    is_ranked,
     mean,
     method_name,
     position,
@@ -56,6 +57,8 @@ class MethodTable:
         variation: The setting of the sweep that the scores are of; empty outside a sweep.
         notes: Sentences on how rounds were selected.
         cases: What the scores are of, if not of test cases, such as "validation cases".
+        ranked: False for metrics without better and worse, see `is_ranked`: no cell has a rank, and
+            there is no worst site.
     """
 
     metric: str
@@ -68,6 +71,7 @@ class MethodTable:
     variation: str = ""
     notes: tuple[str, ...] = ()
     cases: str = ""
+    ranked: bool = True
 
     @property
     def over_sites(self) -> bool:
@@ -188,7 +192,7 @@ def table_of_means(
         order: Labels of the algorithms in the order wanted; the others follow by name.
         where: Whether the sites are inside or outside.
     """
-    higher = higher_is_better(metric, unit)
+    higher, ranked = higher_is_better(metric, unit), is_ranked(metric)
     means = site_means.pivot(index=[*METHOD, "seed"], columns="site", values="value")
     sites = tuple(map(str, means.columns))
     scored = [site for site in sites if means[site].notna().any()]
@@ -196,19 +200,22 @@ def table_of_means(
     cells = [
         (*key, *cell)
         for key in sorted(methods, key=lambda key: position(key, order))
-        for cell in _method_cells(methods[key], scored, higher=higher)
+        for cell in _method_cells(methods[key], scored, higher=higher if ranked else None)
     ]
     frame = make_cells(cells, unit, where, higher=higher)
-    return MethodTable(metric, unit, higher, sites, sites + SUMMARIES, frame, where)
+    frame = frame if ranked else frame.assign(rank=0)
+    return MethodTable(
+        metric, unit, higher, sites, sites + SUMMARIES, frame, where, ranked=ranked
+    )
 
 
 def _method_cells(
-    seeds: pd.DataFrame, scored: Sequence[str], *, higher: bool
+    seeds: pd.DataFrame, scored: Sequence[str], *, higher: bool | None
 ) -> list[tuple[str, float, float, str]]:
     """Return column, mean, sd and note of the cells of one method.
 
     ``seeds`` holds its means, a row per seed and a column per site. If it lacks one of the sites
-    where any method has a score, it has no summaries.
+    where any method has a score, it has no summaries. ``higher`` is None where no site is worst.
     """
     cells = {str(site): mean_and_sd(seeds[site]) for site in seeds}
     overall = {site: cells[site][0] for site in scored}
@@ -216,13 +223,16 @@ def _method_cells(
     if not overall or any(map(isnan, overall.values())):
         return found + [(column, UNDEFINED, UNDEFINED, "") for column in SUMMARIES]
     averages = [mean(values) for values in seeds[scored].dropna().to_numpy().tolist()]
-    worst = (min if higher else max)(sorted(overall), key=overall.__getitem__)
+    worst = (WORST, UNDEFINED, UNDEFINED, "")
+    if higher is not None:
+        name = (min if higher else max)(sorted(overall), key=overall.__getitem__)
+        worst = (WORST, *cells[name], name)
     values = np.array(list(overall.values()))
     several = len(values) > 1
     return [
         *found,
         (AVERAGE, *mean_and_sd(averages), ""),
-        (WORST, *cells[worst], worst),
+        worst,
         (RANGE, float(np.ptp(values)) if several else UNDEFINED, UNDEFINED, ""),
         (SPREAD, float(values.std()) if several else UNDEFINED, UNDEFINED, ""),
     ]
@@ -281,6 +291,7 @@ def side_by_side(
         for name in columns
     ]
     unit = max((table.unit for table in tables), default="")
-    higher = all(table.higher_is_better for table in tables)
+    higher, ranked = all(table.higher_is_better for table in tables), is_ranked(metric)
     frame = make_cells(cells, unit, where, higher=higher)
-    return MethodTable(metric, unit, higher, (), columns, frame, where)
+    frame = frame if ranked else frame.assign(rank=0)
+    return MethodTable(metric, unit, higher, (), columns, frame, where, ranked=ranked)

@@ -5,6 +5,7 @@ from math import isnan
 MINUS, DASH, PLUS_MINUS = "\u2212", "\u2013", "\u00b1"
 
 _ABBREVIATIONS = {"assd": "ASSD", "auc": "AUC", "hd95": "HD95", "iou": "IoU"}
+_SECOND = {"dice": "Dice", "iou": "IoU"}
 _PROPER = frozenset({"brier", "dice"})  # names of people
 
 
@@ -12,7 +13,7 @@ def title(metric: str) -> str:
     """Return a metric as a heading, without unit: "Dice" for ``dice``, "HD95" for ``hd95_px``."""
     first, *rest = metric.removesuffix("_px").replace("_", " ").split(" ")
     first = _ABBREVIATIONS.get(first, first[:1].upper() + first[1:])
-    return " ".join([first, *rest])
+    return " ".join([first, *(_SECOND.get(word, word) for word in rest)])
 
 
 def name_in_sentence(metric: str) -> str:

@@ -15,7 +15,14 @@ from collegium.errors import DataError
 from collegium.evaluation.answers import answer_lines
 from collegium.evaluation.comparisons import ComparisonTable, RunComparisons
 from collegium.evaluation.formats import to_csv, to_json, to_latex, to_markdown, to_text
-from collegium.evaluation.scores import SPLITS, Where, final_scores, headline_metric, variations
+from collegium.evaluation.scores import (
+    SPLITS,
+    Where,
+    final_scores,
+    headline_metric,
+    is_compared,
+    variations,
+)
 from collegium.evaluation.selection import selection_notes
 from collegium.evaluation.sent_estimates import list_estimates
 from collegium.evaluation.tables import MethodTable, method_table, sweep_table, undefined_notes
@@ -44,9 +51,9 @@ def write_tables(output: Path) -> tuple[Path, ...]:
     """Write every table and comparison of a run into the folder ``tables`` of its output.
 
     ``<metric>[-outside][-<setting>]``, of a sweep also ``<metric>[-outside]-sweep``, and the
-    comparisons ``<metric>[-<setting>]-joining`` and ``-adapting``. Of the metric that selects
-    models ``-validation[-<setting>]`` and ``-validation-sweep`` hold the validation scores, and
-    ``[-outside]-selected`` what they choose, with its test score. If sites are outside,
+    comparisons ``<metric>[-<setting>]-joining`` and ``-adapting``, see `is_compared`. Of the metric
+    that selects models ``-validation[-<setting>]`` and ``-validation-sweep`` hold the validation
+    scores, and ``[-outside]-selected`` what they choose, with its test score. If sites are outside,
     ``time[-<setting>]`` holds time against quality. Each is there as ``.txt``, ``.md``, ``.tex``
     and ``.csv``. ``verdicts.json`` holds every verdict. Files of an earlier call are replaced.
 
@@ -162,6 +169,8 @@ def _tables_of(run: RunComparisons, metric: str, where: Where) -> Iterator[Named
         notes = selection_notes(inside, run.settings.selection)
         undefined = undefined_notes(results, metric, where=where, variation=name)
         yield f"{metric}{place}{setting}", replace(table, notes=(*undefined, *notes))
+        if not is_compared(metric):
+            continue
         if where == "inside":
             yield f"{metric}{setting}-joining", run.joining(metric, name)
         else:

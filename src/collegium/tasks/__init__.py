@@ -10,6 +10,7 @@ from collegium.tasks.base import (
     SupervisedTask,
     Task,
     count_events,
+    family,
     is_hidden,
     metrics_of,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "SupervisedTask",
     "Task",
     "count_events",
+    "family",
     "is_hidden",
     "metrics_of",
 ]

@@ -31,13 +31,31 @@ PROBABILITY = f"{HIDDEN}p"
 
 LIMITS: Mapping[str, Metric] = MappingProxyType(
     {
-        **dict.fromkeys(("dice", "iou", "accuracy"), Metric(0.0, 1.0)),
-        **dict.fromkeys(("hd95", "log_loss"), Metric(0.0)),
+        **dict.fromkeys(
+            ("dice", "iou", "micro_iou", "label_iou", "surface_dice", "lesion_sensitivity"),
+            Metric(0.0, 1.0),
+        ),
+        "accuracy": Metric(0.0, 1.0),
+        **dict.fromkeys(("hd95", "assd", "lesion_false_positives", "log_loss"), Metric(0.0)),
+        "volume_difference": Metric(),
+        "relative_volume_difference": Metric(-1.0),
         "brier": Metric(0.0, 2.0),
         **dict.fromkeys(("balanced_accuracy", "auc"), Metric(-2.0, 2.0, of_set=True)),
     }
 )
 """The values that metrics can have, of all classes and of one; any other can have all."""
+
+
+def family(metric: str) -> str:
+    """Return the metric that a name is of: "surface_dice" for "surface_dice_liver".
+
+    Args:
+        metric: The name, also "hd95_px" or "hd95_px_liver"; of one that no task here has, the
+            first word.
+    """
+    words = metric.split("_")
+    names = ("_".join(words[:count]) for count in range(len(words), 0, -1))
+    return next((name for name in names if name in LIMITS), words[0])
 
 
 def metrics_of(task: Task) -> dict[str, Metric]:
@@ -46,9 +64,7 @@ def metrics_of(task: Task) -> dict[str, Metric]:
     Args:
         task: the task; its classes, where it has some, are those of hidden scores.
     """
-    found = {
-        name: LIMITS.get(name, LIMITS.get(name.split("_")[0], Metric())) for name in task.units
-    }
+    found = {name: LIMITS.get(family(name), Metric()) for name in task.units}
     classes = getattr(task, "classes", 0)
     if isinstance(classes, int) and classes:
         found[TRUE_CLASS] = Metric(0.0, classes - 1.0)

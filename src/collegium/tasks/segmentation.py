@@ -11,13 +11,40 @@ from collegium.core.lazy import functional, nn, torch
 from collegium.errors import ConfigError, DataError
 from collegium.tasks.base import CaseScores, device_of
 from collegium.tasks.losses import LOSSES, REGION_LOSSES, exclusion_loss, merge_unlabelled
-from collegium.tasks.metrics.overlap import dice, hd95, iou, region_mask, structures_of
+from collegium.tasks.metrics import overlap as measures
+from collegium.tasks.metrics.overlap import region_mask, structures_of
+from collegium.tasks.metrics.published import label_iou, micro_iou
 
 if TYPE_CHECKING:
     from collegium.core.dataset import Batch, Example
 
-METRICS = {"dice": dice, "iou": iou, "hd95": hd95}
+DEFAULT_METRICS = ("dice", "iou", "hd95")
+"""The metrics that every segmentation has."""
+
+STRUCTURE_METRICS = {
+    "dice": measures.dice,
+    "iou": measures.iou,
+    "hd95": measures.hd95,
+    "surface_dice": measures.surface_dice,
+    "assd": measures.assd,
+    "volume_difference": measures.volume_difference,
+    "relative_volume_difference": measures.relative_volume_difference,
+    "lesion_sensitivity": measures.lesion_sensitivity,
+    "lesion_false_positives": measures.lesion_false_positives,
+}
+"""The metrics of structures, by their names in a configuration."""
+
+IMAGE_METRICS = {"micro_iou": micro_iou, "label_iou": label_iou}
+"""The metrics of all classes together, by their names in a configuration."""
+
+METRICS = (*STRUCTURE_METRICS, *IMAGE_METRICS)
 """The metrics of a segmentation, by their names in a configuration."""
+
+HEADLINES = ("dice", "iou", "micro_iou", "label_iou", "surface_dice")
+"""The metrics that may select models: the higher the better, and no wrong mask has the best one."""
+
+DISTANCES = ("hd95", "assd")
+"""The metrics in millimetres, or in pixels under another name."""
 
 TOGETHER = {2: 1 << 18, 3: 1 << 21}
 """Pixels, or voxels, of the cases that enter a network together, at most.
@@ -44,8 +71,10 @@ class SegmentationTask:
 
     HD95 is called "hd95", in millimetres, if `Example.spacing` has a number for every axis of the
     scored case (for stacked slices the distance between slices comes first), and otherwise
-    "hd95_px", in pixels: two units never share a name. With two to eight structures every metric is
-    also computed for each of them, as "dice_<structure>".
+    "hd95_px", in pixels: two units never share a name. So are "assd" and "assd_px". What is in
+    other units of length ("surface_dice", "volume_difference") is undefined without a spacing. With
+    two to eight structures every metric of structures is also computed for each of them, as
+    "dice_<structure>".
 
     Where masks annotate some of the classes only, see `with_labelled`, the loss is the marginal
     loss, and other classes have no scores.
@@ -53,17 +82,20 @@ class SegmentationTask:
     Args:
         classes: Names of the classes, or their number.
         loss: "dice_ce", "dice" or "ce".
-        metrics: Any of "dice", "iou" and "hd95".
+        metrics: Any of `METRICS`, see `collegium.tasks.metrics.overlap` and `.published`.
         window: Size of the window for images that are larger; smaller ones are padded to it and
             take one forward pass. None: every image takes one forward pass, padded to a multiple
             of the product of the `strides` of a network that has them, such as MONAI's `UNet`.
         overlap: Overlap of neighbouring windows, as a fraction of the window, in [0, 1).
-        metric: The headline metric, "dice" or "iou".
+        metric: The headline metric, one of `HEADLINES`.
         batch_size: Windows or slices in one forward pass.
         regions: The classes of each region, by its name; None: every pixel has one class.
         exclusion: Weight of the exclusion loss, which is added where masks annotate some of the
             classes only.
         exclusion_form: "dice" or "ce", see `collegium.tasks.losses.exclusion_loss`.
+        surface_tolerance: The tolerance of "surface_dice" in mm, or that of each structure by name.
+        lesion_overlap: The least IoU of a lesion and a predicted component that finds it; 0: any
+            common pixel. See `collegium.tasks.metrics.lesions.count_lesions`.
     """
 
     def __init__(
@@ -71,7 +103,7 @@ class SegmentationTask:
         classes: Sequence[str] | int = 2,
         loss: str = "dice_ce",
         *,
-        metrics: Sequence[str] = tuple(METRICS),
+        metrics: Sequence[str] = DEFAULT_METRICS,
         window: Sequence[int] | None = None,
         overlap: float = 0.25,
         metric: str = "dice",
@@ -79,6 +111,8 @@ class SegmentationTask:
         regions: Mapping[str, Sequence[int]] | None = None,
         exclusion: float = 0.0,
         exclusion_form: Literal["dice", "ce"] = "dice",
+        surface_tolerance: float | Mapping[str, float] | None = None,
+        lesion_overlap: float = 0.0,
     ) -> None:
         self.classes = classes if isinstance(classes, int) else len(classes)
         self.regions = regions
@@ -90,6 +124,8 @@ class SegmentationTask:
         self.batch_size = batch_size
         self.exclusion = exclusion
         self.exclusion_form = exclusion_form
+        self.surface_tolerance = surface_tolerance
+        self.lesion_overlap = lesion_overlap
         self.labelled: tuple[int, ...] | None = None
         losses = LOSSES if regions is None else REGION_LOSSES
         if loss not in losses:
@@ -107,10 +143,15 @@ class SegmentationTask:
             raise ConfigError(
                 f"there is no metric {min(unknown)!r}: choose metrics from {', '.join(METRICS)}."
             )
-        if self.metric not in self.metrics or self.metric == "hd95":
+        if self.metric not in self.metrics or self.metric not in HEADLINES:
             raise ConfigError(
-                f"the headline metric is {self.metric!r}: set it to dice or iou and list it in "
-                f"metrics."
+                f"the headline metric is {self.metric!r}: set it to one of {', '.join(HEADLINES)} "
+                f"and list it in metrics."
+            )
+        self._check_tolerance()
+        if not 0 <= self.lesion_overlap <= 1:
+            raise ConfigError(
+                f"lesion_overlap is {self.lesion_overlap}: set it to an IoU from 0 to 1."
             )
         if self.window is not None and (not self.window or min(self.window) < 1):
             raise ConfigError(
@@ -121,6 +162,28 @@ class SegmentationTask:
                 f"inference.overlap is {self.overlap}: set it to 0 or more and below 1."
             )
 
+    def _check_tolerance(self) -> None:
+        """Refuse surface Dice without a tolerance for every structure, and the reverse."""
+        given = self.surface_tolerance
+        if given is None:
+            if "surface_dice" in self.metrics:
+                raise ConfigError(
+                    "surface_dice has no tolerance: set surface_tolerance, in mm, such as 2.0."
+                )
+            return
+        if "surface_dice" not in self.metrics:
+            raise ConfigError(
+                "surface_tolerance is of surface_dice: list that in metrics, or leave it out."
+            )
+        if isinstance(given, Mapping) and given.keys() != self.structures.keys():
+            raise ConfigError(
+                f"surface_tolerance names {', '.join(given) or 'nothing'}: name each of "
+                f"{', '.join(self.structures)}, or give one number for all."
+            )
+        values = list(given.values()) if isinstance(given, Mapping) else [given]
+        if not all(0 < value < math.inf for value in values):
+            raise ConfigError(f"surface_tolerance is {given}: give millimetres above 0.")
+
     @property
     def channels(self) -> int:
         """The number of the network's output channels."""
@@ -129,10 +192,18 @@ class SegmentationTask:
     @property
     def units(self) -> Mapping[str, str]:
         """The unit of each metric that `scores` can return."""
-        units = {name: "" for name in self.metrics if name != "hd95"}
-        units |= {"hd95": "mm", "hd95_px": "px"} if "hd95" in self.metrics else {}
+        units = {name: "" for name in self.metrics if name not in DISTANCES}
+        if "volume_difference" in units:
+            units["volume_difference"] = "ml"
+        for name in DISTANCES:
+            units |= {name: "mm", f"{name}_px": "px"} if name in self.metrics else {}
         separate = self._separate_structures()
-        return units | {f"{m}_{name}": unit for m, unit in units.items() for name in separate}
+        return units | {
+            f"{metric}_{name}": unit
+            for metric, unit in units.items()
+            if metric not in IMAGE_METRICS
+            for name in separate
+        }
 
     def loss(self, output: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return the loss between logits and label, inside the mask if any. See `Task.loss`."""
@@ -303,17 +374,56 @@ class SegmentationTask:
         if spacing is not None and len(spacing) != label.ndim:
             spacing = None
 
-        known = self._annotated_structures()
-        regions = list(known.values())
-        found = structures_of(prediction, label, mask=mask, spacing=spacing, regions=regions)
-        by_name = {name: [structure] for name, structure in zip(known, found, strict=True)}
+        by_name = self._structures_of_case(prediction, label, mask, spacing)
+        found = [structure for (structure,) in by_name.values()]
         result: dict[str, float | None] = {}
         for name in self.metrics if metrics is None else metrics:
-            key = "hd95_px" if name == "hd95" and spacing is None else name
-            result[key] = METRICS[name](found)
+            if name in IMAGE_METRICS:
+                result[name] = self._score_image(name, prediction, label, mask)
+                continue
+            measure = STRUCTURE_METRICS[name]
+            key = f"{name}_px" if name in DISTANCES and spacing is None else name
+            result[key] = measure(found)
             for structure in self._separate_structures() if metrics is None else ():
-                result[f"{key}_{structure}"] = METRICS[name](by_name.get(structure, []))
+                result[f"{key}_{structure}"] = measure(by_name.get(structure, []))
         return result
+
+    def _structures_of_case(
+        self,
+        prediction: torch.Tensor,
+        label: torch.Tensor,
+        mask: torch.Tensor | None,
+        spacing: Sequence[float] | None,
+    ) -> dict[str, list[measures.Structure]]:
+        """Return the annotated structures of a case by name, each in a list of its own."""
+        known, given = self._annotated_structures(), self.surface_tolerance
+        tolerances = None
+        if given is not None:
+            tolerances = [given[name] if isinstance(given, Mapping) else given for name in known]
+        found = structures_of(
+            prediction,
+            label,
+            mask=mask,
+            spacing=spacing,
+            regions=list(known.values()),
+            tolerances=tolerances,
+            lesion_overlap=self.lesion_overlap,
+        )
+        return {name: [structure] for name, structure in zip(known, found, strict=True)}
+
+    def _score_image(
+        self,
+        name: str,
+        prediction: torch.Tensor,
+        label: torch.Tensor,
+        mask: torch.Tensor | None,
+    ) -> float | None:
+        """Return a metric of all classes together; None where the masks annotate some only."""
+        if self.labelled is not None:
+            return None
+        if mask is not None:
+            prediction, label = prediction[mask], label[mask]
+        return IMAGE_METRICS[name](prediction, label)
 
     def add_set_scores(self, rows: Sequence[CaseScores]) -> list[CaseScores]:
         """Return the rows unchanged: every case has its own scores."""

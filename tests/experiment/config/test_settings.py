@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import pytest
 
@@ -75,6 +76,12 @@ def outside(hint: Any) -> list[float]:
     return found
 
 
+def takes_fraction(hint: Any) -> bool:
+    """Whether a single number may stand there, as one of several kinds of values."""
+    kinds = get_args(hint) if isinstance(hint, UnionType) or get_origin(hint) is Union else ()
+    return any(float in (kind, *get_args(kind)[:1]) for kind in kinds)
+
+
 def nonsense(hint: Any) -> list[Any]:
     """Values that a field with this annotation cannot mean."""
     types = {*leaf_types(hint)}
@@ -84,7 +91,7 @@ def nonsense(hint: Any) -> list[Any]:
     values += ["nothing like this"] if literal_words(hint) else []
     values += ["3", True] if types & {int, float} and str not in types else []
     values += [math.nan, math.inf] if types & {int, float} else []
-    values += [3] if str in types and int not in types else []
+    values += [3] if str in types and int not in types and not takes_fraction(hint) else []
     values += [1] if types == {bool} else []
     return values + outside(hint) + [[number] for number in outside(hint)]
 

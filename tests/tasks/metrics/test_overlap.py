@@ -146,6 +146,56 @@ def test_a_case_whose_mask_is_empty_is_undefined() -> None:
     assert scores == [None, None, None]
 
 
+def volumes(
+    found: torch.Tensor, true: torch.Tensor, *spacing: float, **more: Any
+) -> tuple[float | None, float | None]:
+    structures = structures_of(found, true, spacing=spacing or None, **more)
+    return overlap.volume_difference(structures), overlap.relative_volume_difference(structures)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_volume_differences_are_those_of_counted_voxels(seed: int) -> None:
+    found, true, spacing = blobs(seed, (8, 9, 7)), blobs(seed + 20, (8, 9, 7)), (3.0, 0.5, 0.7)
+    more = np.count_nonzero(found.numpy()) - np.count_nonzero(true.numpy())
+    ml, relative = volumes(found, true, *spacing)
+    assert ml == pytest.approx(more * 3.0 * 0.5 * 0.7 / 1000)
+    assert relative == pytest.approx(more / np.count_nonzero(true.numpy()))
+
+
+def test_volume_differences_of_empty_structures() -> None:
+    some, nothing = torch.ones(10, 10, 5, dtype=torch.int64), torch.zeros(10, 10, 5).long()
+    assert volumes(some, nothing, 1.0, 1.0, 2.0) == (1.0, None)
+    assert volumes(nothing, some, 1.0, 1.0, 2.0) == (-1.0, -1.0)
+    assert volumes(nothing, nothing, 1.0, 1.0, 2.0) == (None, None)
+    assert volumes(some, some) == (None, 0.0)
+    assert volumes(some[0], some[0], 1.0, 1.0) == (None, 0.0)
+
+
+def test_volume_differences_are_means_over_the_structures_that_are_present() -> None:
+    found, true = torch.zeros(2, 5, 5, 5, dtype=torch.int64)
+    found[0, 0], true[0, 0, :2] = 1, 1  # 5 instead of 2
+    true[4] = 2  # 0 instead of 25
+    ml, relative = volumes(found, true, 10.0, 10.0, 10.0, regions=[(1,), (2,), (3,)])
+    assert ml == pytest.approx((3 - 25) / 2)
+    assert relative == pytest.approx((1.5 - 1) / 2)
+    found[2, 2] = 3  # a false alarm, which no relative difference shows
+    assert volumes(found, true, 10.0, 10.0, 10.0, regions=[(1,), (2,), (3,)])[1] is None
+
+
+def test_lesions_are_counted_by_structure() -> None:
+    found, true = torch.zeros(2, 9, 9, dtype=torch.int64)
+    true[0, 0], true[0, 4], found[0, 0] = 1, 1, 1  # one of two
+    true[8, 8] = found[8, 8] = 2
+    found[6, 0], found[8, 0] = 2, 2  # two false ones
+    found[4, 4] = 3  # a false one where no lesion is
+    structures = structures_of(found, true, regions=[(1,), (2,), (3,), (4,)])
+    assert overlap.lesion_sensitivity(structures) == pytest.approx((0.5 + 1) / 2)
+    assert overlap.lesion_false_positives(structures) == pytest.approx((0 + 2 + 1 + 0) / 4)
+    assert overlap.lesion_sensitivity(structures[2:]) is None
+    assert overlap.lesion_false_positives(structures[3:]) == 0.0
+    assert overlap.lesion_false_positives([]) is None
+
+
 def test_sdwd_is_the_population_deviation_over_sites(
     golden: Callable[[str], dict[str, Any]],
 ) -> None:

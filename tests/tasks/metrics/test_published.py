@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from sklearn.metrics import jaccard_score
 
 from collegium.tasks.metrics.overlap import dice, iou, structures_of
 from collegium.tasks.metrics.published import label_iou, micro_iou, slice_dice_legacy
@@ -48,3 +49,20 @@ def test_the_most_frequent_class_is_left_out_whichever_it_is() -> None:
     found, true = torch.tensor([1, 1, 1, 0]), torch.tensor([1, 1, 0, 0])
     assert label_iou(found, torch.tensor([1, 1, 1, 0])) == 1.0
     assert label_iou(found, true) == pytest.approx(2 / 3)  # a tie leaves out class 0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_ious_are_those_of_scikit_learn(seed: int) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    true = torch.multinomial(torch.tensor([0.2, 0.5, 0.2, 0.1]), 300, True, generator=rng)
+    found = torch.where(torch.rand(300, generator=rng) < 0.7, true, true.roll(1))
+    assert micro_iou(found, true) == pytest.approx(jaccard_score(true, found, average="micro"))
+    rarer = [c for c in range(4) if c != int(true.bincount().argmax())]
+    expected = jaccard_score(true, found, labels=rarer, average="micro")
+    assert label_iou(found, true) == pytest.approx(expected)
+
+
+def test_nothing_to_score_has_no_iou() -> None:
+    nothing = torch.zeros(0, dtype=torch.int64)
+    assert micro_iou(nothing, nothing) is None
+    assert label_iou(nothing, nothing) is None

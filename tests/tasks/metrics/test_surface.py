@@ -1,4 +1,7 @@
-"""Distances of surfaces, compared to the last bit with distance transforms and MONAI."""
+"""Distances of surfaces, compared to the last bit with distance transforms and MONAI.
+
+Surface Dice is compared with DeepMind's package `surface-distance`, and with MONAI.
+"""
 
 import csv
 import itertools
@@ -15,8 +18,13 @@ from numpy.typing import NDArray
 from PIL import Image
 from scipy import ndimage
 
-from collegium.tasks.metrics.overlap import hd95, structures_of
-from collegium.tasks.metrics.surface import bounding_box, surface, surface_distances
+from collegium.tasks.metrics.overlap import assd, hd95, structures_of, surface_dice
+from collegium.tasks.metrics.surface import (
+    bounding_box,
+    surface,
+    surface_distances,
+    surface_overlap,
+)
 
 Mask = NDArray[np.bool_]
 
@@ -122,6 +130,70 @@ def test_distances_do_not_depend_on_the_background_around() -> None:
     wide = surface_distances(np.pad(found, 7), np.pad(true, 7))
     for near, far in zip(surface_distances(found, true), wide, strict=True):
         np.testing.assert_array_equal(near, far)
+
+
+def by_deepmind(found: Mask, true: Mask, spacing: tuple[float, ...], tolerance: float) -> float:
+    package = pytest.importorskip("surface_distance")
+    with warnings.catch_warnings():  # it imports from namespaces that scipy will drop
+        warnings.simplefilter("ignore", DeprecationWarning)
+        distances = package.compute_surface_distances(true, found, spacing)
+    return float(package.compute_surface_dice_at_tolerance(distances, tolerance))
+
+
+@pytest.mark.parametrize("tolerance", [0.4, 1.3, 2.9])
+@pytest.mark.parametrize("spacing", [(1.0, 1.0, 1.0), (0.5, 3.0, 0.75), (2.7, 0.683, 0.71)])
+def test_surface_dice_is_that_of_its_authors(spacing: tuple[float, ...], tolerance: float) -> None:
+    values = []
+    for found, true in pairs():
+        scale = spacing[: found.ndim]
+        values.append(surface_overlap(found, true, scale, tolerance))
+        expected = by_deepmind(found, true, scale, tolerance)
+        assert values[-1] == pytest.approx(expected, abs=1e-6), (found.shape, tolerance)
+    assert 0.2 < np.mean(values) < 0.95
+
+
+@pytest.mark.parametrize("spacing", SPACINGS)
+def test_assd_is_that_of_monai(spacing: tuple[float, ...] | None) -> None:
+    from monai.metrics.surface_distance import compute_average_surface_distance
+
+    for found, true in pairs():
+        scale = spacing and spacing[: found.ndim]
+        first, second = (torch.from_numpy(mask)[None, None] for mask in (found, true))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*always_return_as_numpy", FutureWarning)
+            expected = compute_average_surface_distance(
+                first,
+                second,
+                include_background=True,
+                symmetric=True,
+                spacing=scale and list(scale),
+            )
+        ours = structures_of(first[0, 0].long(), second[0, 0].long(), spacing=scale)
+        assert assd(ours) == pytest.approx(float(expected), rel=1e-6, abs=1e-12)
+
+
+def test_surface_dice_of_two_squares_by_hand() -> None:
+    found, true = np.zeros((2, 6, 7), bool)
+    found[1:4, 1:4] = true[1:4, 2:5] = True  # one pixel of 2 mm apart
+    assert surface_overlap(found, true, (1.0, 2.0), 2.0) == 1.0
+    # a square of 3 x 3 pixels has 4 bent elements, 4 of 1 mm upright and 4 of 2 mm across; of
+    # these the 4 across and 2 bent ones lie on the other square's surface
+    bent = np.hypot(1, 2) / 2
+    expected = (4 * 2 + 2 * bent) / (4 * 1 + 4 * 2 + 4 * bent)
+    assert surface_overlap(found, true, (1.0, 2.0), 0.5) == pytest.approx(expected)
+
+
+def test_surface_dice_of_one_side_is_zero_and_without_tolerance_or_spacing_undefined() -> None:
+    square, nothing = torch.zeros(2, 6, 7, dtype=torch.int64)
+    square[1:4, 1:4] = 1
+    spaced: dict[str, Any] = {"spacing": (1.0, 1.0), "tolerances": [1.0]}
+    assert surface_dice(structures_of(square, nothing, **spaced)) == 0.0
+    assert surface_dice(structures_of(nothing, square, **spaced)) == 0.0
+    assert surface_dice(structures_of(nothing, nothing, **spaced)) is None
+    assert surface_dice(structures_of(square, square, spacing=(1.0, 1.0))) is None
+    assert surface_dice(structures_of(square, square, tolerances=[1.0])) is None
+    assert surface_dice(structures_of(square, square, **spaced)) == 1.0
+    assert assd(structures_of(square, nothing)) is assd(structures_of(nothing, nothing)) is None
 
 
 def test_a_box_holds_a_structure_and_no_more() -> None:

@@ -291,10 +291,10 @@ def _sweeps(run: RunOutput) -> list[MethodTable]:
 def _site_scores(tables: Sequence[MethodTable]) -> dict[str, dict[str, Any]]:
     """Return the scores of each site, of all metrics that have some there.
 
-    ``columns`` holds metric, unit and whether higher is better; ``rows`` the name of each method
-    and a cell for each column, None if it has no score.
+    ``columns`` holds metric, unit and whether higher is better, None if neither is; ``rows`` the
+    name of each method and a cell for each column, None if it has no score.
     """
-    columns: dict[str, list[tuple[str, str, bool]]] = {}
+    columns: dict[str, list[tuple[str, str, bool | None]]] = {}
     found: dict[str, list[dict[str, Any]]] = {}
     for table in tables:
         cells: dict[str, dict[str, Any]] = {site: {} for site in table.sites}
@@ -302,7 +302,8 @@ def _site_scores(tables: Sequence[MethodTable]) -> dict[str, dict[str, Any]]:
             if cell.column in cells:
                 cells[cell.column][cell.method] = cell
         for site, own in cells.items():
-            column = table.metric, table.unit, table.higher_is_better
+            higher = table.higher_is_better if table.ranked else None
+            column = table.metric, table.unit, higher
             columns.setdefault(site, []).append(column)
             found.setdefault(site, []).append(own)
     return {

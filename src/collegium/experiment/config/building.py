@@ -23,6 +23,7 @@ from collegium.experiment.config.schema import parse
 from collegium.experiment.config.yaml_file import Place, Source, read_yaml
 from collegium.models.factory import build_model, parameters_of
 from collegium.tasks import ClassificationTask, SegmentationTask, Task
+from collegium.tasks.segmentation import DEFAULT_METRICS
 
 if TYPE_CHECKING:
     from torch import nn
@@ -205,9 +206,12 @@ def task_of(config: ExperimentConfig) -> Task:
         return ClassificationTask(
             kind.classes, loss or "ce", weights=kind.weights, metric=kind.metric or "accuracy"
         )
-    inference = config.inference
+    inference, metric = config.inference, kind.metric or "dice"
+    first = () if metric in DEFAULT_METRICS else (metric,)
+    metrics = dict.fromkeys((*first, *DEFAULT_METRICS, *kind.metrics))
     return SegmentationTask(
         kind.classes, loss or "dice_ce", window=inference.window, overlap=inference.overlap,
-        batch_size=inference.batch_size, metric=kind.metric or "dice", regions=kind.regions,
-        exclusion=kind.exclusion, exclusion_form=kind.exclusion_form,
+        batch_size=inference.batch_size, metric=metric, metrics=tuple(metrics),
+        regions=kind.regions, exclusion=kind.exclusion, exclusion_form=kind.exclusion_form,
+        surface_tolerance=kind.surface_tolerance, lesion_overlap=kind.lesion_overlap,
     )  # fmt: skip

@@ -1,9 +1,12 @@
 """Scores as papers and their released code compute them, to compare with their tables.
 
-No run selects models by them: all count the background or leave out a class that the data decide.
+They count the background, or leave out a class that the data decide. A run has `micro_iou` and
+`label_iou`, of a case, where `task.metrics` or `task.metric` names them.
 """
 
-import torch
+from __future__ import annotations
+
+from collegium.core.lazy import torch
 
 
 def slice_dice_legacy(
@@ -35,7 +38,7 @@ def slice_dice_legacy(
     return float(torch.stack(per_class).mean())
 
 
-def micro_iou(prediction: torch.Tensor, label: torch.Tensor) -> float:
+def micro_iou(prediction: torch.Tensor, label: torch.Tensor) -> float | None:
     """Return the "IoU" of pFedNet's tables: accuracy / (2 - accuracy), the background included.
 
     It is the intersection over the union of all classes taken together, where a wrong voxel counts
@@ -46,10 +49,10 @@ def micro_iou(prediction: torch.Tensor, label: torch.Tensor) -> float:
         label: True classes, of the same shape.
 
     Returns:
-        A score in [0, 1].
+        A score in [0, 1], or None if there is no voxel.
     """
     correct = int((prediction == label).sum())
-    return correct / (2 * label.numel() - correct)
+    return correct / (2 * label.numel() - correct) if label.numel() else None
 
 
 def label_iou(prediction: torch.Tensor, label: torch.Tensor) -> float | None:
@@ -62,8 +65,10 @@ def label_iou(prediction: torch.Tensor, label: torch.Tensor) -> float | None:
         label: True classes, of the same shape; of two equally frequent ones the lower is left out.
 
     Returns:
-        A score in [0, 1], or None if no other class is present.
+        A score in [0, 1], or None if no other class is present on either side.
     """
+    if not label.numel():
+        return None
     values, counts = torch.unique(label, return_counts=True)
     frequent = values[counts.argmax()]
     found, true = prediction != frequent, label != frequent
