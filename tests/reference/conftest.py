@@ -24,6 +24,7 @@ from collegium.core.message import Held, pack, unpack
 from collegium.core.tensors import Tensors
 from collegium.data.site import EgressPolicy, Site
 from collegium.errors import MissingReply
+from collegium.runtime.distances import Diagnostic
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.federation import Federation as RuntimeFederation
 from collegium.runtime.federation import initial_model
@@ -213,6 +214,7 @@ class Federation:
         deploy: bool = True,
         participation: Participation = EVERYBODY,
         public: TensorDataset | None = None,
+        diagnostics: Sequence[Diagnostic] = (),
     ) -> Outcome:
         """Run the library, and keep every state and every message."""
         self._runs += 1
@@ -229,6 +231,7 @@ class Federation:
             root=root,
             participation=participation,
             selection=Selection(min_events=0),
+            diagnostics=diagnostics,
         )
         transport.held = run.server.held
         outcome = Outcome(log=transport.log)

@@ -1,9 +1,12 @@
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from torch import nn
 
 from collegium.algorithms._grace_weights import consistency, nonnegative, similarities
@@ -26,6 +29,7 @@ class Answered:
     def __init__(self, start: Sequence[float], deltas: Any, shares: Sequence[int]) -> None:
         self.parts = find_parts(nn.Linear(len(start), 1, bias=False))
         self.state: dict[str, Any] = {"model": vectors([start])[0]}
+        self.recorded: dict[str, float] = {}
         models = vectors(np.array(start) + np.array(deltas))
         self._replies = [
             (f"c{index}", Message.of(model=model, num_examples=share))
@@ -34,6 +38,9 @@ class Answered:
 
     def ask(self, method: Any, **items: Any) -> Replies:
         return Replies(iter(self._replies))
+
+    def record(self, name: str, value: float) -> None:
+        self.recorded[name] = value
 
 
 def after_a_round(method: Grace, start: Any, deltas: Any, shares: Any) -> tuple[Any, Any]:
@@ -74,6 +81,61 @@ def test_reference_values_of_an_update_against_the_others(golden: Any) -> None:
     found, weights = after_a_round(Grace(), [0.0] * 3, inputs["delta"], [5, 3, 2])
     np.testing.assert_allclose(weights, expected["p_new"], atol=atol)
     np.testing.assert_allclose(found, expected["delta_g"], atol=atol)
+
+
+def by_hand(deltas: Any, shares: Any, *, include_self: bool, negative: str) -> tuple[float, float]:
+    """Both sides of Eq. 4 in numpy, from single dot products."""
+    deltas = np.asarray([delta for delta, n in zip(deltas, shares, strict=True) if n], dtype=float)
+    p = np.array([n for n in shares if n]) / sum(shares)
+    count = len(p)
+    sigma = np.zeros((count, count))
+    for m in range(count):
+        for n in range(count):
+            norms = np.sqrt(deltas[m] @ deltas[m]) * np.sqrt(deltas[n] @ deltas[n])
+            sigma[m, n] = deltas[m] @ deltas[n] / norms if norms > 0 else 0.0
+    if count == 1:
+        c = np.ones(1)
+    elif include_self:
+        c = sigma.mean(1)
+    else:
+        c = (sigma.sum(1) - np.diag(sigma)) / (count - 1)
+    used = np.maximum(c, 1e-3) if negative == "relu" else c - min(c.min(), 0) + 1e-3 * (c.min() < 0)
+    new = used * p / (used * p).sum() if (used * p).sum() > 0 else p
+    return float(p @ c), float(new @ c)
+
+
+@pytest.mark.parametrize("negative", ["shift", "relu"])
+@pytest.mark.parametrize("include_self", [True, False])
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_the_mean_consistency_does_not_fall(
+    include_self: bool, negative: Literal["shift", "relu"], data: st.DataObject
+) -> None:
+    """Eq. 4, on random updates, some of them zero, equal, opposite or of other orders of size."""
+    clients, dims = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 5))
+    number = st.floats(-4, 4, allow_subnormal=False).map(lambda x: round(x, 3))
+    deltas = data.draw(arrays(float, (clients, dims), elements=number))
+    scales = data.draw(st.lists(st.sampled_from([0.0, 1e-6, 1.0, -1.0, 1e4]), min_size=clients,
+                                max_size=clients))  # fmt: skip
+    deltas = deltas * np.array(scales)[:, None]
+    if data.draw(st.booleans()):
+        deltas[-1] = -deltas[0]
+    shares = data.draw(st.lists(st.integers(0, 50), min_size=clients, max_size=clients))
+    shares[0] += 1
+    server: Any = Answered([0.0] * dims, deltas, shares)
+    Grace(include_self=include_self, negative=negative).round(server)
+    before, after = (server.recorded[f"consistency/{side}"] for side in ("before", "after"))
+    expected = by_hand(deltas, shares, include_self=include_self, negative=negative)
+    assert (before, after) == pytest.approx(expected, abs=1e-9)
+    assert after >= before - 1e-12
+
+
+def test_the_sides_of_the_inequality_of_two_that_agree_and_one_against_them() -> None:
+    """c is 0, 0 and -1, shifted 1.001, 1.001 and 0.001: p' is nearly 1/2, 1/2 and 0."""
+    server: Any = Answered([0.0], [[1.0], [1.0], [-1.0]], [1, 1, 1])
+    Grace().round(server)
+    assert server.recorded["consistency/before"] == pytest.approx(-1 / 3)
+    assert server.recorded["consistency/after"] == pytest.approx(-0.001 / 2.003)
 
 
 def test_the_printed_sign_would_move_away_from_the_clients() -> None:

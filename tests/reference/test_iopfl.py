@@ -126,3 +126,26 @@ def test_a_policy_that_does_not_name_the_personal_model_keeps_it_in(federation: 
         set(),
         set(),
     ]
+
+
+def test_the_distance_of_local_and_global_model_is_recorded_by_layer(federation: Any) -> None:
+    """P moves by tau (w_k - w_g) in its first round, which gives w_k - w_g by hand."""
+    plain = federation.run(IOPFL(tau=TAU), rounds=2)
+    outcome = federation.run(IOPFL(tau=TAU), rounds=2, diagnostics=["layer_distance"])
+    start = federation.initial()
+    for name in federation.names:
+        moved = {
+            key: (outcome.clients[1][name]["personal"][key].numpy() - start[key]) / TAU
+            for key in ("bn_in.weight", "conv.weight", "conv.bias", "norm.weight", "norm.bias")
+        }
+        found = outcome.records[0].numbers[name]
+        assert found == pytest.approx(
+            {f"layer_distance/{key}": np.linalg.norm(step) for key, step in moved.items()}
+        )
+        assert outcome.records[1].numbers[name].keys() == found.keys()
+    assert all(not record.numbers for record in plain.records)
+    for t in (1, 2):
+        for key, tensor in plain.server[t]["model"].items():
+            assert tensor.equal(outcome.server[t]["model"][key])
+    sent = [[(request, reply.keys()) for request, _, reply in o.log] for o in (plain, outcome)]
+    assert sent[0] == sent[1]

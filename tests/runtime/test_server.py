@@ -385,3 +385,22 @@ def test_a_purpose_is_used_once_in_a_round(tmp_path):
     run.rng("coin")
     with pytest.raises(ProtocolError, match="'coin' was used twice in one round"):
         run.rng("coin")
+
+
+class Recorder(FedAvg):
+    """FedAvg that records a number before it asks and one after."""
+
+    def round(self, server: Any) -> None:
+        server.record(f"asked in {server.round}", len(server.clients))
+        super().round(server)
+        server.record("round", server.round)
+
+
+def test_what_is_recorded_is_of_its_round_alone(tmp_path):
+    run = server(tmp_path, Scripted(), Recorder())
+    run.begin()
+    assert run.recorded == {}
+    run.advance()
+    assert run.recorded == {"asked in 1": 3.0, "round": 1.0}
+    run.advance()
+    assert run.recorded == {"asked in 2": 3.0, "round": 2.0}

@@ -35,8 +35,15 @@ class GroupServer:
 
     def rng(self, purpose: str) -> torch.Generator:
         """Return the generator for ``purpose``, of which every group has its own."""
+        return self._server.rng(self._of_group(purpose))
+
+    def _of_group(self, name: str) -> str:
         whole = self.clients == self._server.clients
-        return self._server.rng(purpose if whole else f"{purpose}/{self.clients[0]}")
+        return name if whole else f"{name}/{self.clients[0]}"
+
+    def record(self, name: str, value: float) -> None:
+        """Record a number, under a name of its own for every group. See `Server.record`."""
+        self._server.record(self._of_group(name), value)
 
     @property
     def public(self) -> LocalWork:

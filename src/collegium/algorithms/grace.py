@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+import numpy as np
 from annotated_types import Ge
 
 from collegium.algorithms._grace_losses import Alignment
@@ -100,7 +101,7 @@ class Grace(FedAvg):
         theta_g, weight = server.state["model"], self.weight
         replies = server.ask(self.train, model=theta_g)
         if self.server == "consistency":
-            p = self.weights(replies, theta_g.select(server.parts.trainable))  # p'
+            p = self.weights(server, replies, theta_g.select(server.parts.trainable))  # p'
             server.state["weights"] = p
             replies, weight = Replies(iter(replies), p), None
         mean = replies.mean("model", weight)  # sum_m p'_m theta_m
@@ -110,21 +111,32 @@ class Grace(FedAvg):
             theta = start + self.global_lr * (theta - start)  # theta_g + eta_g sum_m p'_m delta_m
         server.state["model"] = mean | theta
 
-    def weights(self, replies: Replies, theta_g: Tensors) -> dict[str, float]:
+    def weights(self, server: Server, replies: Replies, theta_g: Tensors) -> dict[str, float]:
         """Return p'_m of every client (Eq. 3-5); one without training examples is not compared.
 
+        Both sides of Eq. 4, sum_m p_m c_m / sum_m p_m and sum_m p'_m c_m, are recorded as
+        ``consistency/before`` and ``consistency/after``. The second is never smaller: p' is p times
+        a function of c that does not fall, so that by Chebyshev's sum inequality the mean of c
+        cannot fall either, and no condition on p is needed.
+
         Args:
+            server: records them.
             replies: theta_m and the number of examples of each client; they are held.
             theta_g: the parameters that the clients received.
         """
         messages = replies.collect().items()
         p = {client: float(m[self.weight]) if self.weight else 1.0 for client, m in messages}
-        theta = [m["model"].select(theta_g) for client, m in messages if p[client] > 0]
+        compared = [client for client in p if p[client] > 0]
+        theta = [m["model"].select(theta_g) for client, m in messages if client in compared]
         if not theta:
             return p
         sigma = similarities(theta, theta_g, self.similarity)  # sigma_mn = cos(delta_m, delta_n)
         c = consistency(sigma, include_self=self.include_self)  # c_m = mean_n sigma_mn
-        return reweighted(p, nonnegative(c, self.negative))  # p'_m ~ c_m p_m
+        corrected = reweighted(p, nonnegative(c, self.negative))  # p'_m ~ c_m p_m
+        for name, shares in (("before", p), ("after", corrected)):  # the sides of Eq. 4
+            mean_c = np.average(c, weights=[shares[client] for client in compared])
+            server.record(f"consistency/{name}", float(mean_c))
+        return corrected
 
     @handler
     def train(self, client: Client, request: Message) -> Message:

@@ -140,7 +140,6 @@ class PFedNet(SurveyMixin, Algorithm):
         state["personal"] = {site: model.select(names) for site in server.clients}  # Z
         state["behind"] = list(server.clients)
         state["graph"] = similarity_graph(self.collect_statistics(server), self.sketch, self.k)  # Q
-        state["sdwd"] = []
 
     def round(self, server: Server) -> None:
         """Run phase X, which trains and averages x, and phase Z, which trains and couples Z."""
@@ -190,8 +189,8 @@ class PFedNet(SurveyMixin, Algorithm):
         )
         state["personal"] = z | {n: b[n] | z_n for n, z_n in zip(sites, coupled, strict=True)}
         parts = [state["personal"][n].select(trainable) for n in server.clients]
-        summary = {"round": server.round, **box_plot_summary(sdwd(parts))}
-        state["sdwd"] = [*state["sdwd"], summary]
+        for name, value in box_plot_summary(sdwd(parts)).items():
+            server.record(f"sdwd/{name}", value)
         deliver(server, self.receive, {*sites, *state["behind"]})
 
     @property

@@ -186,6 +186,17 @@ class Server(Protocol):
             purpose: a name.
         """
 
+    def record(self, name: str, value: float) -> None:
+        """Record a number of this round, which the results hold as a row of the server.
+
+        Nothing reads it during the run. Of a name that is recorded twice in a round the last number
+        counts.
+
+        Args:
+            name: what it is, such as "consistency/after".
+            value: the number.
+        """
+
     @property
     def public(self) -> LocalWork:
         """The work of the server with public data; exists where `Algorithm.needs_public` is set.

@@ -43,7 +43,7 @@ fold: number of the site that is left out, 0 without leaving sites out.
 part: the fold of the patients that is the test, from 1; 0 without cross-validation.
 variation: name of the setting in a sweep; empty outside a sweep.
 round: round of the row; of a test score the one that was selected for the model.
-site: name of the site.
+site: name of the site; empty for what the server recorded in a round.
 case: pseudonym of the case, under cross-validation with its fold; empty for rows of a round.
 patient: pseudonym of the patient; empty for rows of a round.
 split: "train", "val" or "test"; "outside" for a site that took no part; "selection" for the number

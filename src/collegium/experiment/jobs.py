@@ -132,6 +132,7 @@ def _train(
         codecs=build_codecs(config, job.algorithm),
         selection=config.selection,
         early_stopping=config.early_stopping,
+        diagnostics=config.diagnostics,
     )
     try:
         scores = run.execute(lambda record: observe(record, run.last))

@@ -23,6 +23,7 @@ from collegium.core.tensors import Tensors
 from collegium.data.site import Site, never_labelled
 from collegium.errors import ConfigError
 from collegium.runtime.client import ClientRuntime
+from collegium.runtime.distances import Diagnostic
 from collegium.runtime.early_stopping import EarlyStopping
 from collegium.runtime.local_work import LocalWork
 from collegium.runtime.participation import EVERYBODY, Participation
@@ -266,6 +267,7 @@ class Federation:
         rounds: int = 1,
         participation: Participation = EVERYBODY,
         codecs: Codecs = NO_CODECS,
+        diagnostics: Collection[Diagnostic] = (),
     ) -> ServerRuntime:
         """Return the server half of a run.
 
@@ -277,6 +279,7 @@ class Federation:
             rounds: how many rounds the run has.
             participation: who takes part in a round, and what happens if a client fails.
             codecs: the codecs of training exchanges; the clients must have the same.
+            diagnostics: what is recorded beside what the run needs; it changes no bit of it.
         """
         with ambient(seed, "model", 0):
             module = self.builder(algorithm)()
@@ -299,6 +302,7 @@ class Federation:
             metrics=metrics_of(self.task),
             headline=self.task.metric,
             cases={name: site.cases for name, site in self.sites.items()},
+            diagnostics=diagnostics,
         )
 
     def run(
@@ -315,6 +319,7 @@ class Federation:
         codecs: Codecs = NO_CODECS,
         selection: Selection = DEFAULT,
         early_stopping: EarlyStopping | None = None,
+        diagnostics: Collection[Diagnostic] = (),
     ) -> Run:
         """Return the run of an algorithm, which continues from whatever its folder holds.
 
@@ -330,6 +335,7 @@ class Federation:
             codecs: see `server`.
             selection: the rule that selects the round of each model.
             early_stopping: the rule that ends the run before its last round; None: none does.
+            diagnostics: see `server`.
         """
         server = self.server(
             algorithm,
@@ -339,6 +345,7 @@ class Federation:
             rounds=rounds,
             participation=participation,
             codecs=codecs,
+            diagnostics=diagnostics,
         )
         return Run(
             server,

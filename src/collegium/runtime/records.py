@@ -22,6 +22,9 @@ FILE = "records.jsonl"
 TEST_FILE = "test.json"
 """The name of the file of test scores in the server's folder, with which a run is finished."""
 
+SERVER = ""
+"""Stands for the server in `RoundRecord.numbers`, and as the site of its rows in the results."""
+
 _EARLIER = "records"
 """The folder in which earlier versions kept a file per round."""
 
@@ -41,7 +44,8 @@ class RoundRecord:
         scores: mean validation score by kind of model and client; empty if the round was not
             evaluated, None if undefined.
         choices: the rounds chosen so far; empty if the round was not evaluated.
-        numbers: other numbers that the clients reported, by client and name.
+        numbers: other numbers that the clients reported, by client and name; and what the algorithm
+            recorded at the server, by `SERVER` and name.
         stopped: whether the run was stopped early by the evaluation after this round; rounds at
             home may follow.
     """

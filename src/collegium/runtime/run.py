@@ -15,7 +15,7 @@ from collegium.core.tensors import Tensors
 from collegium.runtime.early_stopping import EarlyStopping, no_validation
 from collegium.runtime.ledger import SignOff
 from collegium.runtime.participation import check_home_rounds
-from collegium.runtime.records import TEST_FILE, Records, RoundRecord
+from collegium.runtime.records import SERVER, TEST_FILE, Records, RoundRecord
 from collegium.runtime.selection import (
     DEFAULT,
     FEDERATION,
@@ -118,6 +118,9 @@ class Run:
         stats = server.client_stats
         if not 0 < server.round <= self.last and not stats:
             return  # a set-up or an end that asked no client
+        numbers = {client: found.numbers for client, found in stats.items() if found.numbers}
+        if server.recorded:
+            numbers[SERVER] = dict(server.recorded)
         record = RoundRecord(
             server.round,
             {client: found.loss for client, found in stats.items()},
@@ -125,7 +128,7 @@ class Run:
             {client: found.bytes_down for client, found in stats.items()},
             {client: found.seconds for client, found in stats.items()},
             server.left_out,
-            numbers={client: found.numbers for client, found in stats.items() if found.numbers},
+            numbers=numbers,
         )
         self._store_signed()
         self._records.add(record)

@@ -29,6 +29,7 @@ from collegium.core.tensors import Tensors
 from collegium.core.text import printable
 from collegium.errors import ClientError, MissingReply, ProtocolError
 from collegium.runtime.border import Border
+from collegium.runtime.distances import Diagnostic, layer_distances
 from collegium.runtime.local_work import LocalWork
 from collegium.runtime.participation import EVERYBODY, Participation
 from collegium.runtime.requests import Request, Response, Stage, Transport, handler_of, state_name
@@ -84,6 +85,7 @@ class ServerRuntime:
             unknown.
         headline: the metric that selects models; empty: unknown.
         cases: by client, how many cases it has in all; one that is missing may have any number.
+        diagnostics: what is recorded beside what the run needs.
     """
 
     def __init__(
@@ -103,17 +105,20 @@ class ServerRuntime:
         metrics: Mapping[str, Metric] | None = None,
         headline: str = "",
         cases: Mapping[str, int | None] | None = None,
+        diagnostics: Collection[Diagnostic] = (),
     ) -> None:
         self.algorithm, self.transport, self.parts = algorithm, transport, parts
         self.clients = sorted(clients)
         self.participation = participation
-        self.seed, self.rounds = seed, rounds
+        self.seed, self.rounds, self.diagnostics = seed, rounds, frozenset(diagnostics)
         self.store = Store(root)
         self.state: State = {}
         self.round = 0
         self.stage: Stage = "train"
         self.client_stats: dict[str, ClientStats] = {}
         self.left_out: list[dict[str, str]] = []
+        self.recorded: dict[str, float] = {}
+        """What the algorithm has recorded in this round; see `record`."""
         self._make_model, self._public = make_model, public
         self._initial = make_model(0)
         self._sends = algorithm.all_sends()
@@ -170,6 +175,10 @@ class ServerRuntime:
         claim(self._purposes, purpose, "round")
         return generator(self.seed, "server", self.round, purpose)
 
+    def record(self, name: str, value: float) -> None:
+        """Record a number of this round. See `collegium.core.algorithm.Server.record`."""
+        self.recorded[name] = float(value)
+
     def ask(
         self,
         method: Callable[..., Message],
@@ -200,22 +209,24 @@ class ServerRuntime:
             coded = Exchange(self._session, items, each, names, position=position, held=self.held)
         common = pack(items, self.held) if each is None and coded is None else b""
 
+        def sent_to(client: str) -> dict[str, Any]:
+            return items if each is None else {**items, **each[client]}
+
         def request(client: str) -> Request:
             lacking = client in self._lacking
             if coded is not None:
                 payload = coded.payload(client, whole=lacking)
             elif lacking and self.held is not None:
-                own = {} if each is None else each[client]
-                payload = pack({**items, **own, HELD_KEY: self.held.tensors})
+                payload = pack({**sent_to(client), HELD_KEY: self.held.tensors})
             else:
-                payload = common if each is None else pack({**items, **each[client]}, self.held)
+                payload = common if each is None else pack(sent_to(client), self.held)
             self._lacking.discard(client)
             self.client_stats.setdefault(client, ClientStats()).bytes_down += len(payload)
             floor = max(self._committed - 1, 0)
             accepted = self._accepted.get(client, "") if self._acknowledges else None
             return Request(client, self.round, exchange, self.stage, name, payload, floor, accepted)
 
-        self._pending = Replies(self._receive(names, name, exchange, request, coded))
+        self._pending = Replies(self._received(names, name, exchange, request, coded, sent_to))
         return self._pending
 
     def _finish_exchange(self) -> None:
@@ -223,6 +234,22 @@ class ServerRuntime:
         if self._pending is not None:
             self._pending.drain()
             self._pending = None
+
+    def _received(
+        self,
+        names: list[str],
+        method: str,
+        exchange: int,
+        request: Callable[[str], Request],
+        coded: Exchange | None,
+        sent_to: Callable[[str], Mapping[str, Any]],
+    ) -> Iterator[tuple[str, Message]]:
+        """Yield checked replies in sorted order, and record what is to be recorded of them."""
+        for client, reply in self._receive(names, method, exchange, request, coded):
+            if "layer_distance" in self.diagnostics and self.stage == "train":
+                found = layer_distances(sent_to(client), reply, self.parts.trainable)
+                self.client_stats[client].numbers |= found
+            yield client, reply
 
     def _receive(
         self,
@@ -404,6 +431,9 @@ class ServerRuntime:
         def work() -> None:
             self.round, self.stage, self._exchange = number, "train", 0
             self._purposes.clear()
+            self.recorded = {}
+            for stats in self.client_stats.values():  # of those left out as the work began again
+                stats.numbers = {}
             if self._public is not None:
                 self._public.begin_work("public", number)
                 self._public.round, self._public.state = number, self.state

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from collegium.core.tensors import Tensors
 from collegium.data.site import Site
 from collegium.data.torch_dataset import as_dataset
 from collegium.errors import CheckpointError, ConfigError
+from collegium.runtime.distances import Diagnostic
 from collegium.runtime.early_stopping import EarlyStopping, check_validation
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.federation import Federation, ModuleCopies, Network
@@ -82,6 +83,7 @@ def simulate(
     selection: Selection = DEFAULT,
     early_stopping: EarlyStopping | None = None,
     public: Dataset | data.Dataset[Any] | None = None,
+    diagnostics: Collection[Diagnostic] = (),
     observe: Callable[[RoundRecord], None] = lambda record: None,
 ) -> Simulated:
     """Run a federation in this process.
@@ -112,6 +114,8 @@ def simulate(
         early_stopping: the rule that ends the run before its last round, see
             `collegium.runtime.early_stopping`; None: none does.
         public: data that the server holds, for methods that train there.
+        diagnostics: what the records of the rounds hold beside what they need; "layer_distance":
+            how far training moved each layer, see `collegium.runtime.distances.layer_distances`.
         observe: called after every round.
 
     Returns:
@@ -158,6 +162,7 @@ def simulate(
         "selection": asdict(selection),
         **({"early_stopping": asdict(early_stopping)} if early_stopping else {}),
         **({"public": len(federation.public)} if federation.public is not None else {}),
+        **({"diagnostics": sorted(diagnostics)} if diagnostics else {}),
     }
     with tempfile.TemporaryDirectory(prefix="collegium-") as temporary:
         root = output or Path(temporary)
@@ -175,6 +180,7 @@ def simulate(
             codecs=codecs,
             selection=selection,
             early_stopping=early_stopping,
+            diagnostics=diagnostics,
         )
         scores = run.execute(observe)
         best = run.best()

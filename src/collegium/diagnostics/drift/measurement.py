@@ -18,7 +18,7 @@ from collegium.core.message import Message
 from collegium.core.randomness import seed_of
 from collegium.core.tensors import Tensors
 from collegium.diagnostics.drift.distances import SiteFeatures, apart, apart_matrix
-from collegium.diagnostics.drift.recording import PARTS, FeatureExtractor, RecordingTransport
+from collegium.diagnostics.drift.recording import FeatureExtractor, RecordingTransport
 from collegium.errors import ConfigError, DataError
 from collegium.experiment.config.building import build_algorithm, build_codecs
 from collegium.experiment.config.experiment import AlgorithmConfig, ExperimentConfig
@@ -31,6 +31,7 @@ from collegium.experiment.federation import (
 from collegium.experiment.jobs import Event, Observer
 from collegium.experiment.preflight import check_engine, check_network, check_setups
 from collegium.runtime import process
+from collegium.runtime.distances import SENT_BACK
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.federation import Federation
 from collegium.runtime.server import ServerRuntime
@@ -199,7 +200,7 @@ def _check(config: ExperimentConfig, chosen: AlgorithmConfig, federation: Federa
     """Refuse an algorithm in which no site makes a local model of a global one."""
     algorithm = build_algorithm(chosen)
     federation.check(algorithm)
-    if algorithm.simulation_only or not PARTS & algorithm.all_sends().keys():
+    if algorithm.simulation_only or not SENT_BACK & algorithm.all_sends().keys():
         raise ConfigError(
             f"in {chosen.label!r} no site receives a model, trains it and sends it back, so that "
             f"no features drift; leave it out, e.g. with algorithm=fedavg"

@@ -16,12 +16,10 @@ from collegium.core.randomness import ambient
 from collegium.core.tensors import Tensors
 from collegium.diagnostics.drift.distances import SiteFeatures
 from collegium.errors import ConfigError
+from collegium.runtime.distances import SENT_BACK, model_sent_back
 from collegium.runtime.requests import Request, Response, Transport
 from collegium.tasks import Task
 from collegium.training.alignment import pool
-
-PARTS = frozenset({"model", "model_update"})
-"""The parts by which a site sends back what it made of the model that it received."""
 
 
 class RecordingTransport:
@@ -80,7 +78,7 @@ class RecordingTransport:
 
     def _look(self, request: Request, response: Response) -> None:
         reply = unpack(response.data, held=self.held).get("reply", {})
-        if not PARTS & reply.keys():
+        if not SENT_BACK & reply.keys():
             return  # an exchange of something else, or a failure
         parts, site = unpack(request.payload, held=self.held), response.client
         if not isinstance(parts.get("model"), Tensors):
@@ -89,9 +87,8 @@ class RecordingTransport:
                 f"model from which features could drift; choose another algorithm"
             )
         received = self._initial | parts["model"]
-        sent = reply.get("model")
-        if sent is None:
-            sent = received.select(reply["model_update"]) + reply["model_update"]
+        sent = model_sent_back({"model": received}, reply)
+        assert sent is not None  # both are there
         before = self._own.get(site, Tensors())
         trained = self._completed(site, parts, received | sent, received.without(sent))
         self._take(request.round, site, received | before, trained)

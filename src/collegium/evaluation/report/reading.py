@@ -92,7 +92,7 @@ class RunOutput:
     @property
     def sites(self) -> list[str]:
         """The sites with results, inside or outside, by name."""
-        return sorted(self.results["site"].unique())
+        return sorted(set(self.results["site"]) - {""})
 
     @property
     def seeds(self) -> list[int]:

@@ -32,6 +32,7 @@ from collegium.experiment.config.overrides import override, read_federation, res
 from collegium.experiment.config.recipes import RECIPES, apply_recipe
 from collegium.experiment.config.yaml_file import KeyPath, Place, Source
 from collegium.experiment.initial_weights import InitialWeights, digest_of_file
+from collegium.runtime.distances import Diagnostic
 from collegium.runtime.early_stopping import EarlyStopping
 from collegium.runtime.engines import EngineConfig
 from collegium.runtime.participation import EVERYBODY, Participation, check_home_rounds
@@ -197,6 +198,9 @@ class ExperimentConfig:
         selection: Which round's models are tested and used, by validation cases.
         early_stopping: When an algorithm ends before its last round, by validation cases; None:
             all rounds are trained.
+        diagnostics: What is recorded in every round beside what a run needs, which changes none of
+            its bits. "layer_distance": how far local training moved each layer of the model that a
+            site received, see `collegium.runtime.distances.layer_distances`.
         report: What verdicts are made with.
         engine: What carries requests to the clients.
         participation: Who takes part in a round, and what happens if a site does not answer.
@@ -233,6 +237,7 @@ class ExperimentConfig:
     selection: Selection = DEFAULT
     initial_weights: InitialWeights | None = None
     early_stopping: EarlyStopping | None = None
+    diagnostics: tuple[Diagnostic, ...] = ()
     report: ReportConfig = ReportConfig()
     engine: EngineConfig = field(default_factory=EngineConfig)
     participation: Participation = EVERYBODY
