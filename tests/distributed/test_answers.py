@@ -149,6 +149,17 @@ ACCOUNT = {
 }  # fmt: skip
 
 
+STEPS = {
+    "metric": "dice", "unit": "", "steps": [0, 1], "mean": [0.5, None], "deviation": [0.1, None],
+    "cases": [3, 0], "seconds": [1.0, 2.5],
+}  # fmt: skip
+
+
+def test_an_account_may_hold_what_happened_at_every_step():
+    more = {"loss_deviations": [{"step": 0, "total": 0.25}], "by_step": STEPS}
+    assert checked_account({**ACCOUNT, **more}, KNOWN) == {**ACCOUNT, **more, **KNOWN}
+
+
 def test_an_account_is_taken_with_what_the_server_asked_for():
     assert checked_account({**ACCOUNT, "site": "alder", "seed": 9}, KNOWN) == {**ACCOUNT, **KNOWN}
     assert checked_account({"cases": 3, "seconds": 1.5}, KNOWN)["cases"] == 3
@@ -173,6 +184,14 @@ def test_an_account_is_taken_with_what_the_server_asked_for():
         {"coefficients": {"layers": ["up"], "sources": ["global"], "values": [[1.0], [1.0]]}},
         {"coefficients": {"layers": ["up"], "sources": ["global"], "values": [[1.0, 2.0]]}},
         {"coefficients": {"layers": ["up"], "sources": [], "values": "Doe"}},
+        {"loss_deviations": [{"total": float("nan")}]},
+        {"loss_deviations": ["Doe"]},
+        {"by_step": {**STEPS, "mean": [0.5]}},
+        {"by_step": {**STEPS, "seconds": [-1.0, 2.0]}},
+        {"by_step": {**STEPS, "deviation": [-0.1, None]}},
+        {"by_step": {**STEPS, "patient": "Doe"}},
+        {"by_step": {**STEPS, "metric": "Doe, Jane"}},
+        {"by_step": {**STEPS, "unit": "x" * 99}},
     ],
 )
 def test_an_account_that_no_site_has_is_refused(changes):

@@ -6,10 +6,12 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import yaml
 
 from collegium.data.phantoms import make_federation
 from collegium.errors import CheckpointError, ConfigError
 from collegium.evaluation.report.reading import read_run_output
+from collegium.evaluation.timing import read_accounts
 from collegium.experiment.config.experiment import parse_config
 from collegium.experiment.runner import read_run_config, run_experiment
 
@@ -120,3 +122,51 @@ def test_a_run_that_began_without_them_is_not_extended_by_diagnostics(
 def test_an_unknown_diagnostic_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"diagnostics.*layer_distance"):
         parse_config({"diagnostics": ["layers"]})
+
+
+def test_scores_and_losses_of_steps_stand_in_the_account(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLLEGIUM_CACHE", str(tmp_path / "cache"))
+    file = make_federation(tmp_path / "phantoms", 3, cases=8, size=32)
+    federation = yaml.safe_load(file.read_text()) | {"root": str(file.parent), "outside": ["cedar"]}
+    for site in ("alder", "birch"):
+        federation["sites"][site] |= {"share": ["personal"]}
+    adapters = [
+        {"name": "routing", "label": "plain", "epochs": 2},
+        {"name": "routing", "epochs": 2, "record_steps": True},
+        {"name": "tent", "record_steps": True},
+    ]
+    settings: dict[str, Any] = {
+        "name": "tiny",
+        "federation": federation,
+        "model": {
+            "name": "unet",
+            "in_channels": 1,
+            "channels": [4, 8],
+            "num_res_units": 1,
+            "norm": "batch",
+        },
+        "algorithms": ["iopfl"],
+        "adapters": adapters,
+        "rounds": 1,
+        "training": {"batch_size": 2, "local_steps": 2, "lr": 0.01},
+        "output": str(tmp_path / "run"),
+    }
+    output = run_experiment(parse_config(settings))
+    accounts = {account["adapter"]["label"]: account for account in read_accounts(output)}
+    assert not {"by_step", "loss_deviations"} & accounts["plain"].keys()
+    assert accounts["routing"]["losses"] == accounts["plain"]["losses"]
+    steps = accounts["routing"]["by_step"]
+    results = pd.read_csv(output / "results.csv")
+    of_case = results[(results["split"] == "outside") & (results["metric"] == "dice")]
+    delivered = of_case[of_case["model"] == "routing"]["value"]
+    chosen = accounts["routing"]["chosen"]
+    assert steps["mean"][chosen] == pytest.approx(delivered.mean())
+    assert steps["deviation"][chosen] == pytest.approx(delivered.std(ddof=0))
+    assert steps["cases"] == [len(delivered)] * 3
+    losses, deviations = (accounts["routing"][name] for name in ("losses", "loss_deviations"))
+    assert [row.keys() for row in losses] == [row.keys() for row in deviations]
+    assert all(row["total"] > 0 for row in deviations)
+    assert accounts["tent"]["by_step"]["steps"] == [0, 1]
+    assert (output / "report.html").exists()

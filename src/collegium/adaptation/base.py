@@ -30,6 +30,15 @@ Deliver: TypeAlias = "Callable[[str, int, Tensor], None]"
 case, and what `Task.predict` returns."""
 
 
+Watch: TypeAlias = "Callable[[int, Iterable[tuple[int, Tensor]]], None]"
+"""Takes the number of steps taken so far, and the predictions by index of the case as they are
+after these steps. They are made while they are read, and their time is none of the adaptation's."""
+
+
+def nobody_watches(step: int, predictions: Iterable[tuple[int, Tensor]]) -> None:
+    """Make no predictions. See `Watch`."""
+
+
 class Cases(Protocol):
     """The cases of a site, without labels."""
 
@@ -53,6 +62,7 @@ class Sources:
         seed: seed of everything random.
         server: the names of the server's own models: `GLOBAL`, and those of methods that have
             several, such as one for each cluster.
+        watch: called by adapters with ``record_steps`` after every step, and once before the first.
     """
 
     models: Mapping[str, Tensors]
@@ -61,6 +71,7 @@ class Sources:
     device: str = "cpu"
     seed: int = 0
     server: Collection[str] = (GLOBAL,)
+    watch: Watch = nobody_watches
 
     @property
     def personal(self) -> list[str]:
@@ -155,6 +166,8 @@ class AdaptationRecord:
         notes: other remarks for the reader, a sentence each.
         spreads: the differences between cases, by layer in the order of `coefficients`.
         losses_per: an optimiser "step", a "pass" over all cases, a "batch" of cases or a "case".
+        loss_deviations: as `losses`, the standard deviations over samples; empty if they were not
+            recorded.
     """
 
     sources: Sequence[str]
@@ -165,6 +178,7 @@ class AdaptationRecord:
     notes: list[str] = field(default_factory=list)
     spreads: dict[str, LayerSpread] = field(default_factory=dict)
     losses_per: str = "step"
+    loss_deviations: list[dict[str, float]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as JSON holds it in ``account.json``."""
@@ -190,6 +204,7 @@ class AdaptationRecord:
             "over": self.losses_per,
             "coefficients": coefficients if layers else None,
             "notes": self.notes,
+            **({"loss_deviations": self.loss_deviations} if self.loss_deviations else {}),
         }
 
 

@@ -69,6 +69,8 @@ class DSBN(Adapter):
         batch_size: cases, slices or windows in one batch.
         field_of_view: whether only pixels inside the field of view get pseudo-labels. Statistics
             are those of all pixels, as in a prediction.
+        record_steps: whether the predictions before and after each epoch on pseudo-labels are
+            scored for the record; see `collegium.adaptation.outside.adapt_and_score`.
     """
 
     affine: Literal["global", "mean", "nearest"] = "global"
@@ -78,6 +80,7 @@ class DSBN(Adapter):
     lr: Positive = 1e-3
     batch_size: PositiveInt = 4
     field_of_view: bool = False
+    record_steps: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a field of view without pseudo-labels."""
@@ -121,10 +124,17 @@ class DSBN(Adapter):
                 _copy_affine(mean_model(sources.models, personal), module)
                 record.sources = list(dict.fromkeys([*names, *personal]))
             measure_statistics(module, batches, self.passes)
+        predictions = partial(predict_cases, sources.task, module, cases, self.batch_size)
+
+        def watch(step: int) -> None:
+            if self.record_steps:
+                sources.watch(step, predictions())
+
+        watch(0)
         if self.pseudo_labels:
             fov = self.field_of_view
-            self._train(module, partial(windows, field_of_view=fov), task, record)
-        for index, prediction in predict_cases(sources.task, module, cases, self.batch_size):
+            self._train(module, partial(windows, field_of_view=fov), task, record, watch)
+        for index, prediction in predictions():
             deliver("", index, prediction)
         return AdaptationResult(record, Tensors(module.state_dict()).clone())
 
@@ -155,6 +165,7 @@ class DSBN(Adapter):
         windows: Callable[[], Iterable[Window]],
         task: Task,
         record: AdaptationRecord,
+        watch: Callable[[int], None],
     ) -> None:
         """Train scale and shift on pseudo-labels."""
         module.requires_grad_(False)
@@ -186,6 +197,7 @@ class DSBN(Adapter):
             if losses:
                 row = {"step": epoch, "total": fmean(losses), "confident": confident}
                 record.losses.append(row)
+            watch(epoch + 1)
         module.requires_grad_(False)
         if not record.losses:
             record.notes.append(

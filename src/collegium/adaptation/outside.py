@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -19,11 +22,12 @@ from collegium.adaptation.base import (
 )
 from collegium.adaptation.routing import has_routers, routed_network
 from collegium.core.dataset import Dataset, UnlabelledDataset
+from collegium.core.payloads import Metric
 from collegium.core.seals import read_sealed
 from collegium.core.tensors import Tensors
 from collegium.errors import DataError
 from collegium.models.files import import_model
-from collegium.tasks import PROBABILITY, CaseScores, Task
+from collegium.tasks import PROBABILITY, CaseScores, Task, metrics_of
 
 INDEX_FILE = "index.json"
 """In the folder of the models: which are the server's and which are personal ones."""
@@ -73,11 +77,14 @@ class ScoredAdaptation:
         result: the adapter's result.
         scores: by case, under pseudonyms; if several models predict, the mean of their scores.
         seconds: duration of the adaptation without scoring.
+        by_step: the scores after every step, as ``account.json`` holds them; see `_StepScorer`.
+            None: the adapter recorded none.
     """
 
     result: AdaptationResult
     scores: Sequence[CaseScores]
     seconds: float
+    by_step: Mapping[str, Any] | None = None
 
 
 def adapt_and_score(
@@ -88,6 +95,9 @@ def adapt_and_score(
     on_prediction: Deliver | None = None,
 ) -> ScoredAdaptation:
     """Adapt models to a site's images, and score the predictions by its labels.
+
+    Scores of single steps, where an adapter records them, are for the record alone: neither the
+    adapter nor anything else learns of them.
 
     Args:
         adapter: the adapter; it does not see the labels.
@@ -101,10 +111,72 @@ def adapt_and_score(
     """
     if len(data) == 0:
         raise DataError("the site outside has no cases; add some or remove it from the federation")
-    scorer = _Scorer(sources.task, data, on_prediction)
+    scorer, steps = _Scorer(sources.task, data, on_prediction), _StepScorer(sources.task, data)
+
+    def deliver(model: str, index: int, prediction: Tensor) -> None:
+        scorer(model, index, prediction)
+        steps.restart()
+
     start = time.perf_counter()
-    result = adapter.adapt(sources, UnlabelledDataset(data), scorer)
-    return ScoredAdaptation(result, scorer.rows(), time.perf_counter() - start - scorer.seconds)
+    steps.restart()
+    result = adapter.adapt(replace(sources, watch=steps), UnlabelledDataset(data), deliver)
+    seconds = time.perf_counter() - start - scorer.seconds - steps.seconds
+    return ScoredAdaptation(result, scorer.rows(), seconds, steps.summary())
+
+
+class _StepScorer:
+    """Scores predictions after every step of an adaptation, and takes the time of the steps.
+
+    Only the metric that selects models is computed. The time of a step is what passes between two
+    looks at a case, or from its start; the predictions that an adapter delivers take none of it.
+    """
+
+    def __init__(self, task: Task, data: Dataset) -> None:
+        self._task, self._data = task, data
+        self._scores: dict[int, dict[int, CaseScores]] = {}
+        self._times: dict[int, float] = {}
+        self._mark = 0.0
+        self.seconds = 0.0
+
+    def restart(self) -> None:
+        """Begin to count the time of a step."""
+        self._mark = time.perf_counter()
+
+    def __call__(self, step: int, predictions: Iterable[tuple[int, Tensor]]) -> None:
+        """Score predictions after so many steps. See `collegium.adaptation.base.Watch`."""
+        start, metric = time.perf_counter(), (self._task.metric,)
+        self._times[step] = self._times.get(step, 0.0) + start - self._mark
+        for index, prediction in predictions:
+            example = self._data.example(index)
+            on_device = prediction.to(example.batch["image"].device)
+            row = self._task.scores(on_device, example, metric)
+            self._scores.setdefault(step, {})[index] = {"patient": example.patient, **row}
+        self.restart()
+        self.seconds += self._mark - start
+
+    def summary(self) -> dict[str, Any] | None:
+        """Return what was found, None without steps.
+
+        ``metric`` and ``unit``; by step, in the order of ``steps``: ``mean`` and ``deviation`` of
+        the metric over the ``cases`` for which it is defined (the deviation divided by their
+        number; null of a metric of all cases together), null without any; and ``seconds``, those
+        that it took all cases together to come so far.
+        """
+        metric = self._task.metric
+        of_set = metrics_of(self._task).get(metric, Metric()).of_set
+        found: dict[str, list[Any]] = {name: [] for name in ("mean", "deviation", "cases")}
+        for step in sorted(self._scores):
+            scores = self._scores[step]
+            rows = self._task.add_set_scores([scores[index] for index in sorted(scores)])
+            values = [row[metric] for row in rows if row[metric] is not None]
+            found["mean"].append(fmean(values) if values else None)
+            found["deviation"].append(pstdev(values) if values and not of_set else None)
+            found["cases"].append(len(values))
+        if not self._scores:
+            return None
+        times = [self._times[step] for step in sorted(self._scores)]
+        about = {"metric": metric, "unit": self._task.units.get(metric, "")}
+        return {**about, "steps": sorted(self._scores), **found, "seconds": [*accumulate(times)]}
 
 
 class _Scorer:

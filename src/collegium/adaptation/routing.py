@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+import numpy as np
 
 from collegium.adaptation._losses import (
     class_logits,
@@ -109,6 +111,9 @@ class Routing(Adapter):
             released code.
         batch_size: cases, slices or windows in one step.
         field_of_view: whether only pixels inside the field of view count in the losses.
+        record_steps: whether the predictions at the start and after every pass are scored for the
+            record, see `collegium.adaptation.outside.adapt_and_score`, beside the deviations of the
+            losses over samples.
     """
 
     needs: ClassVar[Collection[str]] = ("personal",)
@@ -131,6 +136,7 @@ class Routing(Adapter):
     adapt_bn_affine: bool = False
     batch_size: PositiveInt = 4
     field_of_view: bool = False
+    record_steps: bool = False
 
     def __post_init__(self) -> None:
         """Refuse weights beside their short form."""
@@ -167,11 +173,11 @@ class Routing(Adapter):
             per = "pass" if self.mode == "all" else "batch"
             record = AdaptationRecord(network.names, losses_per=per)
             if self.mode == "all":
-                self._adapt_to_all(network, cases, record)
+                self._adapt_to_all(network, sources, cases, record)
                 for indices, example in case_batches(cases, self.batch_size):
                     network.deliver(indices, example, deliver)
             else:
-                self._adapt_by_batch(network, cases, record, deliver)
+                self._adapt_by_batch(network, sources, cases, record, deliver)
         network.write_coefficients(record)
         # no copy: nothing else holds these tensors
         return AdaptationResult(record, Tensors(network.module.state_dict()))
@@ -205,7 +211,7 @@ class Routing(Adapter):
         return _RoutedNetwork(module, layers, trained, names, task, sources.seed)
 
     def _adapt_to_all(
-        self, network: _RoutedNetwork, cases: Cases, record: AdaptationRecord
+        self, network: _RoutedNetwork, sources: Sources, cases: Cases, record: AdaptationRecord
     ) -> None:
         """Train on all cases for `epochs`, and keep the selected state."""
         optimizer = unmarked(torch.optim.Adam)(network.trained, lr=self.lr, foreach=False)
@@ -220,14 +226,33 @@ class Routing(Adapter):
                     record.steps += self._step(network, optimizer, window, ("epoch", epoch, number))
             row = self._mean_losses(network, windows())
             record.losses.append({"step": epoch, **row})
+            if self.record_steps:
+                sources.watch(epoch, self._look(network, cases, windows, record))
             if self.selection == "last" or row["total"] < lowest:
                 overwrite(best, network.trained)
                 lowest, record.chosen = row["total"], epoch
         overwrite(network.trained, best)
 
+    def _look(
+        self,
+        network: _RoutedNetwork,
+        cases: Cases,
+        windows: Callable[[], Iterable[Window]],
+        record: AdaptationRecord,
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Record the deviations of the losses, and yield the predictions of all cases.
+
+        Dropout is off since the mean losses were computed.
+        """
+        deviations = self._loss_deviations(network, windows())
+        record.loss_deviations.append({"step": record.losses[-1]["step"], **deviations})
+        for indices, example in case_batches(cases, self.batch_size):
+            yield from predict_batch(network.task, network.module, indices, example)
+
     def _adapt_by_batch(
         self,
         network: _RoutedNetwork,
+        sources: Sources,
         cases: Cases,
         record: AdaptationRecord,
         deliver: Deliver,
@@ -242,12 +267,17 @@ class Routing(Adapter):
             fov, batch = self.field_of_view, example.batch
             windows = list(batch_windows(network.task, network.module, batch, field_of_view=fov))
             best, row = copies_of(network.trained), self._mean_losses(network, windows)
+            predictions = partial(predict_batch, network.task, network.module, indices, example)
+            if self.record_steps:
+                sources.watch(0, predictions())
             for step in range(self.epochs):
                 for place, window in enumerate(windows):
                     record.steps += self._step(
                         network, optimizer, window, ("batch", number, step, place)
                     )
                 new = self._mean_losses(network, windows)
+                if self.record_steps:
+                    sources.watch(step + 1, predictions())
                 if self.selection == "last" or new["total"] < row["total"]:
                     overwrite(best, network.trained)
                     row = new
@@ -286,21 +316,61 @@ class Routing(Adapter):
                 count += weight
             return {name: value / max(count, 1) for name, value in sums.items()}
 
+    def _loss_deviations(self, network: _RoutedNetwork, windows: Iterable[Window]) -> Losses:
+        """Return the standard deviations over samples of the losses that `_mean_losses` averages.
+
+        A sample is an image or, of a large image, a window; it weighs as in the mean, and the
+        squares are divided by the sum of the weights.
+        """
+        weights: list[int] = []
+        losses: dict[str, list[float]] = {}
+        with torch.no_grad():
+            for number, window in enumerate(windows):
+                clean, *others = self._views(network, window, ("selection", number))
+                rows = len(clean) // len(window.images)  # of a sample: one for each region
+                for sample in range(len(window.images)):
+                    own = slice(sample * rows, (sample + 1) * rows)
+                    total, terms = self._terms(
+                        clean[own], *(None if view is None else view[own] for view in others)
+                    )
+                    inside = window.inside
+                    weights.append(1 if inside is None else int(inside[sample].sum()))
+                    for name, value in {"total": total, **terms}.items():
+                        losses.setdefault(name, []).append(float(value))
+        if not sum(weights):
+            return dict.fromkeys(losses, 0.0)
+        means = {name: np.average(values, weights=weights) for name, values in losses.items()}
+        squares = {name: (np.array(values) - means[name]) ** 2 for name, values in losses.items()}
+        return {n: math.sqrt(np.average(values, weights=weights)) for n, values in squares.items()}
+
     def _loss(
         self, network: _RoutedNetwork, window: Window, path: tuple[str | int, ...]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss (Eq. 10) and its terms for images (B, C, *spatial)."""
-        images, weights = window.images, self.term_weights
+        return self._terms(*self._views(network, window, path))
+
+    def _views(
+        self, network: _RoutedNetwork, window: Window, path: tuple[str | int, ...]
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return z, z' if the consistency counts, and the pixels of both that count."""
+        images = window.images
         rng = generator(network.seed, "routing", *path)
-        clean = network.probabilities(images)
-        counted = counted_pixels(window.inside, clean, "routing")
-        terms: dict[str, Tensor] = {}
-        if "consistency" in weights:
+        clean, perturbed = network.probabilities(images), None
+        if "consistency" in self.term_weights:
             noisy = images + self.noise * torch.randn(images.shape, generator=rng).to(images)
             transform = (
                 _FlipAndRotation.draw(rng, images) if self.transforms else _FlipAndRotation()
             )
             perturbed = transform.invert(network.probabilities(transform.apply(noisy)))
+        return clean, perturbed, counted_pixels(window.inside, clean, "routing")
+
+    def _terms(
+        self, clean: Tensor, perturbed: Tensor | None, counted: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss (Eq. 10) and its terms for views of `_views`."""
+        weights = self.term_weights
+        terms: dict[str, Tensor] = {}
+        if perturbed is not None:
             terms["consistency"] = consistency_loss(clean, perturbed, counted)
         if "shape" in weights:
             terms["shape"] = shape_loss(clean, self.radius, counted)

@@ -54,6 +54,8 @@ class Tent(Adapter):
             batch before (online).
         batch_size: cases, slices or windows in one batch.
         field_of_view: whether only pixels inside the field of view count in the entropy.
+        record_steps: whether the predictions of each batch before and after each of its steps are
+            scored for the record; see `collegium.adaptation.outside.adapt_and_score`.
     """
 
     lr: Positive = 1e-3
@@ -62,6 +64,7 @@ class Tent(Adapter):
     episodic: bool = False
     batch_size: PositiveInt = 4
     field_of_view: bool = False
+    record_steps: bool = False
 
     def check(self, module: nn.Module) -> None:
         """Refuse a network without batch normalisation."""
@@ -93,9 +96,12 @@ class Tent(Adapter):
             if self.episodic:
                 overwrite(trained, start)
                 optimizer = adam()
-            for index, prediction in predict_batch(task, module, indices, example):
+            predictions = partial(predict_batch, task, module, indices, example)
+            if self.record_steps:
+                sources.watch(0, predictions())
+            for index, prediction in predictions():
                 deliver("", index, prediction)
-            for _ in range(self.steps):
+            for step in range(self.steps):
                 for window in batch_windows(
                     task, module, example.batch, field_of_view=self.field_of_view
                 ):
@@ -108,4 +114,6 @@ class Tent(Adapter):
                     row = {"step": record.steps, "total": entropy, "entropy": entropy}
                     record.losses.append(row)
                     record.steps += 1
+                if self.record_steps:
+                    sources.watch(step + 1, predictions())
         return AdaptationResult(record, Tensors(module.state_dict()).clone())

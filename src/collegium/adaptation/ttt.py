@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -57,6 +58,8 @@ class TTTAdapter(Adapter):
         flips: whether copies are flipped at random.
         online: whether the network continues from the case before.
         batch_size: cases, slices or windows in one forward pass of the prediction.
+        record_steps: whether the predictions of each case before and after each of its steps are
+            scored for the record; see `collegium.adaptation.outside.adapt_and_score`.
     """
 
     lr: Positive = 1e-3
@@ -66,6 +69,7 @@ class TTTAdapter(Adapter):
     flips: bool = True
     online: bool = False
     batch_size: PositiveInt = 4
+    record_steps: bool = False
 
     def check(self, module: nn.Module) -> None:
         """Refuse a network without a rotation head."""
@@ -84,14 +88,19 @@ class TTTAdapter(Adapter):
             if not self.online:
                 overwrite(trained, start)
             rng = generator(sources.seed, "ttt", index)
+            predictions = partial(predict_batch, task, module, [index], example)
+            if self.record_steps:
+                sources.watch(0, predictions())
             losses = []
-            for _ in range(self.steps):
+            for step in range(self.steps):
                 images, turns = self._copies(example.batch["image"], rng)
                 loss = rotation_loss(module, images.to(sources.device), turns)
                 losses.append(optimizer_step(optimizer, loss, "ttt"))
+                if self.record_steps:
+                    sources.watch(step + 1, predictions())
             record.losses.append({"step": index, "total": losses[0], "rotation": losses[0]})
             record.steps += self.steps
-            for number, prediction in predict_batch(task, module, [index], example):
+            for number, prediction in predictions():
                 deliver("", number, prediction)
         record.notes += self._notes(record)
         model = Tensors(module.state_dict()).clone() if self.online else None

@@ -32,6 +32,23 @@ class _Routes(TypedDict):
     variation_deviation: NotRequired[Numbers]
 
 
+class _Steps(TypedDict):
+    """Scores by step; see `collegium.adaptation.outside.adapt_and_score`."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)  # type: ignore[misc]
+
+    metric: Name
+    unit: Annotated[str, Field(max_length=20)]
+    steps: list[Count]
+    mean: list[FiniteFloat | None]
+    deviation: list[Annotated[FiniteFloat, Field(ge=0)] | None]
+    cases: list[Count]
+    seconds: list[Annotated[FiniteFloat, Field(ge=0)]]
+
+
+Losses = Annotated[list[dict[Name, FiniteFloat]], Field(max_length=1_000_000)]
+
+
 class _Account(TypedDict):
     """The content of ``account.json``; the second half stays at a site that withholds scores."""
 
@@ -45,7 +62,9 @@ class _Account(TypedDict):
     seconds: Annotated[FiniteFloat, Field(ge=0)]
     sources: NotRequired[list[Name]]
     steps: NotRequired[Count]
-    losses: NotRequired[Annotated[list[dict[Name, FiniteFloat]], Field(max_length=1_000_000)]]
+    losses: NotRequired[Losses]
+    loss_deviations: NotRequired[Losses]
+    by_step: NotRequired[_Steps]
     chosen: NotRequired[Count | None]
     over: NotRequired[Literal["step", "pass", "batch", "case"]]
     coefficients: NotRequired[_Routes | None]
@@ -80,6 +99,9 @@ def checked_account(found: Mapping[str, Any], known: Mapping[str, Any]) -> dict[
         lengths = {len(routes[name]) for name in names if name in routes}
         if not fits or lengths != {len(routes["layers"])}:
             raise ProtocolError("its account of the adaptation cannot be used (coefficients)")
+    steps = account.get("by_step", {})
+    if len({len(column) for column in steps.values() if isinstance(column, list)}) > 1:
+        raise ProtocolError("its account of the adaptation cannot be used (by_step)")
     if "notes" in account:
         account["notes"] = [printable(note, 500) for note in account["notes"]]
     return account

@@ -81,6 +81,7 @@ def write_adaptation(
         "cases": len(data),
         "seconds": found.seconds,
         **found.result.record.to_dict(),
+        **({"by_step": found.by_step} if found.by_step else {}),
     }
     (folder / SCORES_FILE).unlink(missing_ok=True)  # of an adaptation with other settings
     write_atomically(folder / ACCOUNT_FILE, seal_json(json.dumps(account, indent=1)))
