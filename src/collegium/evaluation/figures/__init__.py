@@ -1,0 +1,1 @@
+"""The figures of a run: computed once as plain data, drawn for the report and for papers."""
