@@ -24,7 +24,10 @@ CHECKED = {*LISTED, "yaml"}
 TABLES = {*LISTED, "pandas", "pyarrow", "scipy"}
 """Libraries that tables need; verdicts take Student's distribution from scipy."""
 
-REPORT = {*TABLES, *CHECKED, "PIL", "jinja2"}
+FIGURES = {*TABLES, *CHECKED, "PIL", "matplotlib"}
+"""matplotlib imports Pillow."""
+
+REPORT = {*FIGURES, "jinja2"}
 
 EXPERIMENT = """\
 name: tiny
@@ -81,6 +84,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["inspect", "data/federation.yaml"], {*CHECKED, "PIL"}),
         (["init", "data/federation.yaml", "started.yaml"], {*CHECKED, "PIL", "scipy"}),
         (["tables", "run"], TABLES),
+        (["figures", "run", "--format", "svg"], FIGURES),
         (["report", "run"], REPORT),
         (["resume", "run"], REPORT),
     ],

@@ -1,4 +1,4 @@
-"""The commands about an experiment and its run: `run`, `resume`, `report`, `tables`, `config`."""
+"""The commands about an experiment and its run: `run`, `resume`, `report`, `tables` and so on."""
 
 import shlex
 from contextlib import suppress
@@ -144,6 +144,30 @@ def tables(
     for line in run_answers(output):
         typer.echo(line)
     typer.echo(files[0].parent)
+
+
+@app.command()
+@guarded
+def figures(
+    output: RunFolder,
+    formats: Annotated[
+        str, typer.Option("--format", metavar="FORMATS", help="svg, pdf or both: svg,pdf.")
+    ] = "svg,pdf",
+    folder: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="Where to write; by default OUTPUT/figures."),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="NAME", help="Draw this figure alone; may be repeated."),
+    ] = None,
+) -> None:
+    """Draw the figures of a run for a paper, and print the names of their files."""
+    from collegium.evaluation.figures.writing import write_figures
+
+    words = [word.strip() for word in formats.split(",") if word.strip()]
+    for path in write_figures(output, formats=words, folder=folder, only=only or ()):
+        typer.echo(path)
 
 
 @config_app.command("show")

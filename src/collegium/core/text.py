@@ -67,10 +67,18 @@ def format_bytes(count: float | None) -> str:
     """Return a number of bytes with a decimal unit: "512 B" or "2.1 MB"; None is a dash."""
     if count is None:
         return "\u2013"
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= factor:
-            return f"{count / factor:.1f} {unit}"
-    return f"{count:.0f} B"
+    unit, factor = byte_unit(count)
+    return f"{count / factor:.{0 if factor == 1 else 1}f} {unit}"
+
+
+def byte_unit(count: float) -> tuple[str, int]:
+    """Return the decimal unit that suits a number of bytes, and how many bytes it is.
+
+    Args:
+        count: The number of bytes.
+    """
+    units = ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)
+    return next((unit for unit in units if count >= unit[1]), ("B", 1))
 
 
 def format_duration(seconds: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -301,6 +301,20 @@ def estimate_over_sites(
             for site, pair in pairs.items()
         }
     )
+
+
+def alone_at(arms: Iterable[tuple[MethodKey, str]], local: str) -> dict[str, MethodKey]:
+    """Return the model of each site that trained alone: its personal one if there is one.
+
+    Args:
+        arms: Methods and the sites where they were scored.
+        local: Label of the algorithm that trains each site alone.
+    """
+    alone: dict[str, MethodKey] = {}
+    known = list(arms)
+    for model in ("global", "personal"):
+        alone |= {site: key for key, site in known if key == (local, model)}
+    return alone
 
 
 def same_models(scores: pd.DataFrame, metric: str) -> dict[MethodKey, tuple[MethodKey, ...]]:

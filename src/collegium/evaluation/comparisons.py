@@ -18,6 +18,7 @@ import pandas as pd
 from collegium.evaluation.arms import (
     PairedSite,
     SiteScores,
+    alone_at,
     estimate_over_sites,
     same_models,
     scores_by_site,
@@ -391,9 +392,7 @@ def joining_table(
         shared.quality,
     )
     arms = scores_by_site(every, metric)
-    alone: dict[str, MethodKey] = {}
-    for model in ("global", "personal"):
-        alone |= {site: key for key, site in arms if key == (local, model)}
+    alone = alone_at(arms, local)
     missing = (
         f"Nobody trained alone in this run: it holds no scores of an algorithm labelled "
         f"{local!r}, so whether joining helps cannot be said. Add it to the algorithms."

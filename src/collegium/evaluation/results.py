@@ -20,7 +20,7 @@ from collegium.core.files import write_atomically
 from collegium.core.seals import digest_of, open_lines, read_json, seal_lines
 from collegium.core.text import with_formula, without_formula
 from collegium.errors import DataError, StorageError
-from collegium.evaluation.scores import RELEVANT, UNUSABLE
+from collegium.evaluation.scores import RELEVANT, UNUSABLE, variations
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -350,6 +350,21 @@ def labels_of(info: Mapping[str, Any], results: pd.DataFrame) -> AlgorithmLabels
         local,
         frozenset(label for label, name in named if name == "pooled"),
     )
+
+
+def list_settings(info: Mapping[str, Any], results: pd.DataFrame) -> tuple[str, ...]:
+    """Return the settings of a sweep with results: as configured, then the others by name.
+
+    Args:
+        info: The description of the run, see `read_description`.
+        results: Its table of results.
+
+    Returns:
+        The names; none outside a sweep.
+    """
+    present = [name for name in variations(results) if name]
+    wanted = [name for name in info.get("config", {}).get("variations") or () if name in present]
+    return tuple(dict.fromkeys([*wanted, *present]))
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ ARGUMENTS = [
     "--disable-background-networking", "--disable-component-update",
 ]  # fmt: skip
 PAGES = ["overview", "results", "site-b-quito", "site-basel", "site-kyoto", "site-leeds",
-         "site-oslo", "outside", "distances", "curves", "routing", "cases", "traffic", "ledger",
-         "reproduce"]  # fmt: skip
+         "site-oslo", "outside", "distances", "curves", "figures", "routing", "cases", "traffic",
+         "ledger", "reproduce"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

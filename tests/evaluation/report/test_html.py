@@ -75,7 +75,8 @@ def test_the_page_is_well_formed_and_refers_to_nothing_outside(text, page):
             assert value.startswith(("#", "data:")), f"<{tag} {name}={value[:60]}>"
     assert not {"link", "iframe", "object", "embed", "img"}.intersection(page.tags)
     assert "@import" not in text
-    assert all(url.startswith('"data:') for url in re.findall(r"url\(([^)]{,20})", text))
+    urls = re.findall(r"url\(([^)]{,20})", text)
+    assert all(url.startswith(('"data:', "#figure-")) for url in urls)
     policies = [v for _, name, v in page.attributes if name == "content" and "default-src" in v]
     assert policies[0].startswith("default-src 'none';")
 
@@ -86,8 +87,8 @@ def test_ids_are_unique_and_every_link_has_a_target(page):
     links = {value for value in page.values("a", "href") if value.startswith("#")}
     assert {link[1:] for link in links} <= set(ids)
     pages = ["overview", "results", "site-b-quito", "site-basel", "site-kyoto", "site-leeds",
-             "site-oslo", "outside", "distances", "curves", "routing", "cases", "traffic", "ledger",
-             "reproduce"]  # fmt: skip
+             "site-oslo", "outside", "distances", "curves", "figures", "routing", "cases",
+             "traffic", "ledger", "reproduce"]  # fmt: skip
     assert [v for v in page.values("a", "href") if v[1:] in pages][: len(pages)] == [
         f"#{name}" for name in pages
     ]

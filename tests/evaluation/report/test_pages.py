@@ -11,11 +11,12 @@ from PIL import Image
 
 from collegium.evaluation.report.html import render
 from collegium.evaluation.report.overlays import draw_layers, prepare_case
-from collegium.evaluation.report.pages import count_traffic, site_ids, undefined_scores
+from collegium.evaluation.report.pages import site_ids, undefined_scores
 from collegium.evaluation.report.pictures import BUDGET, Overlay
 from collegium.evaluation.report.reading import RunOutput
 from collegium.evaluation.results import AlgorithmLabels, ResultRow, results_frame
 from collegium.evaluation.scores import Where
+from collegium.evaluation.traffic import count_traffic
 
 
 def test_pages_of_sites_have_ids_of_their_own():

@@ -16,6 +16,10 @@ from typing import Any
 from collegium.core.files import write_atomically
 from collegium.evaluation.answers import numbers_text
 from collegium.evaluation.comparisons import Comparison
+from collegium.evaluation.figures.data import Figure
+from collegium.evaluation.figures.inline import inline_svg
+from collegium.evaluation.figures.registry import list_figures
+from collegium.evaluation.figures.source import FigureSource
 from collegium.evaluation.intervals import PATIENTS
 from collegium.evaluation.report import plots
 from collegium.evaluation.report.answers import MOST_ANSWERS, count_outcomes
@@ -47,7 +51,9 @@ def write_report(output: Path, *, pictures: bool = True) -> Path:
     """
     run = read_run_output(output)
     overlays = read_overlays(output, run.setting) if pictures else []
-    page = render(run, overlays, ledger_summaries(output), str(output))
+    source = FigureSource.read(output)
+    figures = [f for f in list_figures(source) if f.metric in ("", run.metric)]
+    page = render(run, overlays, ledger_summaries(output), figures, output=str(output))
     path = output / PAGE
     write_atomically(path, page.encode())
     return path
@@ -57,6 +63,8 @@ def render(
     run: RunOutput,
     overlays: Sequence[Overlay],
     ledgers: Mapping[str, Mapping[str, LedgerSummary]],
+    figures: Sequence[Figure] = (),
+    *,
     output: str = "",
 ) -> str:
     """Return the page.
@@ -65,6 +73,7 @@ def render(
         run: The content of the run's output folder.
         overlays: The pictures.
         ledgers: Label of the algorithm -> site -> summary of its ledgers.
+        figures: The figures, in the order wanted.
         output: The output folder, for the commands that reproduce the run.
 
     Returns:
@@ -78,7 +87,8 @@ def render(
     content = {
         "report": report,
         "run": run,
-        "pages": list_pages(report),
+        "pages": list_pages(report, figures),
+        "figures": figures,
         "minimum_patients": PATIENTS,
         "most_answers": MOST_ANSWERS,
         "configuration": text,
@@ -96,15 +106,17 @@ def render(
     drawings: Drawings = {
         "svg": lambda v, reach: plots.interval_svg(v.difference, v.low, v.high, reach),
         "times": time_chart,
+        "drawn": inline_svg,
     }
     return render_page("report.html.j2", content, filters=filters, drawings=drawings)
 
 
-def list_pages(content: ReportContent) -> list[dict[str, str]]:
+def list_pages(content: ReportContent, figures: Sequence[Figure] = ()) -> list[dict[str, str]]:
     """Return the pages that have content, in order: id, title, and site of a site's page.
 
     Args:
         content: The content of the report.
+        figures: The figures of the run.
     """
     run = content.run
     sites = [(page["id"], page["name"]) for page in content.sites]
@@ -115,6 +127,7 @@ def list_pages(content: ReportContent) -> list[dict[str, str]]:
         ("outside", "Hospitals outside", content.tables["outside"]),
         ("distances", "How sites differ", run.assessment or run.distances),
         ("curves", "Learning curves", content.curves),
+        ("figures", "Figures", figures),
         ("routing", "Routing", [found for found in content.adaptations if found.routes]),
         ("cases", "Cases", [page for page in content.sites if any(page["pictures"].values())]),
         ("traffic", "Bytes and time", content.traffic),
@@ -176,6 +189,7 @@ def _commands(run: RunOutput, output: str) -> list[tuple[str, str]]:
     if run.assessment is not None:
         found.append(("collegium assess experiment.yaml", "reports how the sites differ"))
     found.append((f"collegium tables {folder}", "writes the tables as text, LaTeX and CSV"))
+    found.append((f"collegium figures {folder}", "writes the figures as SVG and PDF"))
     found.append((f"collegium report {folder}", "writes this page again"))
     return found
 

@@ -26,6 +26,7 @@ from collegium.evaluation.scores import METHOD, Where, final_scores, method_name
 from collegium.evaluation.selection import RoundsTable, rounds_table
 from collegium.evaluation.tables import MethodTable, method_table, sweep_table
 from collegium.evaluation.timing import TimeTable, time_table
+from collegium.evaluation.traffic import count_traffic
 from collegium.evaluation.validation import selected_tables, validation_tables
 from collegium.evaluation.wording import title
 from collegium.tasks import ALL_CASES, CASES
@@ -43,9 +44,6 @@ SitePictures = Mapping[tuple[str, Where], PicturesByMethod]
 
 NO_SCORES: Mapping[str, Any] = MappingProxyType({"columns": (), "rows": ()})
 """The scores of a site that has none, see `_site_scores`."""
-
-TRAFFIC = ["bytes_up", "bytes_down", "seconds"]
-"""The columns of the table of results that count what was sent and how long sites worked."""
 
 
 @dataclass(frozen=True)
@@ -315,41 +313,6 @@ def _site_scores(tables: Sequence[MethodTable]) -> dict[str, dict[str, Any]]:
         }
         for site, own in found.items()
     }
-
-
-def count_traffic(
-    results: pd.DataFrame, order: Sequence[str], by: Sequence[str] = ()
-) -> pd.DataFrame:
-    """Count what each algorithm sent: round by round, and in total if rows of cases say more.
-
-    Args:
-        results: The table of results.
-        order: Labels of the algorithms.
-        by: Columns by which it is counted apart, such as the site.
-
-    Returns:
-        A row for each algorithm that has trained, mean over seeds and folds: the columns ``by``,
-        algorithm and name; up and down, bytes that left the sites and came to them; seconds that
-        the sites worked; up_round and down_round, the bytes of a round, mean over rounds.
-    """
-    training = [*by, "algorithm", "seed", "fold", "part"]
-    each = list(dict.fromkeys([*training, "site"]))
-    losses = results[(results["metric"] == "loss") & (results["split"] == "train")]
-    tested = results[(results["case"] != "") & (results["split"] == "test")]
-    sums = losses.groupby(each)[TRAFFIC].sum()
-    totals = tested.groupby(each)[TRAFFIC].max()
-    known = totals.reindex(sums.index, fill_value=0)
-    whole = sums.where(sums > known, known).groupby(training).sum()
-    rounds = losses.groupby(training)["round"].nunique()
-    by_round = sums[TRAFFIC[:2]].groupby(training).sum().div(rounds, axis=0)
-    counted = whole.set_axis(["up", "down", "seconds"], axis=1).join(
-        by_round.set_axis(["up_round", "down_round"], axis=1)
-    )
-    means = counted.groupby([*by, "algorithm"]).mean().reset_index()
-    found = means[means["algorithm"].isin(list(order))]
-    places = found["algorithm"].map({label: place for place, label in enumerate(order)})
-    found = found.iloc[places.argsort(kind="stable")].reset_index(drop=True)
-    return found.assign(name=found["algorithm"].map(method_name))
 
 
 def embed_pictures(

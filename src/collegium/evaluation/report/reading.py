@@ -14,11 +14,12 @@ from collegium.evaluation.report.distances import MethodDistances, read_method_d
 from collegium.evaluation.results import (
     AlgorithmLabels,
     labels_of,
+    list_settings,
     read_description,
     read_results,
     verdict_settings,
 )
-from collegium.evaluation.scores import headline_metric, variations
+from collegium.evaluation.scores import headline_metric
 from collegium.evaluation.sent_estimates import NOTHING_SENT, SentEstimates, read_estimates
 from collegium.evaluation.timing import read_accounts
 
@@ -121,9 +122,7 @@ def read_run_output(output: Path) -> RunOutput:
     info, sweep = read_description(output), read_results(output)
     if sweep.empty:
         raise DataError(f"{output}: no results to report yet; run the experiment first.")
-    present = [name for name in variations(sweep) if name]
-    wanted = [name for name in info.get("config", {}).get("variations") or () if name in present]
-    settings = tuple(dict.fromkeys([*wanted, *present]))
+    settings = list_settings(info, sweep)
     setting = settings[0] if settings else ""
     results = sweep[sweep["variation"] == setting]
     labels = labels_of(info, results)
