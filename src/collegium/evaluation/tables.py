@@ -204,9 +204,7 @@ def table_of_means(
     ]
     frame = make_cells(cells, unit, where, higher=higher)
     frame = frame if ranked else frame.assign(rank=0)
-    return MethodTable(
-        metric, unit, higher, sites, sites + SUMMARIES, frame, where, ranked=ranked
-    )
+    return MethodTable(metric, unit, higher, sites, sites + SUMMARIES, frame, where, ranked=ranked)
 
 
 def _method_cells(

@@ -34,7 +34,7 @@ def count_traffic(
         algorithm and name; up and down, bytes that left the sites and came to them; seconds that
         the sites worked; up_round and down_round, the bytes of a round, mean over rounds.
     """
-    training = [*by, "algorithm", "seed", "fold"]
+    training = [*by, "algorithm", "seed", "fold", "part"]
     each = list(dict.fromkeys([*training, "site"]))
     losses = rows_of_rounds(results)
     tested = results[(results["case"] != "") & (results["split"] == "test")]

@@ -18,7 +18,7 @@ from collegium.core.lazy import torch
 from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError
 
-RUN = ["algorithm", "variation", "seed", "fold"]
+RUN = ["algorithm", "variation", "seed", "fold", "part"]
 """The columns that tell one training from another."""
 
 LAYER_DISTANCE, CONSISTENCY, SDWD = "layer_distance/", "consistency/", "sdwd/"

@@ -133,7 +133,7 @@ def of_single_cases(scores: pd.DataFrame) -> list[str]:
     Args:
         scores: Scores of single test cases.
     """
-    trained = ["metric", *METHOD, "variation", "seed", "fold", "site"]
+    trained = ["metric", *METHOD, "variation", "seed", "fold", "part", "site"]
     own = scores[~scores["metric"].isin(list(SOURCES))]
     distinct = own.groupby(trained, sort=False)["value"].nunique()
     most = distinct.groupby(level="metric", sort=False).max()

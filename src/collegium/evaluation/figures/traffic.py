@@ -79,7 +79,7 @@ def _added_up(source: FigureSource) -> pd.DataFrame:
     """Return the bytes up to each round, by setting, algorithm and seed, mean over folds."""
     rows = rows_of_rounds(source.results)
     rows = rows[rows["algorithm"].isin(list(source.order))]
-    training = ["variation", "algorithm", "seed", "fold"]
+    training = ["variation", "algorithm", "seed", "fold", "part"]
     rounds = rows.groupby([*training, "round"])[COSTS[:2]].sum()
     added = rounds.groupby(level=training).cumsum().reset_index()
     each = ["variation", "algorithm", "seed", "round"]
