@@ -170,6 +170,24 @@ def figures(
         typer.echo(path)
 
 
+@app.command("cross-site")
+@guarded
+def cross_site(output: RunFolder) -> None:
+    """Score each site's personal model at every site of a finished run, and print the matrix.
+
+    The sites whose policies share their personal model take part. The scores are stored, and stand
+    in the tables and the report of the run from then on.
+    """
+    from collegium.evaluation.report.html import write_report
+    from collegium.evaluation.writing import cross_site_texts, write_tables
+    from collegium.experiment.cross_site import score_across_sites
+
+    score_across_sites(output)
+    for text in cross_site_texts(output, write_tables(output)):
+        typer.echo(text)
+    typer.echo(write_report(output))
+
+
 @config_app.command("show")
 @guarded
 def config_show(config: ConfigPath, overrides: Overrides = None) -> None:

@@ -14,6 +14,7 @@ from collegium.core.files import write_atomically
 from collegium.errors import DataError
 from collegium.evaluation.answers import answer_lines
 from collegium.evaluation.comparisons import ComparisonTable, RunComparisons
+from collegium.evaluation.cross_site import cross_site_tables, read_cross_site
 from collegium.evaluation.formats import to_csv, to_json, to_latex, to_markdown, to_text
 from collegium.evaluation.scores import (
     SPLITS,
@@ -40,6 +41,9 @@ VERDICTS = "verdicts.json"
 NamedTable = tuple[str, MethodTable | ComparisonTable]
 """The name of a file without its extension, and what it holds."""
 
+CROSS_SITE = "-cross-site"
+"""The end of the name of a table of personal models at every site, before the setting."""
+
 SELECTED = "-selected"
 """The end of the name of a table of what validation cases choose."""
 
@@ -54,7 +58,8 @@ def write_tables(output: Path) -> tuple[Path, ...]:
     comparisons ``<metric>[-<setting>]-joining`` and ``-adapting``, see `is_compared`. Of the metric
     that selects models ``-validation[-<setting>]`` and ``-validation-sweep`` hold the validation
     scores, and ``[-outside]-selected`` what they choose, with its test score. If sites are outside,
-    ``time[-<setting>]`` holds time against quality. Each is there as ``.txt``, ``.md``, ``.tex``
+    ``time[-<setting>]`` holds time against quality. ``<metric>-cross-site[-<setting>]`` is there
+    after `collegium cross-site`. Each is there as ``.txt``, ``.md``, ``.tex``
     and ``.csv``. ``verdicts.json`` holds every verdict. Files of an earlier call are replaced.
 
     Args:
@@ -69,7 +74,8 @@ def write_tables(output: Path) -> tuple[Path, ...]:
     """
     run = RunComparisons.read(output)
     tables: dict[str, MethodTable | ComparisonTable] = {}
-    for stem, table in chain(_score_tables(output, run), _time_tables(output, run)):
+    named = _score_tables(output, run), _time_tables(output, run), _cross_site_tables(output, run)
+    for stem, table in chain(*named):
         tables[_free(_UNSAFE.sub("_", stem), tables)] = table
     texts = {
         output / FOLDER / f"{stem}.{extension}": write(table)
@@ -99,6 +105,18 @@ def selected_texts(files: Iterable[Path]) -> list[str]:
             "give federation.splits.validation a share and train in a new output folder"
         )
     return texts
+
+
+def cross_site_texts(output: Path, files: Iterable[Path]) -> list[str]:
+    """Return the tables of personal models at every site as text, of the headline metric.
+
+    Args:
+        output: The output folder of a run.
+        files: What `write_tables` returned.
+    """
+    stem = f"{headline_metric(RunComparisons.read(output).results)}{CROSS_SITE}"
+    names = [f for f in files if f.suffix == ".txt" and f.name.startswith(stem)]
+    return [file.read_text(encoding="utf-8") for file in names]
 
 
 def run_estimates(output: Path) -> list[dict[str, Any]]:
@@ -192,6 +210,12 @@ def _time_tables(output: Path, run: RunComparisons) -> Iterator[NamedTable]:
             logger.warning("%s: %s", output / name, table.missing)
         if not table.methods.empty:
             yield f"time-{name}" if name else "time", time_against_quality(table)
+
+
+def _cross_site_tables(output: Path, run: RunComparisons) -> Iterator[NamedTable]:
+    """Yield the tables of personal models at other sites, if they were scored there."""
+    for table in cross_site_tables(read_cross_site(output), run.labels.order):
+        yield f"{table.metric}{CROSS_SITE}" + f"-{table.variation}" * bool(table.variation), table
 
 
 def _free(stem: str, taken: Container[str]) -> str:

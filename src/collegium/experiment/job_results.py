@@ -129,6 +129,21 @@ def outside_rows(job: Job, site: str, adapter: str, folder: Path) -> Iterator[Re
     yield from _score_rows(stored["cases"], units, about)
 
 
+def cross_site_rows(
+    job: Job, site: str, model: str, cases: Sequence[Mapping[str, Any]]
+) -> Iterator[ResultRow]:
+    """Yield a row per test case and metric of a model that another site may have trained.
+
+    Args:
+        job: the job.
+        site: the site of the test cases.
+        model: which model.
+        cases: the scores, a mapping for each case.
+    """
+    about = {**_about(job), "round": job.config.rounds, "site": site, "model": model}
+    yield from _score_rows(cases, task_of(job.config).units, {**about, "split": SPLITS["inside"]})
+
+
 def _score_rows(
     cases: Sequence[Mapping[str, Any]], units: Mapping[str, str], about: Mapping[str, Any]
 ) -> Iterator[ResultRow]:

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from collegium.evaluation.comparisons import Comparison, ComparisonTable
+from collegium.evaluation.cross_site import cross_site_tables
 from collegium.evaluation.report import plots
 from collegium.evaluation.report.answers import (
     AdaptingAnswer,
@@ -79,6 +80,7 @@ class ReportContent:
         sweeps: The tables of a sweep.
         validation: The table of validation scores: of a sweep that of all settings.
         selected: The tables of what validation cases choose.
+        cross_site: The tables of personal models at every site, if they were scored there.
         adapting: Adapters against none, at all sites outside.
         adapting_answers: The answer to each site outside: does adapting help?
         timing: Time against quality, at all sites outside.
@@ -102,6 +104,7 @@ class ReportContent:
     sweeps: Sequence[MethodTable]
     validation: Sequence[MethodTable]
     selected: Sequence[MethodTable]
+    cross_site: Sequence[MethodTable]
     adapting: ComparisonTable
     adapting_answers: Sequence[AdaptingAnswer]
     timing: TimeTable
@@ -143,6 +146,7 @@ def gather_content(
         sweeps=_sweeps(run),
         validation=validation_tables(run.all_results, run.order)[-1:],
         selected=selected_tables(run.all_results, run.order, run.labels.pooled),
+        cross_site=_cross_site(run),
         adapting=adapting,
         adapting_answers=answer_outside(adapting),
         timing=time_table(results, run.accounts, metric, order, variation=setting),
@@ -284,6 +288,12 @@ def _sweeps(run: RunOutput) -> list[MethodTable]:
         for where in WHERES
     ]
     return [table for table in found if table.methods]
+
+
+def _cross_site(run: RunOutput) -> list[MethodTable]:
+    """Return the tables of the headline metric in the setting that is shown."""
+    tables = cross_site_tables(run.cross_site, run.order)
+    return [t for t in tables if (t.metric, t.variation) == (run.metric, run.setting)]
 
 
 def _site_scores(tables: Sequence[MethodTable]) -> dict[str, dict[str, Any]]:

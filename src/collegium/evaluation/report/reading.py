@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from collegium.errors import DataError
 from collegium.evaluation.comparisons import RunComparisons
+from collegium.evaluation.cross_site import read_cross_site
 from collegium.evaluation.report.distances import MethodDistances, read_method_distances
 from collegium.evaluation.results import (
     AlgorithmLabels,
@@ -17,6 +18,7 @@ from collegium.evaluation.results import (
     list_settings,
     read_description,
     read_results,
+    results_frame,
     verdict_settings,
 )
 from collegium.evaluation.scores import headline_metric
@@ -45,6 +47,7 @@ class RunOutput:
         accounts: The content of every ``account.json`` of the setting.
         assessment: The content of ``assessment.json``, or None.
         distances: Name of a method -> the distances between sites that it used.
+        cross_site: The scores of personal models at every site.
         sent: The estimates of sites that keep the scores of their patients.
     """
 
@@ -58,6 +61,7 @@ class RunOutput:
     accounts: Sequence[Mapping[str, Any]] = ()
     assessment: Mapping[str, Any] | None = None
     distances: Mapping[str, Sequence[MethodDistances]] = field(default_factory=dict)
+    cross_site: pd.DataFrame = field(default_factory=lambda: results_frame([]))
     sent: SentEstimates = NOTHING_SENT
 
     @property
@@ -137,6 +141,7 @@ def read_run_output(output: Path) -> RunOutput:
         read_accounts(output, setting),
         read_assessment(output),
         read_method_distances(output, setting, labels.order),
+        read_cross_site(output),
         read_estimates(output),
     )
 
