@@ -95,6 +95,14 @@ def test_equal_values_give_equal_bytes_whatever_their_memory_looks_like():
     assert pack({"m": Tensors({"w": a})}) == pack({"m": Tensors({"w": b})})
 
 
+@pytest.mark.parametrize("shape", [(1,), (1, 1), (5,), (2, 3)])
+def test_an_expanded_tensor_is_stored_with_every_number(shape):
+    expanded = torch.tensor(2.5).expand(shape)
+    data = pack({"x": Tensors({"a": expanded})})
+    assert data == pack({"x": Tensors({"a": torch.full(shape, 2.5)})})
+    assert torch.equal(unpack(data)["x"]["a"], torch.full(shape, 2.5))
+
+
 def test_parameters_are_packed_without_their_graph():
     found = unpack(pack(Tensors({"w": torch.nn.Parameter(torch.ones(2))})))["w"]
     assert not found.requires_grad

@@ -70,7 +70,9 @@ def accuracy(run: Path) -> dict[tuple[str, str, str], float]:
     with (run / "tables/accuracy-cross-site.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["column"] in SHARED]
     return {
-        (row["method"].split()[0], row["method"].split()[-1], row["column"]): float(row["mean"] or "nan")
+        (row["method"].split()[0], row["method"].split()[-1], row["column"]): float(
+            row["mean"] or "nan"
+        )
         for row in rows
     }
 

@@ -15,6 +15,7 @@ import pytest
 import collegium
 from collegium.compression.session.config import CodecConfig, CodecsConfig
 from collegium.core.setting_problems import fields_of, leaf_types, literal_words
+from collegium.data.candidates import PatchConfig
 from collegium.data.federation_config import FederationConfig, PublicConfig, SiteConfig
 from collegium.data.repartition import PartitionRule
 from collegium.data.sampling import SamplingConfig
@@ -53,7 +54,7 @@ CONFIGS = {
     for made in (
         AdapterConfig("tent"), AlgorithmConfig("fedavg"), CodecConfig("stc"), CodecsConfig(),
         EngineConfig(), EvaluationConfig(), FEDERATION, ImageConfig(), InferenceConfig(),
-        ReportConfig(), PublicConfig(images="public"),
+        PatchConfig(), ReportConfig(), PublicConfig(images="public"),
         ExperimentConfig("x", FEDERATION, ModelConfig("unet"), (AlgorithmConfig("fedavg"),), 1),
         ModelConfig("unet"), Participation(), PartitionRule("ratio"), SamplingConfig(),
         SiteConfig(folder="a"), SplitConfig(), TableConfig("ill", ("age",)), TaskConfig(),
