@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
 
+from collegium import cli
 from collegium.algorithms.fedavg import FedAvg
 from collegium.algorithms.ifca import IFCA
 from collegium.core.tensors import Tensors
@@ -182,3 +185,27 @@ def test_the_coordinator_of_a_network_starts_from_the_file(experiment: Path) -> 
     opened._declared = lambda site, variation: 0
     there = RemoteExperiment.variation(opened, "").initial_model(FedAvg(), 0)
     assert all(torch.equal(here[name], there[name]) for name in here)
+
+
+@pytest.mark.slow
+def test_the_documented_efficientnet_starts_from_a_file_but_for_its_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    page = Path(__file__).parents[2] / "docs" / "fine-tuning-large-networks.md"
+    text = page.read_text("utf-8").partition("## EfficientNet")[2]
+    save, drawn, classes, experiment = re.findall(r"```(?:\w+)\n(.*?)```", text, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(save.replace("pretrained=True", "pretrained=False"), {})
+    command = drawn.split()
+    assert command.pop(0) == "collegium"
+    assert CliRunner().invoke(cli.app, command).exit_code == 0
+    exec(classes, {})
+    Path("efficientnet.yaml").write_text(experiment)
+    config = load_config(Path("efficientnet.yaml"), ["algorithms=[fedper]", "rounds=1"])
+    output = run_experiment(config)
+    assert "the network draws _fc.weight, _fc.bias" in caplog.text
+    given = load_file("efficientnet-b0.safetensors")
+    assert given["_fc.weight"].shape == (1000, 1280)
+    found = load_file(output / "fedper/seed-0/clients/alder/personal.safetensors")
+    assert found["_fc.weight"].shape == (2, 1280)
+    assert found.keys() == given.keys()
