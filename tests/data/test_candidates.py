@@ -126,7 +126,6 @@ def read(path: Path) -> list[dict[str, str]]:
 def two(tmp_path: Path) -> tuple[Path, Path, NDArray[np.float64]]:
     """Two volumes and the candidates in them, one outside and one without a volume."""
     middle, _ = write_volume(tmp_path / "v" / "a.mhd", np.eye(3))
-    write_volume(tmp_path / "v" / "b.mhd", np.diag([-1.0, -1.0, 1.0]))
     other, _ = write_volume(tmp_path / "v" / "b.mhd", np.diag([-1.0, -1.0, 1.0]))
     rows = [
         ("b", *other, 1, "p1"), ("a", *middle, 0, "p1"), ("a", *(middle + 2), 1, "p1"),
@@ -164,6 +163,15 @@ def test_what_cannot_be_cut_is_named_and_left_out_only_where_that_is_said(
         ("b_00001", "p1", "1"), ("a_00001", "p1", "0"), ("a_00002", "p1", "1"),
     ]  # fmt: skip
     assert call("patches", volumes, table, "--output", tmp_path / "out").exit_code == 3
+
+
+def test_a_site_without_a_patch_is_refused(two: tuple[Path, Path, Any], tmp_path: Path) -> None:
+    volumes, table, _ = two
+    made = call("patches", volumes, table, "--output", tmp_path / "out", "--leave-out",
+                "--coordinates", "RAS")  # fmt: skip
+    assert made.exit_code == 3
+    assert "no candidate lies in a volume" in " ".join(made.stderr.split())
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_manifest_is_a_site_that_keeps_a_series_together(tmp_path: Path) -> None:

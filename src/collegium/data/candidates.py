@@ -144,6 +144,8 @@ def write_patches(
                 )
             written |= here
             reasons |= dict.fromkeys(outside, "it lies outside its volume")
+        if not written:
+            raise DataError(f"{table.name}: no candidate lies in a volume of {volumes}; correct it")
         try:
             _write_manifest(folder, [c for c in candidates if c.row in written], written)
             left_out = [c for c in candidates if c.row in reasons]
@@ -261,8 +263,9 @@ def _sample(array: NDArray[np.float32], places: NDArray[np.float64]) -> NDArray[
 
     last = np.array(array.shape).reshape(3, 1, 1) - 1.0
     inside = ((places >= -0.5) & (places <= last + 0.5)).all(axis=0)
-    values = ndimage.map_coordinates(array, np.clip(places, 0, last), order=1)
-    patch: NDArray[np.float32] = np.where(inside, values, array.min()).astype(np.float32)
+    patch: NDArray[np.float32] = ndimage.map_coordinates(array, np.clip(places, 0, last), order=1)
+    if not inside.all():
+        patch[~inside] = array.min()
     return patch
 
 
