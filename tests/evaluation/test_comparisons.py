@@ -7,6 +7,7 @@ from scipy import stats
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from collegium.evaluation.comparisons import adapting_table, joining_table
+from collegium.evaluation.estimates import estimate_share
 from collegium.evaluation.formats import to_latex, to_markdown, to_text
 from collegium.evaluation.results import VerdictSettings, results_frame
 
@@ -448,3 +449,29 @@ def test_accuracy_is_a_share(scores):
     half = stats.t.isf(0.025, 7.5) * sqrt((2.5 - 8.5 * centre**2) / (7.5 * 8.5))
     assert verdict.difference == pytest.approx(0.25)
     assert (verdict.low, verdict.high) == pytest.approx((centre - half, centre + half))
+
+
+@pytest.mark.parametrize(
+    ("metric", "classes", "words"),
+    [
+        ("sensitivity", ("well", "ill"), "5 test patients with class ill"),
+        ("specificity", ("well", "ill"), "5 test patients with class well"),
+        ("specificity", (), "5 test patients with class 0"),
+        ("sensitivity_naevus", ("naevus", "mole", "wart"), "5 test patients with class naevus"),
+        ("specificity_naevus", (), "5 test patients without class naevus"),
+    ],
+)
+def test_a_share_of_one_class_depends_on_the_patients_of_that_class(scores, metric, classes, words):
+    rows = scores("local", "personal", "A", [1, 0, 1, 0, 1], metric=metric)
+    rows += scores("fedavg", "global", "A", [1, 1, 1, 1, 1], metric=metric)
+    settings = VerdictSettings(classes=classes)
+    (found,) = joining_table(results_frame(rows), metric, settings=settings).by_site
+    assert words in found.verdict.sentence
+    enough = scores("local", "personal", "A", [1, 0] * 10, metric=metric)
+    enough += scores("fedavg", "global", "A", [1, 1] * 10, metric=metric)
+    (found,) = joining_table(results_frame(enough), metric).by_site
+    expected = estimate_share([1] * 20, [1, 0] * 10)
+    assert found.verdict.difference == expected.difference == 0.5
+    assert found.verdict.patients == 20
+    assert found.verdict.undefined == 0
+    assert np.mean([found.verdict.low, found.verdict.high]) == pytest.approx(expected.centre)

@@ -2,14 +2,25 @@
 
 from typing import Annotated, Literal
 
+import annotated_types as bounds
 from annotated_types import Ge, Le
 
-from collegium.core.settings import NonNegative, Positive, PositiveInt, UnitInterval, settings
+from collegium.core.settings import (
+    NonNegative,
+    Positive,
+    PositiveInt,
+    Share,
+    UnitInterval,
+    settings,
+)
 from collegium.data.columns import nfc, plain_code
 from collegium.data.decoded_image import listed
 from collegium.data.reading import Channels, Normalisation
 from collegium.data.tables import MISSING
 from collegium.errors import ConfigError, DataError
+
+Prevalence = Annotated[float, bounds.Gt(0), bounds.Lt(1)]
+"""A number in (0, 1)."""
 
 
 @settings
@@ -104,6 +115,12 @@ class TaskConfig:
         surface_tolerance: The tolerance of surface_dice in mm, or that of each structure by name.
         lesion_overlap: For lesion_sensitivity and lesion_false_positives, the least IoU of a lesion
             and a predicted component that finds it; 0: any common voxel.
+        least_sensitivity: For sensitivity and specificity, the sensitivity that each site's
+            threshold has to reach on its validation cases; None: the one with the largest Youden
+            index is chosen.
+        prevalence: For ppv and npv, the prevalence of the second class where decisions are made;
+            with more than two classes that of some of them, by name.
+        calibration_bins: For ece, how many bins of equal width divide the probabilities.
         weights: For a classification, the weight of a case of each class in the loss, in the order
             of `classes`; the loss is still divided by the number of cases. None: 1 each.
         exclusion: For a segmentation, the weight of the exclusion loss at sites whose masks
@@ -121,6 +138,9 @@ class TaskConfig:
     metrics: tuple[str, ...] = ()
     surface_tolerance: Positive | dict[str, Positive] | None = None
     lesion_overlap: UnitInterval = 0.0
+    least_sensitivity: Share | None = None
+    prevalence: Prevalence | dict[str, Prevalence] | None = None
+    calibration_bins: PositiveInt = 10
     weights: tuple[Positive, ...] | None = None
     exclusion: NonNegative = 0.0
     exclusion_form: Literal["dice", "ce"] = "dice"
@@ -148,6 +168,10 @@ class TaskConfig:
         if self.name != "segmentation" and (self.surface_tolerance or self.lesion_overlap):
             raise ConfigError(
                 "task.surface_tolerance and task.lesion_overlap are for segmentations: leave both"
+            )
+        if self.name != "classification" and (self.least_sensitivity or self.prevalence):
+            raise ConfigError(
+                "task.least_sensitivity and task.prevalence are for classifications: leave both"
             )
         wrong = [
             name

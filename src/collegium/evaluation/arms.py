@@ -19,10 +19,10 @@ from collegium.evaluation.estimates import (
 )
 from collegium.evaluation.pairs import Array, Numbers
 from collegium.evaluation.scores import METHOD, SPLITS, MethodKey
-from collegium.tasks import ALL_CASES, PROBABILITY, TRUE_CLASS
+from collegium.tasks import ALL_CASES, PROBABILITY, TRUE_CLASS, family
 
-SHARES = frozenset({"accuracy"})
-"""Metrics of a case that are 0 or 1."""
+SHARES = frozenset({"accuracy", "sensitivity", "specificity"})
+"""Metrics of a case that are 0 or 1; the last two are of cases of one class, or of all others."""
 
 SOURCES = {"balanced_accuracy": "accuracy", "auc": PROBABILITY}
 """The scores of cases that metrics of a set of cases are made of, beside the true classes."""
@@ -265,8 +265,22 @@ class PairedSite:
                 classes=self._named(max(2, 1 + int(labels.max(initial=0)))),
                 same_trainings=self.shared,
             )  # fmt: skip
-        estimator = estimate_share if metric in SHARES else estimate_mean
-        return estimator(joined, reference, patients, same_trainings=self.shared)
+        if family(metric) not in SHARES:
+            return estimate_mean(joined, reference, patients, same_trainings=self.shared)
+        return estimate_share(
+            joined, reference, patients, fewest_of=self._members(metric),
+            same_trainings=self.shared,
+        )  # fmt: skip
+
+    def _members(self, metric: str) -> str:
+        """Return whose cases a share is of, such as "with class ill"; empty if it is of all."""
+        kind, _, name = metric.partition("_")
+        if kind == "accuracy":
+            return ""
+        if name:
+            return f"{'with' if kind == 'sensitivity' else 'without'} class {name}"
+        number = 1 if kind == "sensitivity" else 0
+        return f"with class {self.classes[number] if len(self.classes) > number else number}"
 
     def _named(self, count: int) -> Sequence[str] | int:
         """Return the names of the classes if they are known, else their number."""

@@ -21,6 +21,7 @@ from collegium.core.seals import digest_of, open_lines, read_json, seal_lines
 from collegium.core.text import with_formula, without_formula
 from collegium.errors import DataError, StorageError
 from collegium.evaluation.scores import RELEVANT, UNUSABLE, variations
+from collegium.tasks.metrics.calibration import BINS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -376,12 +377,14 @@ class VerdictSettings:
         unusable: The mean below which a model is of no use, by metric.
         selection: The rule that selected rounds, as configured; empty if unknown.
         classes: The names of the classes of a classification; empty if unknown.
+        calibration_bins: How many bins a reliability diagram has.
     """
 
     relevant: Mapping[str, float] = field(default_factory=lambda: RELEVANT)
     unusable: Mapping[str, float] = field(default_factory=lambda: UNUSABLE)
     selection: Mapping[str, Any] = field(default_factory=dict)
     classes: tuple[str, ...] = ()
+    calibration_bins: int = BINS
 
 
 DEFAULT_SETTINGS = VerdictSettings()
@@ -403,4 +406,5 @@ def verdict_settings(info: Mapping[str, Any]) -> VerdictSettings:
         report.get("unusable", UNUSABLE),
         config.get("selection", {}),
         tuple(map(str, named)),
+        task.get("calibration_bins", BINS),
     )

@@ -53,11 +53,12 @@ Accuracy has none, since what a constant prediction reaches depends on the site.
 _LOWER_IS_BETTER = frozenset(
     {
         "loss", "log_loss", "brier", "hd", "hd95", "hausdorff", "assd", "asd", "msd",
-        "lesion_false_positives",
+        "lesion_false_positives", "ece",
     }
 )  # fmt: skip
 
-_UNRANKED = frozenset({"volume_difference", "relative_volume_difference"})
+_UNRANKED = frozenset({"volume_difference", "relative_volume_difference", "threshold"})
+_WITHOUT_ESTIMATE = frozenset({"ppv", "npv"})  # they follow from sensitivity and specificity
 
 _SPELLED = {
     name.lower(): name
@@ -200,7 +201,7 @@ def higher_is_better(metric: str, unit: str = "") -> bool:
 
 
 def is_ranked(metric: str) -> bool:
-    """Return False for what has no better and worse, such as a volume difference with its sign.
+    """Return False for what has no better and worse: thresholds, differences with their sign.
 
     Args:
         metric: Name of the metric.
@@ -214,7 +215,7 @@ def is_compared(metric: str) -> bool:
     Args:
         metric: Name of the metric.
     """
-    return is_ranked(metric)
+    return is_ranked(metric) and family(metric) not in _WITHOUT_ESTIMATE
 
 
 def of_metric(metric: str, settings: Mapping[str, float]) -> float | None:

@@ -4,7 +4,10 @@ from math import isnan
 
 MINUS, DASH, PLUS_MINUS = "\u2212", "\u2013", "\u00b1"
 
-_ABBREVIATIONS = {"assd": "ASSD", "auc": "AUC", "hd95": "HD95", "iou": "IoU"}
+_ABBREVIATIONS = {
+    "assd": "ASSD", "auc": "AUC", "ece": "ECE", "hd95": "HD95", "iou": "IoU", "npv": "NPV",
+    "ppv": "PPV",
+}  # fmt: skip
 _SECOND = {"dice": "Dice", "iou": "IoU"}
 _PROPER = frozenset({"brier", "dice"})  # names of people
 

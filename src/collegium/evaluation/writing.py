@@ -16,6 +16,8 @@ from collegium.evaluation.answers import answer_lines
 from collegium.evaluation.comparisons import ComparisonTable, RunComparisons
 from collegium.evaluation.cross_site import cross_site_tables, read_cross_site
 from collegium.evaluation.formats import to_csv, to_json, to_latex, to_markdown, to_text
+from collegium.evaluation.reliability import reliability_table
+from collegium.evaluation.results import frame_to_csv
 from collegium.evaluation.scores import (
     SPLITS,
     Where,
@@ -38,6 +40,9 @@ FOLDER = "tables"
 VERDICTS = "verdicts.json"
 """The file of all verdicts in that folder."""
 
+RELIABILITY = "reliability.csv"
+"""The file of reliability diagrams in that folder."""
+
 NamedTable = tuple[str, MethodTable | ComparisonTable]
 """The name of a file without its extension, and what it holds."""
 
@@ -59,8 +64,10 @@ def write_tables(output: Path) -> tuple[Path, ...]:
     that selects models ``-validation[-<setting>]`` and ``-validation-sweep`` hold the validation
     scores, and ``[-outside]-selected`` what they choose, with its test score. If sites are outside,
     ``time[-<setting>]`` holds time against quality. ``<metric>-cross-site[-<setting>]`` is there
-    after `collegium cross-site`. Each is there as ``.txt``, ``.md``, ``.tex``
-    and ``.csv``. ``verdicts.json`` holds every verdict. Files of an earlier call are replaced.
+    after `collegium cross-site`. Each is there as ``.txt``, ``.md``, ``.tex`` and ``.csv``.
+    ``verdicts.json`` holds every verdict. ``reliability.csv`` holds the bins of reliability
+    diagrams, see `reliability_table`, if the expected calibration error was scored. Files of an
+    earlier call are replaced.
 
     Args:
         output: The output folder of an experiment, finished or not.
@@ -83,6 +90,11 @@ def write_tables(output: Path) -> tuple[Path, ...]:
         for extension, write in _WRITERS.items()
     }
     compared = [table for table in tables.values() if isinstance(table, ComparisonTable)]
+    if "ece" in set(run.results["metric"]):
+        bins = reliability_table(
+            run.results, bins=run.settings.calibration_bins, classes=run.settings.classes
+        )
+        texts[output / FOLDER / RELIABILITY] = frame_to_csv(bins)
     texts[output / FOLDER / VERDICTS] = to_json(compared)
     for path, text in texts.items():
         write_atomically(path, text.encode())

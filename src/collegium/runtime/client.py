@@ -348,26 +348,31 @@ class ClientRuntime(LocalWork):
             split: "train", "val" or "test".
             headline: only the metric that selects models, and the classes of the cases.
         """
-        dataset: Dataset = getattr(self.site, split)
         task = self.training.task
-        metrics = (task.metric,) if headline else None
+        rows = self._case_rows(model, split, (task.metric,) if headline else None)
+        if not headline:
+            chooses = split == "test" and task.needs_validation
+            return task.add_set_scores(rows, self._case_rows(model, "val", ()) if chooses else ())
+        return [
+            {key: value for key, value in row.items() if key == TRUE_CLASS or not is_hidden(key)}
+            for row in task.add_set_scores(rows)
+        ]
+
+    def _case_rows(
+        self, model: Tensors, split: str, metrics: Sequence[str] | None
+    ) -> list[dict[str, Any]]:
+        """Return the scores of single cases under pseudonyms, and write the key to these."""
+        dataset: Dataset = getattr(self.site, split)
         rows, key = [], []
         patients: dict[str, str] = {}
         for index, example, prediction in self.training.predictions(model, dataset):
             patient = patients.setdefault(example.patient, f"{split}-p{len(patients) + 1:03d}")
             case = f"{split}-c{index + 1:03d}"
-            rows.append(
-                {"case": case, "patient": patient, **task.scores(prediction, example, metrics)}
-            )
+            scores = self.training.task.scores(prediction, example, metrics)
+            rows.append({"case": case, "patient": patient, **scores})
             key.append((case, patient, example.case, example.patient))
         self._write_key(split, key)
-        scored = task.add_set_scores(rows)
-        if not headline:
-            return scored
-        return [
-            {key: value for key, value in row.items() if key == TRUE_CLASS or not is_hidden(key)}
-            for row in scored
-        ]
+        return rows
 
     def _write_key(self, split: str, key: Sequence[tuple[str, str, str, str]]) -> None:
         path = self.root / f"cases-{split}.csv"

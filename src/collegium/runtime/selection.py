@@ -222,9 +222,10 @@ def mean_row(rows: Sequence[Mapping[str, Any]], metric: str) -> list[dict[str, A
     """
     if not rows:
         return []
-    scores = [name for name in rows[0] if name not in NON_SCORE_KEYS and not is_hidden(name)]
+    every = dict.fromkeys(name for row in rows for name in row)
+    scores = [name for name in every if name not in NON_SCORE_KEYS and not is_hidden(name)]
     defined = sum(row[metric] is not None for row in rows)
-    means = {name: mean_defined([row[name] for row in rows]) for name in scores}
+    means = {name: mean_defined([row.get(name) for row in rows]) for name in scores}
     counts = {CASES: defined, EVENTS: count_events(rows, metric)}
     return [{"case": ALL_CASES, "patient": ALL_CASES, **counts, **means}]
 

@@ -35,7 +35,10 @@ LIMITS: Mapping[str, Metric] = MappingProxyType(
             ("dice", "iou", "micro_iou", "label_iou", "surface_dice", "lesion_sensitivity"),
             Metric(0.0, 1.0),
         ),
-        "accuracy": Metric(0.0, 1.0),
+        **dict.fromkeys(
+            ("accuracy", "threshold", "sensitivity", "specificity", "ppv", "npv"), Metric(0.0, 1.0)
+        ),
+        "ece": Metric(-1.0, 1.0),
         **dict.fromkeys(("hd95", "assd", "lesion_false_positives", "log_loss"), Metric(0.0)),
         "volume_difference": Metric(),
         "relative_volume_difference": Metric(-1.0),
@@ -106,7 +109,9 @@ class Task(Protocol):
 
     Attributes:
         metric: The headline metric, for which higher is better; it selects models on validation.
-        units: The unit of each metric that `scores` can return: "" for none, "mm" or "px".
+        units: The unit of each metric that `scores` can return: "" for none, "mm", "px" or "ml".
+        needs_validation: Whether some of them depend on what is chosen on validation cases, such as
+            a threshold; `add_set_scores` gets those of the same model then.
     """
 
     @property
@@ -114,6 +119,9 @@ class Task(Protocol):
 
     @property
     def units(self) -> Mapping[str, str]: ...  # noqa: D102
+
+    @property
+    def needs_validation(self) -> bool: ...  # noqa: D102
 
     def loss(self, output: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return the loss to minimise.
@@ -182,12 +190,25 @@ class Task(Protocol):
             `is_hidden`, hold what `add_set_scores` and the statistics of its metrics need.
         """
 
-    def add_set_scores(self, rows: Sequence[CaseScores]) -> list[CaseScores]:
-        """Return the scores of a set of cases, with the metrics of the set added."""
+    def add_set_scores(
+        self, rows: Sequence[CaseScores], validation: Sequence[CaseScores] = ()
+    ) -> list[CaseScores]:
+        """Return the scores of a set of cases, with the metrics of the set added.
+
+        Args:
+            rows: What `scores` returned for each case.
+            validation: The same of validation cases, by which thresholds are chosen; without them
+                what needs a threshold is undefined.
+        """
 
 
 class WholeCaseTask:
     """The base of tasks whose network predicts a whole case in one forward pass."""
+
+    @property
+    def needs_validation(self) -> bool:
+        """Whether something is chosen on validation cases. See `Task.needs_validation`."""
+        return False
 
     def predict_all(
         self: Task, module: nn.Module, examples: Iterable[Example]
@@ -237,8 +258,10 @@ class SupervisedTask(WholeCaseTask):
         value = -float(self._loss(prediction, example.batch["label"]).detach())
         return {"negative_loss": value if math.isfinite(value) else None}
 
-    def add_set_scores(self, rows: Sequence[CaseScores]) -> list[CaseScores]:
-        """Return the rows unchanged."""
+    def add_set_scores(
+        self, rows: Sequence[CaseScores], validation: Sequence[CaseScores] = ()
+    ) -> list[CaseScores]:
+        """Return the rows unchanged. See `Task.add_set_scores`."""
         return [*rows]
 
 

@@ -98,6 +98,8 @@ class SegmentationTask:
             common pixel. See `collegium.tasks.metrics.lesions.count_lesions`.
     """
 
+    needs_validation = False
+
     def __init__(
         self,
         classes: Sequence[str] | int = 2,
@@ -425,8 +427,10 @@ class SegmentationTask:
             prediction, label = prediction[mask], label[mask]
         return IMAGE_METRICS[name](prediction, label)
 
-    def add_set_scores(self, rows: Sequence[CaseScores]) -> list[CaseScores]:
-        """Return the rows unchanged: every case has its own scores."""
+    def add_set_scores(
+        self, rows: Sequence[CaseScores], validation: Sequence[CaseScores] = ()
+    ) -> list[CaseScores]:
+        """Return the rows unchanged. See `Task.add_set_scores`."""
         return [*rows]
 
     def _annotated_structures(self) -> Mapping[str, Sequence[int]]:

@@ -204,8 +204,10 @@ def task_of(config: ExperimentConfig) -> Task:
     kind, loss = config.federation.task, config.loss
     if kind.name == "classification":
         return ClassificationTask(
-            kind.classes, loss or "ce", weights=kind.weights, metric=kind.metric or "accuracy"
-        )
+            kind.classes, loss or "ce", weights=kind.weights, metric=kind.metric or "accuracy",
+            metrics=kind.metrics, least_sensitivity=kind.least_sensitivity,
+            prevalence=kind.prevalence, calibration_bins=kind.calibration_bins,
+        )  # fmt: skip
     inference, metric = config.inference, kind.metric or "dice"
     first = () if metric in DEFAULT_METRICS else (metric,)
     metrics = dict.fromkeys((*first, *DEFAULT_METRICS, *kind.metrics))

@@ -35,7 +35,7 @@ def auc_pseudovalues(
     Returns:
         A value for each case; None if all cases are of one class, for which there is no area.
     """
-    truth, weights = np.asarray(labels), _weights(labels, patients)
+    truth, weights = np.asarray(labels), patient_weights(patients, len(labels))
     present = [int(c) for c in np.unique(truth)] if len(truth) else []
     if len(present) < 2:
         return None
@@ -57,7 +57,11 @@ def balanced_accuracy_pseudovalues(
     Returns:
         A value for each case; None if there is no case.
     """
-    truth, weights, right = np.asarray(labels), _weights(labels, patients), np.asarray(correct)
+    truth, weights, right = (
+        np.asarray(labels),
+        patient_weights(patients, len(labels)),
+        np.asarray(correct),
+    )
     present = np.unique(truth)
     if not len(present):
         return None
@@ -86,10 +90,15 @@ def weight_below(scores: Array, others: Array, weights: Array) -> Array:
     return np.asarray((sums[low] + sums[high]) / (2 * sums[-1]))
 
 
-def _weights(labels: Sequence[int], patients: Sequence[str] | None) -> Array:
-    """Return a weight for each case; they add up to 1, and every patient weighs the same."""
+def patient_weights(patients: Sequence[str] | None, cases: int) -> Array:
+    """Return a weight for each case; they add up to 1, and every patient weighs the same.
+
+    Args:
+        patients: The patient of each case; None: each case is a patient of its own.
+        cases: How many cases there are.
+    """
     if patients is None:
-        return np.full(len(labels), 1 / max(len(labels), 1))
+        return np.full(cases, 1 / max(cases, 1))
     counts = Counter(patients)
     return np.array([1 / (len(counts) * counts[patient]) for patient in patients])
 
