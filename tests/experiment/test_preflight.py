@@ -12,6 +12,7 @@ from PIL import Image
 from collegium.data.phantoms import make_federation
 from collegium.errors import ConfigError
 from collegium.experiment.config.experiment import parse_config, to_dict
+from collegium.experiment.federation import OpenedExperiment
 from collegium.experiment.grid import jobs_of
 from collegium.experiment.preflight import check_setups
 from collegium.experiment.runner import run_experiment
@@ -53,6 +54,18 @@ def refusal(folder: Path, federation: dict[str, Any], *algorithms: Any, **settin
     return str(found.value)
 
 
+def told(
+    folder: Path, federation: dict[str, Any], caplog: pytest.LogCaptureFixture, **settings: Any
+) -> list[str]:
+    """What is told before the first round about scores."""
+    about = {"name": "tiny", "rounds": 1, "output": str(folder / "told"), "model": UNET}
+    config = parse_config({**about, "federation": federation, "algorithms": ["fedavg"], **settings})
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        OpenedExperiment(config).check_data("")
+    return [record.message for record in caplog.records if ": no " in record.message]
+
+
 # --- sites and networks
 
 
@@ -70,6 +83,33 @@ def test_a_method_that_is_another_one_on_the_network_is_named(
         assert len(caplog.messages) == warnings
         if warnings:
             assert caplog.messages[0].startswith("fedbn is fedavg on this network with these")
+
+
+def test_metrics_in_millimetres_of_pictures_are_told_of_and_select_no_models(
+    tmp_path: Path, phantoms: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    task = {**phantoms["task"], "surface_tolerance": 2.0}
+    headline = {**phantoms, "task": {**task, "metric": "surface_dice"}}
+    assert refusal(tmp_path, headline) == (
+        "task.metric is surface_dice, which is undefined at site alder, whose images have no "
+        "spacing: choose another metric, or give the images in a format that states it"
+    )
+    further = {**phantoms, "task": {**task, "metrics": ["surface_dice", "assd"]}}
+    assert told(tmp_path, further, caplog) == [
+        "alder, birch, cedar, elm: no surface_dice, without a spacing of its axes"
+    ]
+    assert told(tmp_path, {**phantoms, "task": {**task, "surface_tolerance": None}}, caplog) == []
+
+
+def test_a_site_without_validation_cases_is_told_to_have_no_threshold(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    federation = pictures(tmp_path)
+    federation["task"]["metrics"] = ["sensitivity"]
+    federation["splits"] = {"validation": 0.0, "test": 0.5}
+    assert told(tmp_path, federation, caplog, model=DENSENET) == [
+        "a, b: no threshold, without validation cases"
+    ]
 
 
 def test_a_method_for_another_task_is_refused(tmp_path: Path, phantoms: dict[str, Any]) -> None:

@@ -356,9 +356,9 @@ def test_a_case_without_class_cannot_be_scored() -> None:
         ({"weights": [1.0]}, "give 2 numbers above 0"),
         ({"weights": [1.0, 0.0]}, "give 2 numbers above 0"),
         ({"weights": [1.0, math.nan]}, "give 2 numbers above 0"),
-        ({"metrics": ["dice"]}, "no metric 'dice' to add: choose metrics from sensitivity, spec"),
-        ({"metrics": ["ppv"]}, "ppv and npv need a prevalence: set prevalence, such as 0.05"),
-        ({"prevalence": 0.1}, "prevalence is of ppv and npv: list them in metrics"),
+        ({"metrics": ["dice"]}, "no metric 'dice' to add: choose task.metrics from sensiti"),
+        ({"metrics": ["ppv"]}, "ppv and npv need a prevalence: set task.prevalence, such as"),
+        ({"prevalence": 0.1}, "prevalence is of ppv and npv: list them in task.metrics"),
         ({"metrics": ["npv"], "prevalence": 1.0}, "prevalence is 1.0: give numbers between 0 and"),
         ({"metrics": ["npv"], "prevalence": {"1": 0.1}}, "give the number of the second class"),
         (

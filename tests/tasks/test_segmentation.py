@@ -370,8 +370,14 @@ def test_some_of_the_metrics_may_be_scored_alone() -> None:
         ({"metrics": ("dice", "auc")}, "no metric 'auc': choose metrics from dice, iou, hd95"),
         ({"metric": "hd95"}, "headline metric is 'hd95': set it to one of dice, iou, micro_iou, "),
         ({"metric": "label_iou"}, "headline metric is 'label_iou'.*and list it in metrics"),
-        ({"metrics": ("dice", "surface_dice")}, "surface_dice has no tolerance: set surface_tol"),
-        ({"surface_tolerance": 2.0}, "surface_tolerance is of surface_dice: list that in metrics"),
+        (
+            {"metrics": ("dice", "surface_dice")},
+            "surface_dice has no tolerance: set task.surface_tol",
+        ),
+        (
+            {"surface_tolerance": 2.0},
+            "surface_tolerance is of surface_dice: list that in task.metr",
+        ),
         (
             {"metrics": ("dice", "surface_dice"), "surface_tolerance": {"x": 1.0}},
             "surface_tolerance names x: name each of 1, or give one number for all",
@@ -552,6 +558,26 @@ def test_every_further_metric_is_scored_under_the_names_that_the_task_declares()
     assert (declared["surface_dice_liver"].most, declared["volume_difference"].least) == (
         1.0, -math.inf,
     )  # fmt: skip
+
+
+def test_what_no_case_like_one_has_is_known_from_its_spacing() -> None:
+    task = SegmentationTask(metrics=("dice", "hd95", "surface_dice", "volume_difference"),
+                            surface_tolerance=1.0)  # fmt: skip
+    picture, volume, stack = (torch.zeros(s) for s in ((1, 1, 4, 5), (1, 1, 4, 5, 3), (3, 1, 4, 5)))
+    neither = ["surface_dice", "volume_difference"]
+    for image, spacing, expected in (
+        (picture, None, neither),
+        (picture, (1.0, 1.0), neither[1:]),
+        (picture, (2.0, 1.0, 1.0), neither[1:]),
+        (volume, None, neither),
+        (volume, (1.0, 1.0, 1.0), []),
+        (stack, (1.0, 1.0), neither),
+        (stack, (2.0, 1.0, 1.0), []),
+    ):
+        case = example(image, torch.ones_like(image[:, 0], dtype=torch.int64), spacing)
+        assert task.undefined_at(case) == expected
+        scores = task.scores(case.batch["label"], case)
+        assert [name for name in scores if scores[name] is None] == expected
 
 
 def test_each_structure_has_the_tolerance_of_its_name() -> None:

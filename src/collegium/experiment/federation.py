@@ -56,6 +56,7 @@ from collegium.experiment.preflight import (
     check_early_stopping,
     check_engine,
     check_network,
+    check_scores,
     check_setups,
 )
 from collegium.experiment.scaling import (
@@ -319,6 +320,7 @@ class OpenedExperiment:
         federation = opened[0]
         check_engine(config)
         sample = check_network(config, federation)
+        check_scores(federation)
         if sample is not None and not self._only:  # otherwise other machines have the data
             for found in opened:
                 check_early_stopping(config, found)

@@ -26,6 +26,7 @@ from collegium.experiment.config.experiment import ExperimentConfig, with_own_tr
 from collegium.experiment.grid import fold_words, folds_of
 from collegium.runtime.early_stopping import check_validation
 from collegium.runtime.federation import Federation, check_task
+from collegium.tasks.segmentation import SPACED_AXES, SegmentationTask
 from collegium.training.together import check_together
 
 logger = logging.getLogger(__name__)
@@ -135,6 +136,35 @@ def check_early_stopping(config: ExperimentConfig, federation: Federation) -> No
     for fold in folds_of(config) if config.early_stopping is not None else ():
         inside = sites_of(fold.config.federation)
         check_validation(federation.sites[name] for name in inside)
+
+
+def check_scores(federation: Federation) -> None:
+    """Check that the metric that selects models can be defined, and warn of others that cannot.
+
+    Args:
+        federation: The federation; its sites on this machine are looked at.
+
+    Raises:
+        ConfigError: a site's cases have no spacing, and models are selected by what needs one.
+    """
+    task, lacking = federation.task, dict[str, list[str]]()
+    for name, site in sorted(federation.sites.items()):
+        cases = site.val if len(site.val) else site.test
+        if not isinstance(task, SegmentationTask):
+            if task.needs_validation and not len(site.val):
+                lacking.setdefault("threshold, without validation cases", []).append(name)
+        elif len(cases) and not SPACED_AXES.keys().isdisjoint(task.metrics):
+            undefined = task.undefined_at(cases.example(0))
+            if task.metric in undefined:
+                raise ConfigError(
+                    f"task.metric is {task.metric}, which is undefined at site {name}, whose "
+                    f"images have no spacing: choose another metric, or give the images in a "
+                    f"format that states it"
+                )
+            for metric in undefined:
+                lacking.setdefault(f"{metric}, without a spacing of its axes", []).append(name)
+    for what, sites in lacking.items():
+        logger.warning("%s: no %s", ", ".join(sites), what)
 
 
 def check_setups(config: ExperimentConfig, variation: str = "") -> None:

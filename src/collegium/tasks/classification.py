@@ -130,26 +130,28 @@ class ClassificationTask(WholeCaseTask):
         """Refuse further metrics that cannot work, and settings that are of none of them."""
         if unknown := set(self.metrics).difference(FURTHER_METRICS):
             raise ConfigError(
-                f"there is no metric {min(unknown)!r} to add: choose metrics from "
+                f"there is no metric {min(unknown)!r} to add: choose task.metrics from "
                 f"{', '.join(FURTHER_METRICS)}; {', '.join(DEFAULT_METRICS)} are always there"
             )
         predictive = not {"ppv", "npv"}.isdisjoint(self.metrics)
         if predictive and prevalence is None:
-            raise ConfigError("ppv and npv need a prevalence: set prevalence, such as 0.05")
+            raise ConfigError("ppv and npv need a prevalence: set task.prevalence, such as 0.05")
         if not predictive and prevalence is not None:
-            raise ConfigError("prevalence is of ppv and npv: list them in metrics or leave it out")
+            raise ConfigError(
+                "task.prevalence is of ppv and npv: list them in task.metrics, or leave it out"
+            )
         if not all(0 < value < 1 for value in self._prevalence.values()):
-            raise ConfigError(f"prevalence is {prevalence!r}: give numbers between 0 and 1")
+            raise ConfigError(f"task.prevalence is {prevalence!r}: give numbers between 0 and 1")
         least = self.least_sensitivity
         if least is not None and not self.needs_validation:
             raise ConfigError(
-                "least_sensitivity chooses a threshold, and no metric needs one: list sensitivity "
-                "and specificity in metrics, or leave it out"
+                "task.least_sensitivity chooses a threshold, and no metric needs one: list "
+                "sensitivity and specificity in task.metrics, or leave it out"
             )
         if least is not None and not 0 < least <= 1:
-            raise ConfigError(f"least_sensitivity is {least}: give a number above 0, up to 1")
+            raise ConfigError(f"task.least_sensitivity is {least}: give a number above 0, up to 1")
         if self.calibration_bins < 1:
-            raise ConfigError(f"calibration_bins is {self.calibration_bins}: give 1 or more")
+            raise ConfigError(f"task.calibration_bins is {self.calibration_bins}: give 1 or more")
 
     @property
     def needs_validation(self) -> bool:
@@ -319,13 +321,13 @@ def _by_class(
         return {}
     if isinstance(prevalence, Mapping) != (len(names) > 2):
         raise ConfigError(
-            f"prevalence is {prevalence!r}: give "
+            f"task.prevalence is {prevalence!r}: give "
             + ("one for each class by name" if len(names) > 2 else "the number of the second class")
         )
     if not isinstance(prevalence, Mapping):
         return {1: prevalence}
     if unknown := sorted(prevalence.keys() - set(names)):
-        raise ConfigError(f"prevalence names {unknown[0]!r}: choose from {', '.join(names)}")
+        raise ConfigError(f"task.prevalence names {unknown[0]!r}: choose from {', '.join(names)}")
     return {names.index(name): value for name, value in prevalence.items()}
 
 

@@ -46,6 +46,9 @@ HEADLINES = ("dice", "iou", "micro_iou", "label_iou", "surface_dice")
 DISTANCES = ("hd95", "assd")
 """The metrics in millimetres, or in pixels under another name."""
 
+SPACED_AXES = {"surface_dice": 2, "volume_difference": 3}
+"""The metrics without such another name, and how many axes need a spacing."""
+
 TOGETHER = {2: 1 << 18, 3: 1 << 21}
 """Pixels, or voxels, of the cases that enter a network together, at most.
 
@@ -153,7 +156,7 @@ class SegmentationTask:
         self._check_tolerance()
         if not 0 <= self.lesion_overlap <= 1:
             raise ConfigError(
-                f"lesion_overlap is {self.lesion_overlap}: set it to an IoU from 0 to 1."
+                f"task.lesion_overlap is {self.lesion_overlap}: set it to an IoU from 0 to 1."
             )
         if self.window is not None and (not self.window or min(self.window) < 1):
             raise ConfigError(
@@ -170,21 +173,22 @@ class SegmentationTask:
         if given is None:
             if "surface_dice" in self.metrics:
                 raise ConfigError(
-                    "surface_dice has no tolerance: set surface_tolerance, in mm, such as 2.0."
+                    "surface_dice has no tolerance: set task.surface_tolerance, in mm, such as 2.0."
                 )
             return
         if "surface_dice" not in self.metrics:
             raise ConfigError(
-                "surface_tolerance is of surface_dice: list that in metrics, or leave it out."
+                "task.surface_tolerance is of surface_dice: list that in task.metrics, or leave it "
+                "out."
             )
         if isinstance(given, Mapping) and given.keys() != self.structures.keys():
             raise ConfigError(
-                f"surface_tolerance names {', '.join(given) or 'nothing'}: name each of "
+                f"task.surface_tolerance names {', '.join(given) or 'nothing'}: name each of "
                 f"{', '.join(self.structures)}, or give one number for all."
             )
         values = list(given.values()) if isinstance(given, Mapping) else [given]
         if not all(0 < value < math.inf for value in values):
-            raise ConfigError(f"surface_tolerance is {given}: give millimetres above 0.")
+            raise ConfigError(f"task.surface_tolerance is {given}: give millimetres above 0.")
 
     @property
     def channels(self) -> int:
@@ -363,18 +367,9 @@ class SegmentationTask:
         Raises:
             DataError: The spacing has another number of axes than the image.
         """
-        label, mask = example.batch["label"], example.batch.get("mask")
-        spacing = example.spacing
-        if spacing is not None and len(spacing) not in (label.ndim, label.ndim - 1):
-            raise DataError(
-                f"case {example.case!r} has a spacing of {len(spacing)} axes and an image of "
-                f"{label.ndim - 1}: correct the spacing or leave it out."
-            )
+        label, mask, spacing = example.batch["label"], example.batch.get("mask"), _spacing(example)
         if len(label) == 1:
             prediction, label, mask = prediction[0], label[0], None if mask is None else mask[0]
-            spacing = spacing if spacing is None else spacing[-label.ndim :]
-        if spacing is not None and len(spacing) != label.ndim:
-            spacing = None
 
         by_name = self._structures_of_case(prediction, label, mask, spacing)
         found = [structure for (structure,) in by_name.values()]
@@ -389,6 +384,20 @@ class SegmentationTask:
             for structure in self._separate_structures() if metrics is None else ():
                 result[f"{key}_{structure}"] = measure(by_name.get(structure, []))
         return result
+
+    def undefined_at(self, example: Example) -> list[str]:
+        """Return the metrics that no case like this one has, whatever its masks.
+
+        These are in millimetres or millilitres, and the case has no spacing of as many axes.
+
+        Args:
+            example: The case.
+
+        Raises:
+            DataError: The spacing has another number of axes than the image.
+        """
+        axes = len(_spacing(example) or ())
+        return [name for name in self.metrics if axes < SPACED_AXES.get(name, 0)]
 
     def _structures_of_case(
         self,
@@ -547,6 +556,25 @@ def _structures(
         return regions
     names = [str(k) for k in range(classes)] if isinstance(classes, int) else classes
     return {name: (index,) for index, name in enumerate(names) if index}
+
+
+def _spacing(example: Example) -> tuple[float, ...] | None:
+    """Return the spacing of the scored case, of one image or of a stack; None unless all have one.
+
+    Raises:
+        DataError: It has another number of axes than the image.
+    """
+    spacing, stack = example.spacing, example.batch["label"]
+    if spacing is None:
+        return None
+    if len(spacing) not in (stack.ndim, stack.ndim - 1):
+        raise DataError(
+            f"case {example.case!r} has a spacing of {len(spacing)} axes and an image of "
+            f"{stack.ndim - 1}: correct the spacing or leave it out."
+        )
+    if len(stack) == 1:
+        return tuple(spacing[-(stack.ndim - 1) :])
+    return spacing if len(spacing) == stack.ndim else None
 
 
 def _fits(size: tuple[int, ...], window: tuple[int, ...]) -> bool:
