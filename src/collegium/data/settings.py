@@ -2,8 +2,7 @@
 
 from typing import Annotated, Literal
 
-import annotated_types as bounds
-from annotated_types import Ge, Le
+from annotated_types import Ge, Gt, Le, Lt
 
 from collegium.core.settings import (
     NonNegative,
@@ -19,7 +18,7 @@ from collegium.data.reading import Channels, Normalisation
 from collegium.data.tables import MISSING
 from collegium.errors import ConfigError, DataError
 
-Prevalence = Annotated[float, bounds.Gt(0), bounds.Lt(1)]
+Prevalence = Annotated[float, Gt(0), Lt(1)]
 """A number in (0, 1)."""
 
 
