@@ -41,7 +41,8 @@ def write(folder: Path, **changes: Any) -> Path:
         "name": "cv",
         "federation": {
             "name": "cv", "sites": {site: {"table": f"{site}.csv"} for site in SITES},
-            "task": {"name": "classification", "classes": ["no", "yes"]},
+            "task": {"name": "classification", "classes": ["no", "yes"],
+                     "metrics": ["sensitivity"]},
             "table": {"label": "outcome", "numeric": ["x"], "patient": "patient"},
             "splits": {"folds": FOLDS},
         },
@@ -108,6 +109,9 @@ def test_every_case_has_one_score_by_seed_and_sets_are_those_of_all_folds(run: P
         guesses = [scores["_p1"] > scores["_p0"] for scores in by_case.values()]
         assert balanced == pytest.approx(balanced_accuracy_score(truth, guesses))
     assert sorted(tested["part"].unique()) == [1, 2, 3]
+    sensitivity = tested[tested["metric"] == "sensitivity"]
+    assert set(sensitivity["value"].dropna()) <= {0.0, 1.0}
+    assert sensitivity["value"].notna().any()
 
 
 def test_a_seed_is_one_training_of_the_verdicts_which_have_all_patients(run: Path) -> None:

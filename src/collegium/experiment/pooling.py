@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Any
 from collegium.evaluation.scores import METHOD, SPLITS
 from collegium.experiment.config.building import task_of
 from collegium.experiment.grid import parts_of, variations_of
-from collegium.tasks import ALL_CASES
+from collegium.tasks import ALL_CASES, SET_METRICS
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from collegium.experiment.config.experiment import ExperimentConfig
     from collegium.tasks import Task
+
+POOLED = frozenset({*SET_METRICS, "ece"})
+"""The metrics of a set of cases that are computed of all folds."""
 
 _TRAININGS = [*METHOD, "seed", "fold", "site"]
 """The columns of a method's trainings at a site, of which every fold of the patients is a part."""
@@ -26,7 +29,8 @@ def pool_folds(results: pd.DataFrame, config: ExperimentConfig) -> pd.DataFrame:
     single folds would be of few cases, and undefined where a fold has one class only; their mean
     would be another number than that of the verdicts, which compare all cases. So the pseudo-values
     of the cases are computed again, of the predictions that every case got as a test case. Metrics
-    of single cases stay, and so does what a site sent as means.
+    of single cases and decisions by the thresholds of the folds stay, and so does what a site sent
+    as means.
 
     Args:
         results: The table of results.
@@ -53,6 +57,7 @@ def _pooled_values(rows: pd.DataFrame, task: Task) -> list[float]:
         cases.setdefault(case, {"case": case, "patient": patient})[metric] = value
     scored = {row["case"]: row for row in task.add_set_scores(list(cases.values()))}
     values = (
-        scored[c].get(m, cases[c][m]) for c, m in zip(rows["case"], rows["metric"], strict=True)
+        (scored if metric in POOLED else cases)[case][metric]
+        for case, metric in zip(rows["case"], rows["metric"], strict=True)
     )
     return [float("nan") if value is None else float(value) for value in values]
