@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -17,8 +17,9 @@ from collegium.algorithms.fedavg import FedAvg
 from collegium.algorithms.harmofl import HarmoFL
 from collegium.compression.session.groups import NO_CODECS, RESEND_REQUEST, Codecs
 from collegium.compression.stc import STC
-from collegium.core.algorithm import Algorithm
-from collegium.core.message import pack, unpack
+from collegium.core.algorithm import Algorithm, handler
+from collegium.core.message import Message, pack, unpack
+from collegium.core.payloads import Features, PartSchema
 from collegium.core.tensors import Tensors
 from collegium.errors import ClientError, CollegiumError
 from collegium.runtime.engines.inprocess import InProcess
@@ -39,9 +40,16 @@ class Forging(InProcess):
     """Changes what one site sends in one round, or loses it where nothing is to be changed."""
 
     def __init__(
-        self, build: Any, change: Change | None, stage: str, method: str = "", number: int = ROUND
+        self,
+        build: Any,
+        change: Change | None,
+        stage: str,
+        method: str = "",
+        number: int = ROUND,
+        forger: str = FORGER,
     ) -> None:
         super().__init__(build)
+        self._forger = forger
         self._change, self._stage, self._method = change, stage, method
         self._number = number
         self.forged = 0
@@ -50,11 +58,11 @@ class Forging(InProcess):
         for request in requests:
             (response,) = super().exchange([request])
             asked = request.client, request.round, request.stage
-            forges = asked == (FORGER, self._number, self._stage)
+            forges = asked == (self._forger, self._number, self._stage)
             if not forges or self._method not in ("", request.method):
                 yield response
             elif self._change is None:
-                yield Response(FORGER, b"", 0.0, missing="is not there")
+                yield Response(self._forger, b"", 0.0, missing="is not there")
             else:
                 self.forged += 1
                 changed = self._change(unpack(response.data))
@@ -426,6 +434,43 @@ def test_features_of_another_shape_leave_out_their_site_alone(tmp_path: Path) ->
                 silent, other = _harmofl(None, tmp_path / f"{place}-without", skip=True)
                 silent.server.begin()
                 assert states_of_the_server(root) == states_of_the_server(other)
+
+
+@dataclass(frozen=True)
+class MeanOfFeatures(FedAvg):
+    """A method that averages features as they arrive, whose shape no schema knows."""
+
+    sends: ClassVar[Mapping[str, PartSchema]] = {**FedAvg.sends, "features": Features()}
+
+    def setup(self, server: Any) -> None:
+        super().setup(server)
+        server.state["features"] = server.ask(self.look).mean("features", weight=None)
+
+    @handler
+    def look(self, client: Any, message: Message) -> Message:
+        return Message({"features": Tensors({"x": torch.arange(3.0)})})
+
+
+@pytest.mark.parametrize("forger", ["A", "B", "C"])
+def test_features_of_another_shape_in_a_mean_leave_out_their_site_alone(
+    tmp_path: Path, forger: str
+) -> None:
+    """Whether it answers first or last: an honest site is never blamed."""
+
+    def begin(name: str, change: Change | None, *, skip: bool) -> dict[str, bytes]:
+        federation = ToyFederation(
+            MeanOfFeatures(),
+            tmp_path / name,
+            lambda f: Forging(f.clients, change, "train", number=0, forger=forger),
+            participation=SKIPPING if skip else EVERYBODY,
+        )
+        federation.server.begin()
+        return states_of_the_server(tmp_path / name)
+
+    larger = reply(features=lambda part: part.map(lambda t: torch.ones(7)))
+    assert begin("skip", larger, skip=True) == begin("without", None, skip=True)
+    with pytest.raises(CollegiumError, match="features"):
+        begin("fail", larger, skip=False)
 
 
 def _harmofl(change: Change | None, root: Path, *, skip: bool) -> tuple[ToyFederation, Path]:

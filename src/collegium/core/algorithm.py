@@ -150,13 +150,15 @@ class Replies:
                 zero.
         """
         self.averaged = True
-        running = Mean()
+        running, problem = Mean(), None
         for client, message in self:
-            running.add(
-                message[key],
-                self._weight(client, message, weight),
-                source=f"client {client!r}, part {key!r}",
-            )
+            source = f"client {client!r}, part {key!r}"
+            try:
+                running.add(message[key], self._weight(client, message, weight), source=source)
+            except ProtocolError as error:  # which client differs is known once all have answered
+                problem = problem or error
+        if problem is not None:
+            raise problem
         return running.result()
 
 
