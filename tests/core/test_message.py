@@ -4,6 +4,7 @@ import struct
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -107,6 +108,15 @@ def test_parameters_are_packed_without_their_graph():
     found = unpack(pack(Tensors({"w": torch.nn.Parameter(torch.ones(2))})))["w"]
     assert not found.requires_grad
     assert found.tolist() == [1, 1]
+
+
+def test_an_empty_tensor_of_numpy_is_packed():
+    """Its strides are 0, which torch refuses to show as bytes."""
+    for shape in ((0,), (3, 0), (0, 2)):
+        empty = torch.from_numpy(np.zeros(shape)).float()
+        found = unpack(pack(Tensors({"e": empty, "w": torch.ones(2)})))
+        assert found["e"].shape == shape
+        assert found["w"].tolist() == [1, 1]
 
 
 DTYPES = [

@@ -103,6 +103,7 @@ def test_assess_takes_whatever_experiment_run_takes(
     path.write_text(yaml.safe_dump(settings))
     done = CliRunner().invoke(cli.app, ["assess", str(path)])
     assert done.exit_code == 0, done.output
+    assert "could not answer" not in done.output
     ledgers = [*(tmp_path / "run/assessment").rglob("ledger.jsonl")]
     assert len(ledgers) == 3
     assert not any("feature_sums" in ledger.read_text() for ledger in ledgers)

@@ -9,7 +9,7 @@ from collegium.compression._frame import FlatLayout, FrameKind, read_frame, writ
 from collegium.compression.base import Codec, Encoded
 from collegium.core.lazy import torch
 from collegium.core.settings import settings
-from collegium.core.tensors import Tensors
+from collegium.core.tensors import Tensors, raw_bytes
 
 
 @settings
@@ -19,10 +19,7 @@ class Identity(Codec):
     def encode(self, target: Tensors, rng: torch.Generator, options: Mapping[str, Any]) -> Encoded:
         """Return the numbers' bytes; they decode to ``target`` itself. See `Codec.encode`."""
         layout = FlatLayout(target)
-        raw = [
-            target[name].detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().data
-            for name in layout.names
-        ]
+        raw = [raw_bytes(target[name].detach().to("cpu").contiguous()) for name in layout.names]
         return Encoded(write_frame(FrameKind.IDENTITY, layout, *raw), target)
 
     def decode(self, data: bytes, like: Tensors) -> Tensors:

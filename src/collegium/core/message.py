@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import safetensors
 
 from collegium.core.lazy import torch
-from collegium.core.tensors import Tensors, identity
+from collegium.core.tensors import Tensors, identity, raw_bytes
 from collegium.errors import ProtocolError
 
 if TYPE_CHECKING:
@@ -142,10 +142,7 @@ def _written(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> bytes:
         begin, end = end, end + tensor.numel() * tensor.element_size()
         entry = {"dtype": codes[tensor.dtype], "shape": list(tensor.shape)}
         header[name] = {**entry, "data_offsets": [begin, end]}
-        flat = tensor.reshape(-1)
-        if flat.stride(0) != 1:  # of an expanded tensor, one with a single number included
-            flat = flat.clone(memory_format=torch.contiguous_format)
-        data.append(flat.view(torch.uint8).numpy().data)
+        data.append(raw_bytes(tensor))
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return b"".join([len(text).to_bytes(8, "little"), text, *data])

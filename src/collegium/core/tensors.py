@@ -140,6 +140,19 @@ class Tensors(Mapping[str, "Tensor"]):
         return float(sum(torch.dot(a, b) for a, b in pairs))
 
 
+def raw_bytes(tensor: Tensor) -> memoryview:
+    """Return the memory of a tensor on the CPU, byte by byte; of a contiguous one it is no copy.
+
+    An empty tensor of numpy and an expanded single number count as contiguous and may have a stride
+    of 0, of which torch shows no bytes.
+    """
+    flat = tensor.reshape(-1)
+    if flat.stride(0) != 1:
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    data: memoryview = flat.view(torch.uint8).numpy().data
+    return data
+
+
 def require_same_names(
     expected: Mapping[str, object], found: Mapping[str, Tensor], where: str = ""
 ) -> None:
