@@ -80,3 +80,21 @@ def test_every_case_stands_at_its_scores_alone_and_joined(swept, by_name, values
 def test_without_training_alone_there_is_nothing_to_compare(source_of):
     rows = [row for row in sweep_rows() if row["algorithm"] != "local"]
     assert not list(joined_against_alone(source_of(rows)))
+
+
+def test_of_a_classification_the_first_score_of_single_cases_is_drawn(source_of, by_name):
+    rows = sweep_rows()
+    for row in [row for row in rows if row["metric"] == "dice"]:
+        row["metric"], row["value"] = "accuracy", float(row["value"] > 0.6)
+        if "case" in row:
+            for place, metric in enumerate(("log_loss", "brier")):
+                value = 0.1 + place + 0.01 * int(row["case"][1:]) + 0.3 * row["value"]
+                rows.append({**row, "metric": metric, "value": value})
+    source = source_of(rows)
+    assert source.metric == "accuracy"
+    boxes = by_name(case_boxes, source)
+    assert {name: f.in_report for name, f in boxes.items()} == {
+        "cases-log_loss": True, "cases-brier": False,
+    }  # fmt: skip
+    figure = by_name(joined_against_alone, source)["joined-against-alone-lam 1"]
+    assert figure.panels[0].x.label == "Log loss alone"

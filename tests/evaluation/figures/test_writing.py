@@ -111,10 +111,10 @@ def test_the_report_holds_the_figures_of_the_headline_metric(tmp_path):
     rows += [{**row, "metric": "iou"} for row in rows if row.get("case")]
     run = write_run(tmp_path, rows)
     figures = list_figures(FigureSource.read(run))
-    assert {figure.metric for figure in figures} == {"", "dice", "iou"}
+    assert [f.name for f in figures if not f.in_report] == ["sweep-iou", "cases-iou"]
     page = write_report(run).read_text(encoding="utf-8")
     for figure in figures:
-        assert (f'id="figure-{figure.name}-panel-0"' in page) == (figure.metric != "iou")
+        assert (f'id="figure-{figure.name}-panel-0"' in page) == figure.in_report
     assert page.count("<figcaption") >= len(figures) - 2
     assert json.dumps(figures[0].title).strip('"') in page
 

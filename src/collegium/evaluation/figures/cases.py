@@ -46,7 +46,9 @@ def case_boxes(source: FigureSource) -> Iterator[Figure]:
     """
     for where in WHERES:
         scores = _single_cases(source, where)
-        for metric in of_single_cases(scores):
+        metrics = of_single_cases(scores)
+        shown = source.metric if source.metric in metrics else "".join(metrics[:1])
+        for metric in metrics:
             own = scores[scores["metric"] == metric]
             means = mean_of_trainings(own)
             if means.empty:
@@ -63,7 +65,7 @@ def case_boxes(source: FigureSource) -> Iterator[Figure]:
                 f"{title(metric)} of single test cases{outside}, by {by}",
                 _BOX,
                 panels,
-                metric,
+                in_report=metric == shown,
             )
 
 
@@ -145,7 +147,6 @@ def joined_against_alone(source: FigureSource) -> Iterator[Figure]:
                 "method that the site chose on its validation cases; on the dotted line both are "
                 "equal.",
                 panels,
-                metric,
             )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -98,7 +99,6 @@ def _figure(source: FigureSource, kind: _Kind, rows: pd.DataFrame, panel: str, n
             Panel(n if len(drawn) > 1 else "", over, Axis(kind.title, limits=limits), tuple(lines))
             for n, lines in drawn.items()
         ),
-        "" if kind.metric == "loss" else kind.metric,
     )
 
 
@@ -126,14 +126,25 @@ def line_of(name: str, look: Look, rows: pd.DataFrame) -> Series | None:
     by_seed = rows.pivot(index="round", columns="seed", values="value").dropna()
     if by_seed.empty:
         return None
-    values = by_seed.to_numpy(np.float64)
-    means, spread = values.mean(axis=1), []
-    if values.shape[1] > 1:
-        spread = values.std(axis=1, ddof=1)
-    ends = (means - spread, means + spread) if len(spread) else ((), ())
-    rounds = by_seed.index.to_numpy(np.float64)
-    numbers = (tuple(np.asarray(part).tolist()) for part in (rounds, means, *ends))
-    return Series(name, look, "line", *numbers)
+    means, spread = by_seed.mean(axis=1), by_seed.std(axis=1, ddof=1)
+    return with_band(name, look, by_seed.index, means, spread)
+
+
+def with_band(
+    name: str, look: Look, x: Iterable[Any], y: Iterable[Any], spread: Iterable[Any]
+) -> Series:
+    """Return a line with a band to either side, or none where it is not known everywhere.
+
+    Args:
+        name: What it is, for a reader.
+        look: How it is drawn.
+        x: (n,) the values on the horizontal axis.
+        y: (n,) the values on the vertical axis.
+        spread: (n,) half the width of the band; NaN if unknown.
+    """
+    across, up, half = (np.array([*numbers], np.float64) for numbers in (x, y, spread))
+    ends = (up - half, up + half) if np.isfinite(half).all() else ()
+    return Series(name, look, "line", *(tuple(part.tolist()) for part in (across, up, *ends)))
 
 
 def frame_of(lines: Sequence[Series]) -> tuple[float, float] | None:

@@ -70,7 +70,7 @@ class Box:
         third: The third quartile.
         high: The largest score within 1.5 interquartile ranges of the box.
         beyond: The scores farther off, in order.
-        count: How many scores there are.
+        count: How many scores there are; 0 if unknown.
     """
 
     place: float
@@ -79,8 +79,8 @@ class Box:
     median: float
     third: float
     high: float
-    beyond: Numbers
-    count: int
+    beyond: Numbers = ()
+    count: int = 0
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class Figure:
         title: What it shows, in a few words.
         caption: What lines, points, bands and intervals are, in sentences.
         panels: Its frames, by rows.
-        metric: What was measured, if it is about the scores of one metric.
+        in_report: Whether it stands in the report too; of several metrics one does.
         across: How many panels stand in a row; 0: as many as suits.
     """
 
@@ -187,7 +187,7 @@ class Figure:
     title: str
     caption: str
     panels: tuple[Panel, ...]
-    metric: str = ""
+    in_report: bool = True
     across: int = 0
 
     @property

@@ -45,7 +45,6 @@ _DASHES = (0, (4.0, 2.2))
 _BY_COUNT = {1: 1, 2: 2, 4: 2}  # panels in a row; three of any other number
 _LETTER, _ROW, _LEGEND, _KEY = 0.063, 0.115, 0.19, 0.55  # in inches
 _SHADES = 20
-_LONG = 16  # letters of a name
 _MARKED = 5  # markers of a line, about
 _STYLE: dict[Any, Any] = {
     "axes.axisbelow": True, "axes.edgecolor": SOFT, "axes.facecolor": PAPER, "axes.grid": True,
@@ -108,13 +107,15 @@ def compose(figure: Figure) -> Canvas:
     """
     from matplotlib.figure import Figure as Canvas
 
-    across = figure.across or _columns(figure.panels)
+    across = figure.across or _BY_COUNT.get(len(figure.panels), 3)
     down = -(-len(figure.panels) // across)
     width = WIDTHS[across]
     handles = _legend(figure)
     columns = _legend_columns([handle.get_label() for handle in handles], width)
+    if any(panel.heat for panel in figure.panels):
+        columns = len(handles)  # few and short
     rows = [
-        _height(figure.panels[start : start + across])
+        _height(figure.panels[start : start + across], width / across)
         for start in range(0, len(figure.panels), across)
     ]
     room = _LEGEND * -(-len(handles) // columns) + 0.1 if handles else 0.0
@@ -126,9 +127,10 @@ def compose(figure: Figure) -> Canvas:
     for number, panel in enumerate(figure.panels):
         axes = canvas.add_subplot(grid[divmod(number, across)])
         _draw_panel(axes, panel, number, width / across)
-        if number % across and panel.y == figure.panels[number - 1].y:
+        left = figure.panels[number - 1] if number % across else None
+        if left and (panel.y, _beside(panel)) == (left.y, _beside(left)):
             axes.set_ylabel("")
-            axes.tick_params(labelleft=not panel.y.names)
+            axes.tick_params(labelleft=not _beside(panel))
     if handles:
         canvas.legend(
             handles=handles, loc="outside lower center", ncols=columns, frameon=False,
@@ -137,18 +139,17 @@ def compose(figure: Figure) -> Canvas:
     return canvas
 
 
-def _columns(panels: Sequence[Panel]) -> int:
-    """Return how many panels stand in a row; long names beside them need room."""
-    across = _BY_COUNT.get(len(panels), 3)
-    names = [name for panel in panels for name in panel.y.names]
-    names += [name for panel in panels if panel.heat for name in panel.heat.rows]
-    return min(across, 2) if max(map(len, names), default=0) > _LONG else across
+def _beside(panel: Panel) -> Sequence[str]:
+    """Return the names beside a panel, which stand once in a row of panels."""
+    return panel.heat.rows if panel.heat else panel.y.names
 
 
-def _height(panels: Sequence[Panel]) -> float:
-    """Return the height of a row of panels in inches."""
+def _height(panels: Sequence[Panel], width: float) -> float:
+    """Return the height of a row of panels, each of a width, in inches."""
     heights = [2.3]
     for panel in panels:
+        if panel.guide == "diagonal":
+            heights.append(width + 0.3)
         if panel.heat:
             heights.append(0.75 + _ROW * len(panel.heat.rows))
         if panel.boxes:
@@ -166,7 +167,7 @@ def _legend_columns(labels: Sequence[str], width: float) -> int:
 
 
 def _legend(figure: Figure) -> list[Any]:
-    """Return the entries of the legend, one for each name."""
+    """Return the entries of the legend, one for each name that does not stand beside its boxes."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -174,6 +175,8 @@ def _legend(figure: Figure) -> list[Any]:
     for panel in figure.panels:
         every: list[Series | Boxes] = [*panel.series, *panel.boxes]
         for drawn in every:
+            if isinstance(drawn, Boxes) and drawn.name in (panel.title, *panel.y.names):
+                continue
             marked = {**_markers(drawn.look), **_line(drawn.look)}
             if isinstance(drawn, Series) and drawn.kind == "scatter":
                 marked["linestyle"] = "none"

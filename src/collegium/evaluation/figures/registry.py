@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from collegium.evaluation.figures.adapting import time_figures
+from collegium.evaluation.figures.adapting import step_figures, time_figures
 from collegium.evaluation.figures.cases import case_boxes, joined_against_alone
 from collegium.evaluation.figures.curves import learning_curves
 from collegium.evaluation.figures.data import Figure
-from collegium.evaluation.figures.masking import masking_figures
+from collegium.evaluation.figures.layers import layer_figures
+from collegium.evaluation.figures.server import server_figures
 from collegium.evaluation.figures.source import FigureSource
 from collegium.evaluation.figures.sweeps import sweep_figures
 from collegium.evaluation.figures.traffic import traffic_figures
@@ -21,8 +22,10 @@ FAMILIES: tuple[Callable[[FigureSource], Iterator[Figure]], ...] = (
     case_boxes,
     joined_against_alone,
     time_figures,
+    step_figures,
     traffic_figures,
-    masking_figures,
+    layer_figures,
+    server_figures,
 )
 """Each yields the figures that a run holds data for, and none where it holds none."""
 

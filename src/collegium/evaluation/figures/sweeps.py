@@ -176,7 +176,7 @@ def _scores(source: FigureSource, swept: Swept, metric: str, where: Where) -> It
         f"{title(metric)}{place} over {swept.axis.title}",
         caption + _ASIDE + _SHARED * swept.shared,
         tuple(panels),
-        metric,
+        in_report=metric == source.metric,
     )
 
 

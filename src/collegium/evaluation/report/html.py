@@ -51,8 +51,7 @@ def write_report(output: Path, *, pictures: bool = True) -> Path:
     """
     run = read_run_output(output)
     overlays = read_overlays(output, run.setting) if pictures else []
-    source = FigureSource.read(output)
-    figures = [f for f in list_figures(source) if f.metric in ("", run.metric)]
+    figures = [f for f in list_figures(FigureSource.read(output)) if f.in_report]
     page = render(run, overlays, ledger_summaries(output), figures, output=str(output))
     path = output / PAGE
     write_atomically(path, page.encode())

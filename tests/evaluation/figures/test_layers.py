@@ -4,7 +4,7 @@ from statistics import fmean
 import pytest
 from tests.evaluation.figures.conftest import SITES, sweep_rows
 
-from collegium.evaluation.figures.masking import MOST_ROUNDS, masking_figures
+from collegium.evaluation.figures.layers import MOST_ROUNDS, layer_figures
 
 LAYERS = ("up.weight", "down.weight")
 
@@ -24,7 +24,7 @@ def plain():
 
 def test_a_cell_is_the_mean_over_seeds_of_a_tensor_in_a_round(source_of, by_name):
     rows = rates(3)
-    figure = by_name(masking_figures, source_of(plain() + rows))["masking-rates"]
+    figure = by_name(layer_figures, source_of(plain() + rows))["masking-rates"]
     assert figure.title == "Masking rates by tensor and round, Ditto"
     north, south = (panel.heat for panel in figure.panels)
     assert north.rows == LAYERS  # in the order of the model
@@ -40,16 +40,16 @@ def test_a_cell_is_the_mean_over_seeds_of_a_tensor_in_a_round(source_of, by_name
 
 def test_a_site_without_a_tensor_has_no_cells_of_it(source_of, by_name):
     rows = [r for r in rates(2) if r["site"] == "north" or r["metric"].endswith("up.weight")]
-    _, south = by_name(masking_figures, source_of(plain() + rows))["masking-rates"].panels
+    _, south = by_name(layer_figures, source_of(plain() + rows))["masking-rates"].panels
     assert all(isnan(value) for value in south.heat.values[1])
 
 
 def test_of_many_rounds_some_are_drawn_and_the_caption_says_so(source_of, by_name):
     rounds = 2 * MOST_ROUNDS + 1
-    figure = by_name(masking_figures, source_of(plain() + rates(rounds)))["masking-rates"]
+    figure = by_name(layer_figures, source_of(plain() + rates(rounds)))["masking-rates"]
     assert figure.panels[0].heat.columns == tuple(range(1, rounds + 1, 3))
     assert figure.caption.endswith("Of every 3 rounds the first is drawn.")
 
 
 def test_a_run_without_rates_has_no_figure(source_of):
-    assert not list(masking_figures(source_of(plain())))
+    assert not list(layer_figures(source_of(plain())))
