@@ -45,7 +45,8 @@ _DASHES = (0, (4.0, 2.2))
 _BY_COUNT = {1: 1, 2: 2, 4: 2}  # panels in a row; three of any other number
 _LETTER, _ROW, _LEGEND, _KEY = 0.063, 0.115, 0.19, 0.55  # in inches
 _SHADES = 20
-_MARKED = 5  # markers of a line, about
+_MARKED = 5  # markers of a line, about, if it has more points than `_ALL_MARKED`
+_ALL_MARKED = 12
 _STYLE: dict[Any, Any] = {
     "axes.axisbelow": True, "axes.edgecolor": SOFT, "axes.facecolor": PAPER, "axes.grid": True,
     "axes.labelcolor": INK, "axes.labelsize": 8, "axes.linewidth": 0.6, "axes.spines.right": False,
@@ -288,7 +289,7 @@ def _fit_names(axes: Axes, names: Sequence[str], width: float) -> None:
 
 def _draw_line(axes: Axes, series: Series, gid: str, **_: Any) -> None:
     """Draw a line with its band."""
-    step = max(1, len(series.x) // _MARKED)
+    step = len(series.x) // _MARKED if len(series.x) > _ALL_MARKED else 1
     style = {
         **_markers(series.look),
         **_line(series.look),

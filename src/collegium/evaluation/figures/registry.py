@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from collegium.evaluation.figures.adapting import step_figures, time_figures
+from collegium.evaluation.figures.calibration import reliability_figures
 from collegium.evaluation.figures.cases import case_boxes, joined_against_alone
 from collegium.evaluation.figures.curves import learning_curves
 from collegium.evaluation.figures.data import Figure
@@ -21,6 +22,7 @@ FAMILIES: tuple[Callable[[FigureSource], Iterator[Figure]], ...] = (
     learning_curves,
     case_boxes,
     joined_against_alone,
+    reliability_figures,
     time_figures,
     step_figures,
     traffic_figures,

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 WHERES: tuple[Where, Where] = ("inside", "outside")
 
+_OF_SETS = ("ece",)  # and those of `SOURCES`, whose values at a case are parts of that of the set
+
 LEAST_DISTINCT = 3
 """Scores of single cases take at least as many values; those of sets of cases or of hits do not."""
 
@@ -134,7 +136,7 @@ def of_single_cases(scores: pd.DataFrame) -> list[str]:
         scores: Scores of single test cases.
     """
     trained = ["metric", *METHOD, "variation", "seed", "fold", "part", "site"]
-    own = scores[~scores["metric"].isin(list(SOURCES))]
+    own = scores[~scores["metric"].isin([*SOURCES, *_OF_SETS])]
     distinct = own.groupby(trained, sort=False)["value"].nunique()
     most = distinct.groupby(level="metric", sort=False).max()
     return [str(name) for name, count in most.items() if count >= LEAST_DISTINCT]

@@ -13,7 +13,14 @@ from collegium.core.text import byte_unit
 from collegium.evaluation.comparisons import Comparison, ComparisonTable
 from collegium.evaluation.figures.data import Axis, Figure, Look, Panel, Series
 from collegium.evaluation.figures.source import WHERES, FigureSource, suffix
-from collegium.evaluation.scores import MethodKey, Where, final_scores, method_name, rows_of
+from collegium.evaluation.scores import (
+    MethodKey,
+    Where,
+    final_scores,
+    is_compared,
+    method_name,
+    rows_of,
+)
 from collegium.evaluation.tables import MethodTable, sweep_table
 from collegium.evaluation.traffic import count_traffic
 from collegium.evaluation.wording import name_in_sentence, title
@@ -153,7 +160,8 @@ def _scores(source: FigureSource, swept: Swept, metric: str, where: Where) -> It
         f"{'sites' if where == 'inside' else 'sites outside'}; points are means over seeds, and "
         "bars one sample standard deviation over seeds to either side, absent with one seed."
     )
-    differences = tuple(_differences(source, swept, metric, where))
+    compared = is_compared(metric)
+    differences = tuple(_differences(source, swept, metric, where)) if compared else ()
     other = "training alone" if where == "inside" else "the unadapted model"
     if differences:
         panels.append(
