@@ -146,13 +146,17 @@ def test_who_takes_part_in_a_round_is_who_would_in_one_process(federation):
 
 @pytest.mark.slow
 def test_sites_outside_get_the_models_that_they_get_in_one_process(federation):
+    routing = {"name": "routing", "epochs": 1, "radius": 2, "record_steps": True}
     found = run_both(
-        federation, "outside", protocol="leave-one-site-out", adapters=["none", "ensemble"],
-        algorithms=["iopfl"],
+        federation, "outside", protocol="leave-one-site-out",
+        adapters=["none", "ensemble", routing], algorithms=["iopfl"],
+        diagnostics=["layer_distance"],
     )  # fmt: skip
     for site in federation.names:
         scores = [path for path in found if path.endswith("scores.json") and site in path]
-        assert len(scores) >= 2, site
+        assert len(scores) >= 3, site
+    records = [text for path, text in found.items() if path.endswith("records.jsonl")]
+    assert all(b"layer_distance/" in text for text in records)
 
 
 @pytest.fixture(scope="module")
