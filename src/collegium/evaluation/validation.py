@@ -50,17 +50,20 @@ CASES = "validation cases"
 """The words for what the scores of these tables are of."""
 
 
-def validation_tables(results: pd.DataFrame, order: Sequence[str] = ()) -> list[MethodTable]:
+def validation_tables(
+    results: pd.DataFrame, order: Sequence[str] = (), settings: Sequence[str] = ()
+) -> list[MethodTable]:
     """Return the tables of validation scores: of each setting and, of a sweep, of all settings.
 
     Args:
         results: The table of results.
         order: Labels of the algorithms in the order wanted; the others follow by name.
+        settings: The settings in the order of the columns; by default by name.
     """
     names = variations(final_scores(results))
     tables = [validation_table(results, order, variation=name) for name in names]
     if any(names):
-        tables.append(validation_sweep_table(results, order))
+        tables.append(validation_sweep_table(results, order, settings))
     return [table for table in tables if table.methods]
 
 

@@ -144,7 +144,7 @@ def gather_content(
         answers=answers,
         tables={where: _method_tables(run, where) for where in WHERES},
         sweeps=_sweeps(run),
-        validation=validation_tables(run.all_results, run.order)[-1:],
+        validation=validation_tables(run.all_results, run.order, run.settings)[-1:],
         selected=selected_tables(run.all_results, run.order, run.labels.pooled),
         cross_site=_cross_site(run),
         adapting=adapting,
