@@ -139,6 +139,24 @@ def test_the_answer_stands_before_the_path(place: Path, tmp_path: Path) -> None:
     )  # fmt: skip
 
 
+def test_steps_are_scored_where_there_are_labels(place: Path, tmp_path: Path) -> None:
+    site = place / "data/cedar"
+    arguments = (place / "run", site / "images", "epochs=2", "--adapter", "routing",
+                 "--algorithm", "iopfl", "--labels", site / "masks")  # fmt: skip
+    for name, more in (("plain", []), ("steps", ["record_steps=true"])):
+        assert adapt(*arguments, *more, "--output", tmp_path / name)[0] == 0
+    plain, steps = (
+        json.loads((tmp_path / name / "account.json").read_text()) for name in ("plain", "steps")
+    )
+    assert "by_step" not in plain
+    assert steps["losses"] == plain["losses"]
+    with (tmp_path / "steps" / "scores.csv").open() as file:
+        scores = [float(row["dice"]) for row in csv.DictReader(file)]
+    found = steps["by_step"]
+    assert (found["steps"], found["cases"]) == ([0, 1, 2], [len(scores)] * 3)
+    assert found["mean"][steps["chosen"]] == pytest.approx(np.mean(scores), abs=1e-4)
+
+
 def test_labels_only_score(place: Path, tmp_path: Path) -> None:
     site = place / "data/cedar"
     arguments = (place / "run", site, "lr=0.01", "steps=2", "--adapter", "tent", "--algorithm",

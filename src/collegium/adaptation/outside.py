@@ -77,7 +77,7 @@ class ScoredAdaptation:
         result: the adapter's result.
         scores: by case, under pseudonyms; if several models predict, the mean of their scores.
         seconds: duration of the adaptation without scoring.
-        by_step: the scores after every step, as ``account.json`` holds them; see `_StepScorer`.
+        by_step: the scores after every step, as ``account.json`` holds them; see `StepScorer`.
             None: the adapter recorded none.
     """
 
@@ -111,7 +111,7 @@ def adapt_and_score(
     """
     if len(data) == 0:
         raise DataError("the site outside has no cases; add some or remove it from the federation")
-    scorer, steps = _Scorer(sources.task, data, on_prediction), _StepScorer(sources.task, data)
+    scorer, steps = _Scorer(sources.task, data, on_prediction), StepScorer(sources.task, data)
 
     def deliver(model: str, index: int, prediction: Tensor) -> None:
         scorer(model, index, prediction)
@@ -124,11 +124,18 @@ def adapt_and_score(
     return ScoredAdaptation(result, scorer.rows(), seconds, steps.summary())
 
 
-class _StepScorer:
+class StepScorer:
     """Scores predictions after every step of an adaptation, and takes the time of the steps.
 
     Only the metric that selects models is computed. The time of a step is what passes between two
     looks at a case, or from its start; the predictions that an adapter delivers take none of it.
+
+    Args:
+        task: scores.
+        data: the cases, with labels.
+
+    Attributes:
+        seconds: the time that making and scoring predictions took.
     """
 
     def __init__(self, task: Task, data: Dataset) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from collegium import __version__
 from collegium.adaptation import outside
-from collegium.adaptation.base import GLOBAL, AdaptationResult, Sources
+from collegium.adaptation.base import GLOBAL, AdaptationResult, Sources, nobody_watches
 from collegium.core.dataset import UnlabelledDataset
 from collegium.core.files import new_folder, write_atomically
 from collegium.deploy.cases import open_cases
@@ -78,15 +79,20 @@ def adapt_folder(
         masks = folder / "predictions"
         writer = PredictionWriter(opened, cases, masks, most_pictures=MOST_PICTURES)
 
+        steps = outside.StepScorer(writer.task, cases.data)
+        watch = steps if cases.labelled else nobody_watches
+
         def deliver(model: str, index: int, prediction: Tensor) -> None:
             writer.write(model, index, cases.data.example(index), prediction)
+            steps.restart()
 
         start, task, seed = time.perf_counter(), writer.task, opened.seed
-        sources = Sources(opened.models, opened.network, task, device, seed, opened.server)
+        steps.restart()
+        sources = Sources(opened.models, opened.network, task, device, seed, opened.server, watch)
         adapted = build_adapter(adapter).adapt(sources, UnlabelledDataset(cases.data), deliver)
-        seconds = time.perf_counter() - start
+        seconds = time.perf_counter() - start - steps.seconds
         answer = answer_adapting(opened, adapter, writer, sources, images.name)
-        _write_rest(adapted, opened, adapter, writer, seconds, answer, folder)
+        _write_rest(adapted, opened, adapter, writer, seconds, answer, folder, steps.summary())
     return output / "account.html"
 
 
@@ -143,6 +149,7 @@ def _write_rest(
     seconds: float,
     answer: Sequence[str],
     folder: Path,
+    by_step: Mapping[str, Any] | None,
 ) -> None:
     """Write the adapted model with its settings, the tables, and last the account."""
     if adapted.model is not None:
@@ -160,6 +167,7 @@ def _write_rest(
         "answer": [*answer],
         "collegium": __version__,
         **adapted.record.to_dict(),
+        **({"by_step": by_step} if by_step else {}),
     }
     write_account(folder / "account.html", account, writer.pictures, writer.scores)
     write_atomically(folder / ACCOUNT_FILE, json.dumps(account, indent=1).encode())
