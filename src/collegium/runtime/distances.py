@@ -42,8 +42,8 @@ def layer_distances(
 
     Of each trained tensor the Euclidean norm ||w_k - w_g||_2 of the difference, computed in
     float64, with w_g the tensor that the site was sent and w_k the one that it sent back: the
-    quantity of IOP-FL's Figure 9 (Jiang et al., 2023), left, at one site and round. The paper does
-    not say whether it divides by the number of weights; nothing is divided here.
+    quantity of IOP-FL's Figure 9 (Jiang et al., 2023), left, at one site and round. The paper shows
+    means; here nothing is divided by the number of weights.
 
     Args:
         received: the parts of the request.
