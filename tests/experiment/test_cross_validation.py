@@ -166,7 +166,8 @@ def test_what_cannot_be_cross_validated_is_refused(
     folder: Path, changes: dict[str, Any], words: str
 ) -> None:
     path = write(folder, output=str(folder / "refused"))
-    shown = call("run", str(path), *(f"{key}={value}" for key, value in changes.items()))
-    assert shown.exit_code != 0
-    assert words in shown.stderr
-    assert "Traceback" not in shown.stderr
+    for command in ("run", "inspect"):
+        shown = call(command, str(path), *(f"{key}={value}" for key, value in changes.items()))
+        assert shown.exit_code != 0, command
+        assert words in shown.output, command
+        assert "Traceback" not in shown.output

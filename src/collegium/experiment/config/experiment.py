@@ -305,6 +305,8 @@ def parse_config(
 def load_federation(path: str | Path, overrides: Sequence[str] = ()) -> FederationConfig:
     """Read a federation file, or the federation that an experiment file describes or names.
 
+    Of an experiment with cross-validation, its splits are those of the first fold.
+
     Args:
         path: The YAML file.
         overrides: As for `load_config`. Their keys start with `federation.`, which may be left out
@@ -317,8 +319,13 @@ def load_federation(path: str | Path, overrides: Sequence[str] = ()) -> Federati
     data, source = read_federation(Path(path), overrides, keys)
     _apply_recipe(data, source)
     federation = schema.parse(FederationConfig, data["federation"], ("federation",), source)
+    protocol = str(data.get("protocol", ""))
+    if federation is not None:
+        _check_fold(protocol, federation, source)
     source.raise_problems()
     assert federation is not None
+    if protocol.endswith(CROSS_VALIDATION):
+        return replace(federation, splits=replace(federation.splits, fold=1))
     return federation
 
 
@@ -483,11 +490,16 @@ def _check_names(config: ExperimentConfig, source: Source) -> None:
     inside = len(sites_of(config.federation))
     if not inside:
         source.add_problem(("federation", "sites"), "no site is left to train on; add one")
-    if config.protocol.endswith(CROSS_VALIDATION) and config.federation.splits.fold:
-        here = ("federation", "splits", "fold")
-        source.add_problem(here, f"protocol: {config.protocol} takes each fold in turn; remove it")
+    _check_fold(config.protocol, config.federation, source)
     if inside == 1 and config.protocol.startswith(LEAVE_ONE_SITE_OUT):
         source.add_problem(("protocol",), "leaving one site out needs two sites or more")
+
+
+def _check_fold(protocol: str, federation: FederationConfig, source: Source) -> None:
+    """Check that one fold is not chosen where each is taken in turn."""
+    if protocol.endswith(CROSS_VALIDATION) and federation.splits.fold:
+        here = ("federation", "splits", "fold")
+        source.add_problem(here, f"protocol: {protocol} takes each fold in turn; remove it")
 
 
 def _check_rounds(config: ExperimentConfig, source: Source) -> None:
