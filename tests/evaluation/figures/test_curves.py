@@ -1,9 +1,10 @@
 from statistics import fmean, stdev
 
+import pandas as pd
 import pytest
 from tests.evaluation.figures.conftest import sweep_rows
 
-from collegium.evaluation.figures.curves import frame_of, learning_curves
+from collegium.evaluation.figures.curves import frame_of, learning_curves, line_of
 from collegium.evaluation.figures.data import Look, Series
 
 
@@ -69,3 +70,12 @@ def test_the_frame_leaves_out_what_the_first_rounds_alone_would_need():
     short = Series("a", Look(0, 0), "line", (0.0, 1.0), (5.0, 1.0))
     assert frame_of([short]) == pytest.approx((0.8, 5.2))
     assert frame_of([]) is None
+
+
+def test_of_many_rounds_a_line_has_some_and_the_last():
+    rows = pd.DataFrame({"seed": 0, "round": range(1, 402), "value": [k / 400 for k in range(401)]})
+    line = line_of("a", Look(0, 0), rows)
+    assert line is not None
+    assert line.x == tuple(range(2, 402, 3))
+    assert line.y[-1] == 1.0
+    assert line_of("a", Look(0, 0), rows[:0]) is None

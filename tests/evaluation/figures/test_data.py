@@ -57,3 +57,9 @@ def test_a_description_holds_the_numbers_that_tell_most():
         "rate of 2 rows, from 0.25 to 0.25. "
         "Dice by setting: IOP-FL all median 2."
     )
+
+
+def test_of_many_methods_a_description_names_some():
+    lines = tuple(Series(f"m{k}", LOOK, "line", (1.0,), (0.5,)) for k in range(15))
+    figure = Figure("x", "Title", "", (Panel("", Axis("round"), Axis("Dice"), lines),))
+    assert figure.description.endswith("m11 0.5 at 1; and 3 more.")

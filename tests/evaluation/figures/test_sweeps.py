@@ -111,11 +111,11 @@ def test_settings_of_one_value_are_points_around_their_mean(source_of, by_name):
     outside = {"n": ["south"], "s": ["north"], "both": []}
     config = {**CONFIG, "variations": {n: {"federation.outside": outside[n]} for n in names}}
     figure = by_name(sweep_figures, source_of(sweep_rows(settings=names), config))["sweep-dice"]
-    points, line = [s for s in figure.panels[0].series if s.name == "Ditto personal"]
-    assert (points.kind, points.x) == ("scatter", (1.0, 1.0, 2.0))
-    assert (line.kind, line.x) == ("line", (1.0, 2.0))
-    assert line.y == pytest.approx((fmean(points.y[:2]), points.y[2]))
-    assert figure.caption.endswith("points are the settings and the line is their mean.")
+    line, first, second = [s for s in figure.panels[0].series if s.name == "Ditto personal"]
+    assert (first.kind, first.x, second.x) == ("settings", (1.0, 2.0), (1.0,))
+    assert (line.kind, line.x) == ("points", (1.0, 2.0))
+    assert line.y == pytest.approx((fmean([first.y[0], second.y[0]]), first.y[1]))
+    assert figure.caption.endswith("the line joins their means, and small points are the settings.")
 
 
 def test_a_run_without_settings_has_no_sweep(source_of):

@@ -5,6 +5,7 @@ from tests.evaluation.figures.conftest import sweep_rows, write_run
 from typer.testing import CliRunner
 
 from collegium.cli import app
+from collegium.data.phantoms import make_federation
 from collegium.errors import ConfigError, DataError
 from collegium.evaluation.figures.registry import list_figures
 from collegium.evaluation.figures.source import FigureSource
@@ -123,3 +124,39 @@ def test_an_unknown_name_is_refused_before_anything_is_written(run, tmp_path):
     with pytest.raises(ConfigError):
         write_figures(run, folder=tmp_path / "new", only=["bytes", "nothing"])
     assert not (tmp_path / "new").exists()
+
+
+EXPERIMENT = """\
+name: swept
+federation: data/federation.yaml
+model: {name: unet, in_channels: 1, channels: [4, 8], num_res_units: 0}
+algorithms: [local, fedavg, {name: ditto, lam: 0.1}]
+rounds: 2
+seeds: [0, 1]
+training: {batch_size: 2, local_steps: 1}
+variations:
+  little: {algorithms.2.lam: 0.01}
+  much: {algorithms.2.lam: 1.0}
+output: run
+"""
+
+
+@pytest.mark.slow
+def test_a_sweep_from_an_experiment_file_is_drawn_over_its_value(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_federation(tmp_path / "data", 2, cases=10, size=32)
+    (tmp_path / "x.yaml").write_text(EXPERIMENT)
+    done = CliRunner().invoke(app, ["run", "x.yaml"])
+    assert done.exit_code == 0, done.output
+    drawn = call("run", "--format", "svg")
+    assert drawn.exit_code == 0, drawn.output
+    names = {name.removeprefix("run/figures/") for name in drawn.output.split()}
+    assert {
+        "sweep-dice.svg",
+        "learning-curves.svg",
+        "learning-curves-much.svg",
+        "bytes.svg",
+    } < names
+    sweep = (tmp_path / "run" / "figures" / "sweep-dice.svg").read_text(encoding="utf-8")
+    assert all(f">{text}</text>" in sweep for text in ("lam", "0.01", "1", "Ditto personal"))
+    assert 'id="figure-sweep-dice-panel-0"' in (tmp_path / "run" / "report.html").read_text("utf-8")

@@ -17,9 +17,13 @@ from collegium.evaluation.wording import title
 WARM_UP = 0.15
 """Share of the rounds that do not decide what a frame holds, if there are ten or more."""
 
+MOST_POINTS = 150
+"""A line has no more points, of which the last round is one."""
+
 BAND = (
     "Lines are means over seeds{sites}; bands are one sample standard deviation over seeds to "
-    "either side, and absent with one seed. A line has the rounds that all of its seeds have."
+    "either side, and absent with one seed. A line has the rounds that all of its seeds have, and "
+    "of many at most 150."
 )
 """What lines and bands over rounds are, with room for what else they are means of."""
 
@@ -126,6 +130,8 @@ def line_of(name: str, look: Look, rows: pd.DataFrame) -> Series | None:
     by_seed = rows.pivot(index="round", columns="seed", values="value").dropna()
     if by_seed.empty:
         return None
+    if (step := -(-len(by_seed) // MOST_POINTS)) > 1:
+        by_seed = by_seed.iloc[::-1].iloc[::step].iloc[::-1]
     means, spread = by_seed.mean(axis=1), by_seed.std(axis=1, ddof=1)
     return with_band(name, look, by_seed.index, means, spread)
 

@@ -12,12 +12,14 @@ from typing import Literal
 
 import numpy as np
 
-Kind = Literal["line", "points", "scatter", "bars"]
-"""A line with a band; points with error bars, joined by a line; points alone; bars."""
+Kind = Literal["line", "points", "settings", "scatter", "bars"]
+"""A line with a band; points with error bars, joined by a line; small ones, not joined; points
+alone; bars."""
 
 Numbers = tuple[float, ...]
 
 _MOST_SAID = 8  # points of a series in the text alternative
+_MOST_NAMED = 12  # series of a panel there
 
 
 @dataclass(frozen=True)
@@ -200,6 +202,8 @@ def _describe(panel: Panel) -> str:
     """Return a panel as a sentence."""
     parts = [_say_series(series, panel.x) for series in panel.series]
     parts += [_say_boxes(boxes, panel.y) for boxes in panel.boxes]
+    if len(parts) > _MOST_NAMED:
+        parts = [*parts[:_MOST_NAMED], f"and {len(parts) - _MOST_NAMED} more"]
     if panel.heat:
         known = [value for row in panel.heat.values for value in row if isfinite(value)]
         parts.append(

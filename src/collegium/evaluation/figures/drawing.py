@@ -220,11 +220,13 @@ def _draw_panel(axes: Axes, panel: Panel, number: int, width: float) -> None:
         axes.set_title(textwrap.fill(panel.title, int((width - 0.5) / _LETTER)))
     if panel.heat:
         _draw_heat(axes, panel.heat, number)
-    moved = [series for series in panel.series if series.kind == "points"]
+    moved = [series for series in panel.series if series.kind in ("points", "settings")]
+    room = 25.0 * width / max(1, len({x for series in moved for x in series.x}))
+    step = min(4.0, room / len(moved)) if moved else 0.0
+    axes.margins(x=0.05 + step * len(moved) / (100.0 * width))  # so that none is cut off
     for place, series in enumerate(panel.series):
         aside = 0.0
         if series in moved and len(moved) > 1:
-            step = min(4.0, 16.0 / len(moved))
             aside = step * (moved.index(series) - (len(moved) - 1) / 2)
         joined = not panel.x.names
         _DRAW[series.kind](axes, series, f"series-{number}-{place}", aside=aside, joined=joined)
@@ -303,9 +305,7 @@ def _draw_line(axes: Axes, series: Series, gid: str, **_: Any) -> None:
     line.set_gid(gid)
 
 
-def _draw_points(
-    axes: Axes, series: Series, gid: str, *, aside: float, joined: bool, connected: bool = True
-) -> None:
+def _draw_points(axes: Axes, series: Series, gid: str, *, aside: float, joined: bool) -> None:
     """Draw points with error bars, moved aside by some points of 1/72 inch."""
     from matplotlib.transforms import ScaledTranslation
 
@@ -313,8 +313,10 @@ def _draw_points(
     assert canvas is not None
     place = axes.transData + ScaledTranslation(aside / 72, 0.0, canvas.dpi_scale_trans)
     style = {**_markers(series.look), **_line(series.look)}
-    if not (joined and connected):
+    if not joined:
         style["linestyle"] = "none"
+    if series.kind == "settings":
+        style |= {"markersize": 0.6 * style["markersize"], "alpha": 0.8}
     ranges = zip(series.x, series.low, series.high, strict=False)
     for number, (x, low, high) in enumerate(ranges):
         if math.isfinite(low) and math.isfinite(high):
@@ -330,6 +332,11 @@ def _draw_points(
     axes.autoscale_view()
 
 
+def _draw_settings(axes: Axes, series: Series, gid: str, *, aside: float, **_: Any) -> None:
+    """Draw the points of single settings."""
+    _draw_points(axes, series, gid, aside=aside, joined=False)
+
+
 def _draw_scatter(axes: Axes, series: Series, gid: str, **_: Any) -> None:
     """Draw points alone, with error bars if they have some."""
     _draw_points(axes, series, gid, aside=0.0, joined=False)
@@ -343,7 +350,8 @@ def _draw_bars(axes: Axes, series: Series, gid: str, **_: Any) -> None:
 
 
 _DRAW: dict[str, Any] = {
-    "line": _draw_line, "points": _draw_points, "scatter": _draw_scatter, "bars": _draw_bars,
+    "line": _draw_line, "points": _draw_points, "settings": _draw_settings,
+    "scatter": _draw_scatter, "bars": _draw_bars,
 }  # fmt: skip
 
 

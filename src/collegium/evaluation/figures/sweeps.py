@@ -34,7 +34,8 @@ Points = dict[str, tuple[float, float, float]]
 """Setting -> a value with the ends of its interval, NaN where there is none."""
 
 _SHARED = (
-    " Where several settings have one value, points are the settings and the line is their mean."
+    " Where several settings have one value, the line joins their means, and small points are the "
+    "settings."
 )
 _ASIDE = " Points at one value stand a little beside each other, so that all can be seen."
 _MISSING = object()
@@ -225,13 +226,17 @@ def _series(name: str, look: Look, swept: Swept, points: Points) -> Iterator[Ser
     ordered = sorted(known, key=lambda setting: swept.places[setting])
     if not ordered:
         return
-    x = tuple(swept.places[setting] for setting in ordered)
-    y, low, high = zip(*(known[setting] for setting in ordered), strict=True)
-    yield Series(name, look, "scatter" if swept.shared else "points", x, y, low, high)
+    at: dict[float, list[str]] = {}
+    for setting in ordered:
+        at.setdefault(swept.places[setting], []).append(setting)
     if swept.shared:
-        places = tuple(dict.fromkeys(x))
-        means = (fmean(b for a, b in zip(x, y, strict=True) if a == place) for place in places)
-        yield Series(name, look, "line", places, tuple(means))
+        means = tuple(fmean(known[setting][0] for setting in found) for found in at.values())
+        yield Series(name, look, "points", tuple(at), means)
+    for number in range(max(map(len, at.values()))):
+        found = [settings[number] for settings in at.values() if number < len(settings)]
+        x = tuple(swept.places[setting] for setting in found)
+        y, low, high = zip(*(known[setting] for setting in found), strict=True)
+        yield Series(name, look, "settings" if swept.shared else "points", x, y, low, high)
 
 
 def _bytes(source: FigureSource, swept: Swept) -> Iterator[Figure]:
