@@ -53,3 +53,12 @@ def test_of_many_rounds_some_are_drawn_and_the_caption_says_so(source_of, by_nam
 
 def test_a_run_without_rates_has_no_figure(source_of):
     assert not list(layer_figures(source_of(plain())))
+
+
+def test_rates_that_are_undefined_are_left_out(source_of, by_name):
+    rows = rates(2)
+    for row in rows:
+        if row["round"] == 2 or row["site"] == "south":
+            row["value"] = None
+    (north,) = by_name(layer_figures, source_of(plain() + rows))["masking-rates"].panels
+    assert (north.title, north.heat.columns) == ("north", (1,))

@@ -123,6 +123,11 @@ def test_a_run_without_settings_has_no_sweep(source_of):
     assert not list(sweep_figures(source_of(rows)))
 
 
+def test_a_metric_that_is_undefined_everywhere_has_no_sweep(source_of, by_name):
+    rows = [{**row, "metric": "hd95", "value": None} for row in sweep_rows() if "case" in row]
+    assert "sweep-hd95" not in by_name(sweep_figures, source_of([*sweep_rows(), *rows]))
+
+
 def coded():
     """The second setting sends a quarter."""
     rows = sweep_rows()

@@ -353,3 +353,27 @@ def test_nothing_moves_for_those_who_asked_for_it(open_page):
     style = "getComputedStyle(document.querySelector('.line')).transitionDuration"
     assert open_page(reduced_motion="reduce").evaluate(style) == "0s"
     assert open_page(reduced_motion="no-preference").evaluate(style) == "0.15s"
+
+
+HEIGHTS = "all => all.map(text => text.getBoundingClientRect().height)"
+VALUES = "names => names.map(n => getComputedStyle(document.documentElement).getPropertyValue(n))"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "width", "media"),
+    [("light", 1280, "screen"), ("dark", 1280, "screen"), ("dark", 400, "screen"),
+     ("dark", 703, "print")],
+)  # fmt: skip
+def test_figures_can_be_read_on_light_dark_paper_and_small_windows(open_page, scheme, width, media):
+    page = open_page("#figures", viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page.emulate_media(media=media)
+    drawn = page.locator("svg.drawn")
+    assert drawn.count() >= 6  # curves, losses, boxes inside and outside, single cases, time, bytes
+    heights = page.locator("svg.drawn text").evaluate_all(HEIGHTS)
+    assert min(heights) > 9  # of a line of text, and a letter of it is narrower when turned
+    paper, ink = page.evaluate(VALUES, ["--paper", "--ink"])
+    dark = scheme == "dark" and media == "screen"
+    assert (paper.strip() == "#14171a") == dark
+    fill = page.locator("svg.drawn text").first.evaluate("e => getComputedStyle(e).fill")
+    wanted = ", ".join(str(int(ink.strip()[k : k + 2], 16)) for k in (1, 3, 5))
+    assert fill == f"rgb({wanted})"

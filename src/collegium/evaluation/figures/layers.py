@@ -71,6 +71,7 @@ def layer_figures(source: FigureSource) -> Iterator[Figure]:
 def _heat_maps(source: FigureSource, what: _Quantity, rows: pd.DataFrame) -> Iterator[Figure]:
     """Yield the heat maps of one quantity: columns algorithm, variation, site, layer, round."""
     several = rows["algorithm"].nunique() > 1
+    rows = rows.dropna(subset="value")
     for setting in source.settings:
         for label in source.order:
             own = rows[(rows["variation"] == setting) & (rows["algorithm"] == label)]

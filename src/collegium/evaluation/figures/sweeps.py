@@ -151,10 +151,10 @@ def sweep_figures(source: FigureSource) -> Iterator[Figure]:
 def _scores(source: FigureSource, swept: Swept, metric: str, where: Where) -> Iterator[Figure]:
     """Yield the figure of a metric."""
     table = sweep_table(source.used, metric, source.order, where=where, settings=source.settings)
-    if not table.methods:
-        return
     score = Axis(title(metric), table.unit)
     means = tuple(_means(source, table, swept, where))
+    if not means:
+        return  # no setting has a defined score
     panels = [Panel("Average over sites", swept.axis, score, means)]
     caption = (
         f"Left: {name_in_sentence(metric)}, mean over the patients of each site and then over "
