@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from collegium.algorithms.pfednet import PFedNet
     from collegium.algorithms.pooled import Pooled
     from collegium.algorithms.resfim import ResFIM
+    from collegium.algorithms.robust import Robust
     from collegium.algorithms.scaffold import Scaffold
     from collegium.algorithms.silobn import SiloBN
     from collegium.algorithms.superfed import SuPerFed
@@ -131,6 +132,7 @@ _HOMES = {
     "algorithms.pfednet": ("PFedNet",),
     "algorithms.pooled": ("Pooled",),
     "algorithms.resfim": ("ResFIM",),
+    "algorithms.robust": ("Robust",),
     "algorithms.scaffold": ("Scaffold",),
     "algorithms.silobn": ("SiloBN",),
     "algorithms.superfed": ("SuPerFed",),
@@ -216,6 +218,7 @@ __all__ = [
     "Pooled",
     "Replies",
     "ResFIM",
+    "Robust",
     "Routing",
     "Scaffold",
     "SegmentationTask",

@@ -71,6 +71,19 @@ def test_algorithm_keeps_every_rule(name, workers):
     assert passed[len(rules) :] == [f"{rule} on {k}" for k in kinds[1:] for rule in ON_EVERY_KIND]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("ditto+robust", {"rule": "norm_bound", "factor": 0.5}),
+        ("fedbn+robust", {"rule": "krum", "hostile": 0}),
+        ("fedprox+fedavgm", {}),
+    ],
+)
+def test_combined_algorithm_keeps_every_rule(name, settings, workers):
+    check_algorithm(ALGORITHMS.load(name)(**settings), workers=workers)
+
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_suite_finds_the_broken_rule(name, workers):
     algorithm = ALGORITHMS.load(f"{BROKEN}:{name}")()

@@ -11,6 +11,7 @@ from PIL import Image
 
 from collegium.data.phantoms import make_federation
 from collegium.errors import ConfigError
+from collegium.evaluation.results import ROWS_FILE, read_rows
 from collegium.experiment.config.experiment import parse_config, to_dict
 from collegium.experiment.federation import OpenedExperiment
 from collegium.experiment.grid import jobs_of
@@ -64,6 +65,46 @@ def told(
     with caplog.at_level(logging.WARNING):
         OpenedExperiment(config).check_data("")
     return [record.message for record in caplog.records if ": no " in record.message]
+
+
+# --- robust means
+
+
+def test_robust_means_that_could_not_protect_are_refused(
+    tmp_path: Path, phantoms: dict[str, Any]
+) -> None:
+    krum = {"name": "fedavg+robust", "rule": "krum"}
+    assert refusal(tmp_path, phantoms, krum) == (
+        "fedavg+robust: the rule krum needs 5 sites or more (2 hostile + 3, and hostile + "
+        "selected, at hostile: 1), and 4 train; add sites or choose another rule"
+    )
+    assert "a robust mean would protect nothing" in refusal(tmp_path, phantoms, "ifca+robust")
+    few = {"participation": {"clients_per_round": 2}}
+    assert refusal(tmp_path, phantoms, "fedbn+robust", **few) == (
+        "fedbn+robust: participation lets 2 sites train in round 1, and the method needs 3; raise "
+        "clients_per_round, or take sites out of absent"
+    )
+    away = {"participation": {"absent": {"elm": [1], "cedar": [1]}}}
+    assert "lets 2 sites train in round 1" in refusal(tmp_path, phantoms, "robust", **away)
+    fold = refusal(tmp_path, phantoms, "robust", **few, protocol="leave-one-site-out")
+    assert fold.startswith("without alder, robust: participation lets 2 sites train in round 1")
+    wrong = {"name": "robust", "rule": "median", "trim": 0.1}
+    with pytest.raises(ConfigError, match="trim belongs to the rule trimmed_mean"):
+        refusal(tmp_path, phantoms, wrong)
+
+
+def test_a_robust_mean_runs_from_a_file(tmp_path: Path, phantoms: dict[str, Any]) -> None:
+    about = {"name": "robust", "rounds": 1, "output": str(tmp_path / "run"), "model": UNET}
+    named = [
+        "robust",
+        {"name": "ditto+robust", "rule": "trimmed_mean", "trim": 0.25},
+        {"name": "fedbn+robust", "rule": "norm_bound", "label": "bounded"},
+    ]
+    output = run_experiment(parse_config({**about, "federation": phantoms, "algorithms": named}))
+    rows = read_rows(output.rglob(ROWS_FILE))
+    bounded = rows[rows["metric"].str.startswith("norm_bound/")]
+    assert {*bounded["metric"]} == {f"norm_bound/{name}" for name in NAMES}
+    assert {*bounded["algorithm"]} == {"bounded"}
 
 
 # --- sites and networks

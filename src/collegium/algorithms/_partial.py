@@ -24,6 +24,7 @@ class PartialSharing(FedAvg):
 
     has_global: ClassVar[bool] = False
     neutral: ClassVar[Mapping[str, Any] | None] = None
+    means: ClassVar[frozenset[str]] = frozenset({"model"})
     private: ClassVar[str]
 
     def check_setup(self, clients: Sequence[str], parts: ModelParts) -> None:

@@ -24,6 +24,7 @@ class PrivateAddition(FedAvg):
         "num_examples": Count(),
     }
     neutral: ClassVar[Mapping[str, Any] | None] = None
+    means: ClassVar[frozenset[str]] = frozenset({"model"})
 
     def round(self, server: Server) -> None:
         """Average the network as built."""

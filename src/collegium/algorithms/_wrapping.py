@@ -6,13 +6,18 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from collegium.core.algorithm import Algorithm
+from collegium.core.algorithm import Algorithm, averaged_parts
 from collegium.core.settings import settings
 from collegium.errors import ConfigError
 
 
 def wrap(
-    method: type[Algorithm], mixin: type, about: str, neutral: Mapping[str, Any] | None
+    method: type[Algorithm],
+    mixin: type,
+    about: str,
+    neutral: Mapping[str, Any] | None,
+    *,
+    only_means: bool = False,
 ) -> type[Algorithm]:
     """Return a method with a mix-in before it among its bases.
 
@@ -21,6 +26,8 @@ def wrap(
         mixin: the mix-in; its name stands before the method's.
         about: what the mix-in adds, for the docstring.
         neutral: its hyper-parameters at which it changes nothing; None: it always does.
+        only_means: whether the mix-in uses nothing of the replies but the means that the method
+            takes of them; see `Algorithm.means`.
 
     Raises:
         ConfigError: the method needs all data in one place, or has the mix-in already.
@@ -32,9 +39,10 @@ def wrap(
         )
     both = None if method.neutral is None or neutral is None else {**method.neutral, **neutral}
     members = {
-        "__doc__": f"{method.__name__} with {about}.",
+        "__doc__": f"{method.__name__} with {about}: the docstrings of both say what they do.",
         "__module__": method.__module__,
         "neutral": both,
+        "means": averaged_parts(method) if only_means else frozenset(),
     }
     return settings(type(f"{mixin.__name__}{method.__name__}", (mixin, method), members))
 
@@ -42,11 +50,13 @@ def wrap(
 def wrapper(
     mixin: type, about: str, neutral: Mapping[str, Any] | None
 ) -> Callable[[type[Algorithm]], type[Algorithm]]:
-    """Return the function that wraps a method, and gives the same class for the same method.
+    """Return the function that wraps a method with a mix-in that uses its means only.
+
+    It gives the same class for the same method.
 
     Args:
         mixin: see `wrap`.
         about: see `wrap`.
         neutral: see `wrap`.
     """
-    return cache(lambda method: wrap(method, mixin, about, neutral))
+    return cache(lambda method: wrap(method, mixin, about, neutral, only_means=True))

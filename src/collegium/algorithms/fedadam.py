@@ -24,6 +24,7 @@ class FedAdam(_server_optimizers.FedAdam, FedAvg):
     """
 
     neutral: ClassVar[Mapping[str, Any] | None] = None
+    means: ClassVar[frozenset[str]] = frozenset({"model"})
 
 
 on = wrapper(_server_optimizers.FedAdam, "Adam at the server", FedAdam.neutral)

@@ -24,6 +24,7 @@ class FedAvg(Algorithm):
 
     sends: ClassVar[Mapping[str, PartSchema]] = {"model": ModelPart(), "num_examples": Count()}
     neutral: ClassVar[Mapping[str, Any] | None] = {}
+    means: ClassVar[frozenset[str]] = frozenset({"model"})
 
     weighting: Literal["examples", "uniform"] = "examples"
 

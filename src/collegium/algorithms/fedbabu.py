@@ -35,6 +35,7 @@ class FedBABU(FineTune):
 
     sends: ClassVar[Mapping[str, PartSchema]] = {"model": ModelPart(without="head")}
     neutral: ClassVar[Mapping[str, Any] | None] = None
+    means: ClassVar[frozenset[str]] = frozenset({"model"})
 
     epochs: PositiveInt = 5
     part: Literal["all", "head", "body"] = "all"

@@ -29,6 +29,7 @@ class FedRep(PartialSharing):
     """
 
     sends: ClassVar[Mapping[str, PartSchema]] = {"model": ModelPart(without="head")}
+    means: ClassVar[frozenset[str]] = frozenset({"model"})
     private: ClassVar[str] = "head"
 
     head_epochs: NonNegativeInt = 4

@@ -24,6 +24,7 @@ class FedYogi(_server_optimizers.FedYogi, FedAvg):
     """
 
     neutral: ClassVar[Mapping[str, Any] | None] = None
+    means: ClassVar[frozenset[str]] = frozenset({"model"})
 
 
 on = wrapper(_server_optimizers.FedYogi, "Yogi at the server", FedYogi.neutral)

@@ -24,6 +24,7 @@ class FineTune(FedAvg):
     """
 
     neutral: ClassVar[Mapping[str, Any] | None] = {}
+    means: ClassVar[frozenset[str]] = frozenset({"model"})
 
     epochs: PositiveInt = 1
 

@@ -51,6 +51,7 @@ class PFedMe(FedAvg):
     """
 
     neutral: ClassVar[Mapping[str, Any] | None] = None
+    means: ClassVar[frozenset[str]] = frozenset({"model"})
 
     weighting: Literal["examples", "uniform"] = "uniform"
     lam: Positive = 15.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from collegium.algorithms._private_addition import PrivateAddition
 from collegium.core.algorithm import Client, Server, handler
@@ -50,6 +50,8 @@ class SuPerFed(PrivateAddition):
         nu: strength by which w and theta are kept at right angles.
         grid: between how many lambdas from 0 to 1, less one, the client chooses.
     """
+
+    means: ClassVar[frozenset[str]] = frozenset({"model"})
 
     mixing: Literal["model", "layer"] = "model"
     start: UnitInterval = 0.2

@@ -466,6 +466,9 @@ class Algorithm(ABC):
         needs_public: which public data the server works with, see `Server.public`: "images" (or
             rows of a table), or such with "labels"; an experiment without them
             (``federation.public``) is refused. None: it needs none.
+        means: the parts of which the server uses nothing but `Replies.mean`, so that a robust mean
+            can take its place, see `averaged_parts`. Declared beside the server half: a class that
+            changes ``setup``, ``round`` or ``finish`` and declares none is taken to have none.
         optimizers: the optimisers for which the method is correct; None: any. SGD with momentum is
             "sgd with momentum".
         tasks: the tasks among `TASKS` for which the method is made; None: all. An experiment of
@@ -490,6 +493,7 @@ class Algorithm(ABC):
     has_global: ClassVar[bool] = True
     simulation_only: ClassVar[bool] = False
     needs_public: ClassVar[Literal["images", "labels"] | None] = None
+    means: ClassVar[frozenset[str]] = frozenset()
     optimizers: ClassVar[frozenset[str] | None] = None
     tasks: ClassVar[frozenset[str] | None] = None
     neutral: ClassVar[Mapping[str, Any] | None] = None
@@ -502,6 +506,11 @@ class Algorithm(ABC):
     def has_personal(self) -> bool:
         """Whether sites have models of their own; after rounds at home they have in any case."""
         return type(self).personal_model is not Algorithm.personal_model
+
+    @property
+    def fewest_clients(self) -> int:
+        """The fewest clients that a round of training needs for the method to do what it says."""
+        return 1
 
     def unused_sends(self) -> Collection[str]:
         """Return the names among `sends` that these hyper-parameters never send."""
@@ -687,3 +696,21 @@ class Algorithm(ABC):
         if personal is not None:
             scores[PERSONAL] = client.score(personal, "test")
         return Message.of(scores=scores)
+
+
+def averaged_parts(kind: type[Algorithm]) -> frozenset[str]:
+    """Return the parts of which a method's server uses nothing but their mean; empty: none.
+
+    These are the `Algorithm.means` that it declares or inherits. They do not hold for a class that
+    changes the server half below the class that declares them.
+
+    Args:
+        kind: the method.
+    """
+    for base in kind.__mro__:
+        own = vars(base)
+        if "means" in own:
+            return frozenset(own["means"])
+        if not own.keys().isdisjoint(("setup", "round", "finish")):
+            break
+    return frozenset()

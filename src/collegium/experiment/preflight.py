@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from collegium.core.algorithm import NetworkBuilder, check_needs
+from collegium.core.algorithm import Algorithm, NetworkBuilder, check_needs
 from collegium.core.model_parts import find_parts
 from collegium.core.randomness import ambient, generator
 from collegium.core.tensors import Tensors
@@ -205,9 +205,33 @@ def check_setups(config: ExperimentConfig, variation: str = "") -> None:
                 if problem := labels_problem(federation):
                     raise ConfigError(problem)
                 check_needs(method, sorted(sites_of(federation)), parts)
+                _check_participants(method, config, sorted(sites_of(federation)))
             except ConfigError as error:
                 names = [variation, fold_words(fold.left_out, fold.part), algorithm.label]
                 raise ConfigError(f"{', '.join(filter(None, names))}: {error}") from error
+
+
+def _check_participants(
+    method: Algorithm, config: ExperimentConfig, clients: Sequence[str]
+) -> None:
+    """Check that every round of training asks as many sites as the method needs.
+
+    Args:
+        method: The method.
+        config: The experiment.
+        clients: The sites that train.
+
+    Raises:
+        ConfigError: a round does not.
+    """
+    participation = config.participation.among(clients)
+    for number in range(1, config.rounds - config.home_rounds + 1):
+        count = len(participation.drawn(clients, number, 0))
+        if count < method.fewest_clients:
+            raise ConfigError(
+                f"participation lets {count} sites train in round {number}, and the method needs "
+                f"{method.fewest_clients}; raise clients_per_round, or take sites out of absent"
+            )
 
 
 def check_adapters(config: ExperimentConfig, sample: Sample | None, shared: bool) -> None:

@@ -30,7 +30,7 @@ T = TypeVar("T")
 SOURCE = "__collegium_source__"
 """The attribute in which a class that is not built in keeps its name, e.g. `file.py:Class`."""
 
-WRAPPERS = frozenset({"distance", "fedavgm", "fedadam", "fedyogi"})
+WRAPPERS = frozenset({"distance", "fedavgm", "fedadam", "fedyogi", "robust"})
 """The algorithms that another one that averages may be combined with: ``NAME+distance``."""
 
 
