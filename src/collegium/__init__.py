@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from collegium.tasks import ClassificationTask, SegmentationTask, SupervisedTask, Task
     from collegium.testing.conformance import check_algorithm
     from collegium.training.loop import TrainingConfig
+    from collegium.training.privacy import PrivacyConfig
 
 __version__ = "0.1.0"
 
@@ -152,6 +153,7 @@ _HOMES = {
     "tasks": ("ClassificationTask", "SegmentationTask", "SupervisedTask", "Task"),
     "testing.conformance": ("check_algorithm",),
     "training.loop": ("TrainingConfig",),
+    "training.privacy": ("PrivacyConfig",),
 }
 """Where the public names live; each is imported at its first use: `--help` loads no torch."""
 
@@ -216,6 +218,7 @@ __all__ = [
     "PFedNet",
     "PerFedAvg",
     "Pooled",
+    "PrivacyConfig",
     "Replies",
     "ResFIM",
     "Robust",

@@ -58,6 +58,20 @@ def test_frozen_parts_that_no_message_holds_have_the_bits_of_a_run_in_one_proces
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("unit", ["case", "site"])
+def test_private_training_has_the_bits_of_a_run_in_one_process(federation, unit):
+    privacy = {"unit": unit, "noise_multiplier": 1.0, "max_grad_norm": 1.0, "noise_seed": "run"}
+    model = {"name": "unet", "channels": [2, 4], "norm": "instance", "in_channels": 1}
+    training = {**PLAIN, "privacy": privacy}
+    found = run_both(
+        federation, f"private-{unit}", algorithms=["fedavg"], model=model, training=training
+    )
+    for site in federation.names:
+        ledger = found[f"fedavg/seed-0/clients/{site}/ledger.jsonl"]
+        assert b'"epsilon": ' in ledger
+
+
+@pytest.mark.slow
 def test_methods_with_several_exchanges_have_the_bits_of_a_run_in_one_process(federation):
     methods = [
         "fedbn",

@@ -25,6 +25,7 @@ class Ditto(FedAvg):
     """
 
     neutral: ClassVar[Mapping[str, Any] | None] = {}
+    private_fits: ClassVar[int] = 2
 
     lam: NonNegative = 0.1
 

@@ -25,6 +25,7 @@ class FedAdam(_server_optimizers.FedAdam, FedAvg):
 
     neutral: ClassVar[Mapping[str, Any] | None] = None
     means: ClassVar[frozenset[str]] = frozenset({"model"})
+    private_fits: ClassVar[int] = 1
 
 
 on = wrapper(_server_optimizers.FedAdam, "Adam at the server", FedAdam.neutral)

@@ -25,6 +25,7 @@ class FedAvg(Algorithm):
     sends: ClassVar[Mapping[str, PartSchema]] = {"model": ModelPart(), "num_examples": Count()}
     neutral: ClassVar[Mapping[str, Any] | None] = {}
     means: ClassVar[frozenset[str]] = frozenset({"model"})
+    private_fits: ClassVar[int] = 1
 
     weighting: Literal["examples", "uniform"] = "examples"
 

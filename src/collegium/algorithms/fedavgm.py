@@ -23,6 +23,7 @@ class FedAvgM(_server_optimizers.FedAvgM, FedAvg):
 
     neutral: ClassVar[Mapping[str, Any] | None] = {"momentum": 0.0, "server_lr": 1.0}
     means: ClassVar[frozenset[str]] = frozenset({"model"})
+    private_fits: ClassVar[int] = 1
 
 
 on = wrapper(_server_optimizers.FedAvgM, "momentum at the server", FedAvgM.neutral)

@@ -20,3 +20,4 @@ class FedPer(PartialSharing):
 
     sends: ClassVar[Mapping[str, PartSchema]] = {"model": ModelPart(without="head")}
     private: ClassVar[str] = "head"
+    private_fits: ClassVar[int] = 1

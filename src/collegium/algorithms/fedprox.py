@@ -22,6 +22,7 @@ class FedProx(FedAvg):
     """
 
     neutral: ClassVar[Mapping[str, Any] | None] = {"mu": 0.0}
+    private_fits: ClassVar[int] = 1
 
     mu: NonNegative = 0.01
 

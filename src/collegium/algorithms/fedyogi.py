@@ -25,6 +25,7 @@ class FedYogi(_server_optimizers.FedYogi, FedAvg):
 
     neutral: ClassVar[Mapping[str, Any] | None] = None
     means: ClassVar[frozenset[str]] = frozenset({"model"})
+    private_fits: ClassVar[int] = 1
 
 
 on = wrapper(_server_optimizers.FedYogi, "Yogi at the server", FedYogi.neutral)

@@ -19,6 +19,7 @@ class Local(Algorithm):
     """
 
     has_global: ClassVar[bool] = False
+    private_fits: ClassVar[int] = 1
 
     def setup(self, server: Server) -> None:
         """Send the initial model, once."""

@@ -433,6 +433,15 @@ def check_needs(algorithm: Algorithm, clients: Sequence[str], parts: ModelParts)
     algorithm.check_setup(clients, parts)
 
 
+def private_fits_of(algorithm: Algorithm) -> int:
+    """Return `Algorithm.private_fits` as the algorithm's own class declares it; otherwise 0.
+
+    Args:
+        algorithm: the algorithm; a class derived from one that declares it may send more.
+    """
+    return int(vars(type(algorithm)).get("private_fits", 0))
+
+
 class _Declaration:
     """`Algorithm.all_sends()`: the parts that a class and its bases declare; the class overrides.
 
@@ -477,6 +486,10 @@ class Algorithm(ABC):
             class that changes the training of its base declares its own.
         extension_predicts: whether what `extend` adds takes part in predictions; otherwise an
             exported model leaves it out.
+        private_fits: how many models a client trains in a round by `LocalWork.fit`, if nothing that
+            it sends depends on its training cases in another way, so that the noise of
+            ``training.privacy`` covers it all; 0, the default, if something does. A subclass does
+            not inherit it; see `private_fits_of`.
         commit_on_acknowledgement: whether a client's state counts only once the server has used
             the reply that it came with, and the state before it is taken up otherwise: for methods
             whose server adds up what its clients hold. Otherwise a client keeps what it learnt even
@@ -485,7 +498,8 @@ class Algorithm(ABC):
 
     sends: ClassVar[Mapping[str, PartSchema]] = {
         "progress": Numbers(
-            description="mean training loss and number of steps", names=("loss", "steps")
+            description="mean training loss and number of steps; of private training epsilon",
+            names=("loss", "steps", "epsilon"),
         ),
         "scores": Scores(),
         "personal": ModelPart(opt_in=True),
@@ -498,6 +512,7 @@ class Algorithm(ABC):
     tasks: ClassVar[frozenset[str] | None] = None
     neutral: ClassVar[Mapping[str, Any] | None] = None
     extension_predicts: ClassVar[bool] = True
+    private_fits: ClassVar[int] = 0
     commit_on_acknowledgement: ClassVar[bool] = False
 
     all_sends: ClassVar[_Declaration] = _Declaration()

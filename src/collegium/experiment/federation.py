@@ -56,6 +56,7 @@ from collegium.experiment.preflight import (
     check_early_stopping,
     check_engine,
     check_network,
+    check_private_scaling,
     check_scores,
     check_setups,
 )
@@ -325,6 +326,7 @@ class OpenedExperiment:
             for found in opened:
                 check_early_stopping(config, found)
             federation.check_labelled()
+        check_private_scaling(config)
         for algorithm in config.algorithms:
             own = as_trained_by(federation, config, algorithm)
             own.check(build_algorithm(algorithm))

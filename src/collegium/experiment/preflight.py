@@ -138,6 +138,33 @@ def check_early_stopping(config: ExperimentConfig, federation: Federation) -> No
         check_validation(federation.sites[name] for name in inside)
 
 
+def check_private_scaling(config: ExperimentConfig) -> None:
+    """Check that no scaling tells of training cases what private training is to hide.
+
+    Warns of one that stays at its site.
+
+    Args:
+        config: The experiment.
+
+    Raises:
+        ConfigError: the sites exchange statistics of their columns.
+    """
+    trainings = [with_own_training(config, each).training for each in config.algorithms]
+    private = any(each.privacy and not each.privacy.is_plain for each in trainings)
+    table = config.federation.table
+    if not private or table is None or table.scale == "none":
+        return
+    if table.scale == "federation":
+        raise ConfigError(
+            "table.scale is federation, for which sites send sums or limits of their columns that "
+            "the noise of training.privacy does not cover; set table.scale to site or none"
+        )
+    logger.warning(
+        "table.scale is site: by how much columns are scaled follows from the training cases, and "
+        "the epsilon of training.privacy does not count that; it does with table.scale: none"
+    )
+
+
 def check_scores(federation: Federation) -> None:
     """Check that the metric that selects models can be defined, and warn of others that cannot.
 

@@ -9,7 +9,9 @@ import csv
 import io
 import json
 import logging
+import secrets
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from collegium.compression.session.groups import (
     on_device,
 )
 from collegium.compression.session.layout import ModelLayout
-from collegium.core.algorithm import Algorithm, State
+from collegium.core.algorithm import Algorithm, State, private_fits_of
 from collegium.core.dataset import Dataset
 from collegium.core.failures import FAILURE, known_error, reported_error
 from collegium.core.files import write_atomically
@@ -37,6 +39,7 @@ from collegium.errors import (
     CollegiumError,
     ConfigError,
     ProtocolError,
+    StorageError,
 )
 from collegium.runtime.ledger import Ledger, SignOff
 from collegium.runtime.local_work import LocalWork
@@ -47,6 +50,9 @@ from collegium.tasks import TRUE_CLASS, is_hidden, metrics_of
 from collegium.training.loop import LocalTraining
 
 logger = logging.getLogger(__name__)
+
+KEY_FILE, KEY_BYTES = "privacy.key", 32
+"""The file in a site's own folder with the secret from which its noise is drawn, and its length."""
 
 
 def case_scores_file(root: Path, method: str) -> Path:
@@ -117,6 +123,7 @@ class ClientRuntime(LocalWork):
         self.store = Store(root / "states")
         self.ledger = Ledger(root / "ledger.jsonl")
         self._kept = KeptModels(root / KEPT)
+        self.private_fits = private_fits_of(algorithm)
         self._held, self._held_file = held, root / "held.safetensors"
         self.codec_state: State = {}
         self._codecs = codecs
@@ -138,6 +145,31 @@ class ClientRuntime(LocalWork):
         """The common initial model, with what the method adds at this site as initialised."""
         device = self.training.device
         return self._make_model().map(lambda tensor: tensor.to(device))
+
+    @cached_property
+    def noise_seed(self) -> int:
+        """The seed of the noise of private training: the run's, or the site's own secret.
+
+        The secret is drawn when it is first needed. It stays the same in a run, so that a round
+        that is made again has the same noise: another draw would cost epsilon once more.
+
+        Raises:
+            StorageError: the file is damaged.
+        """
+        privacy = self.training.config.privacy
+        if privacy is None or privacy.noise_seed == "run":
+            return self.seed
+        file = self.root / KEY_FILE
+        if not file.exists():
+            write_atomically(file, secrets.token_bytes(KEY_BYTES))
+            file.chmod(0o600)
+        key = file.read_bytes()
+        if len(key) != KEY_BYTES:
+            raise StorageError(
+                f"{file} is damaged: it holds {len(key)} bytes of {KEY_BYTES}; start the run again "
+                f"in a new output folder"
+            )
+        return int.from_bytes(key)
 
     @property
     def validation_examples(self) -> Dataset:
@@ -162,7 +194,8 @@ class ClientRuntime(LocalWork):
             coded = {"coded": sent.coded} if sent.coded else {}
             data = pack({"reply": sent.parts, "of": origin_of(request), **coded}, self._held)
             parts = leaving_parts(reply, self._held)
-            self.signed = self.ledger.append(parts, data, coded=sent.ledger, **_about(request))
+            about = _about(request) | self._spent(reply)
+            self.signed = self.ledger.append(parts, data, coded=sent.ledger, **about)
             return data
         except LostReference as error:
             logger.warning("site %r, round %d: %s", self.id, request.round, error)
@@ -182,6 +215,14 @@ class ClientRuntime(LocalWork):
                 exc_info=unforeseen or logger.isEnabledFor(logging.DEBUG),
             )
             return self._told(request, error)
+
+    def _spent(self, reply: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the ledger holds of the privacy of a reply: what all so far have cost."""
+        privacy = self.training.config.privacy
+        if privacy is None or "epsilon" not in reply.get("progress", {}):
+            return {}
+        spent = reply["progress"]["epsilon"]
+        return {"privacy": {"unit": privacy.unit, "epsilon": spent, "delta": privacy.delta}}
 
     def _told(self, request: Request, error: Exception) -> bytes:
         """Return the envelope with what the server may see of a failure, recorded like any part."""
@@ -207,11 +248,7 @@ class ClientRuntime(LocalWork):
         session = self._session(request)
         reply = dict(method(self, self._message(request, parts, session)))
         if self.progress:
-            main = self.progress.get("fit") or next(iter(self.progress.values()))
-            reply["progress"] = {
-                "loss": main.loss,
-                "steps": sum(p.steps for p in self.progress.values()),
-            }
+            reply["progress"] = self._progress_to_send()
         if "scores" in reply and not self.site.policy.case_scores:
             reply["scores"] = self._withhold_cases(request.method, reply["scores"])
         self._check_egress(reply)
@@ -220,6 +257,16 @@ class ClientRuntime(LocalWork):
             self._commit(before, old)
             self.store.prune(f"{request.floor:06d}")
         return reply, sent
+
+    def _progress_to_send(self) -> dict[str, float]:
+        """Return what the site says of its training; with privacy no loss, but what it has cost."""
+        main = self.progress.get("fit") or next(iter(self.progress.values()))
+        steps = sum(p.steps for p in self.progress.values())
+        privacy = self.training.config.privacy
+        if privacy is None or privacy.is_plain:
+            return {"loss": main.loss, "steps": steps}
+        spent = self.epsilon
+        return {"steps": steps} if spent is None else {"steps": steps, "epsilon": spent}
 
     def _drop_unaccepted(self, before: str, accepted: str | None) -> None:
         """Remove states before a name whose replies the server has never used."""

@@ -12,13 +12,14 @@ from pathlib import Path
 from torch import nn
 
 from collegium.compression.session.groups import NO_CODECS, Codecs
-from collegium.core.algorithm import Algorithm, NetworkBuilder
+from collegium.core.algorithm import Algorithm, NetworkBuilder, private_fits_of
 from collegium.core.dataset import ConcatDataset, Dataset
 from collegium.core.failures import known_error
 from collegium.core.message import Held
 from collegium.core.model_parts import find_parts
+from collegium.core.optional import import_optional
 from collegium.core.payloads import may_leave
-from collegium.core.randomness import ambient
+from collegium.core.randomness import ambient, generator
 from collegium.core.tensors import Tensors
 from collegium.data.site import Site, never_labelled
 from collegium.errors import ConfigError
@@ -33,6 +34,7 @@ from collegium.runtime.selection import DEFAULT, Selection
 from collegium.runtime.server import ServerRuntime
 from collegium.tasks import ClassificationTask, SegmentationTask, Task, metrics_of
 from collegium.training.loop import LocalTraining, TrainingConfig
+from collegium.training.privacy import EXTRA, PURPOSE, PrivacyConfig
 
 logger = logging.getLogger(__name__)
 
@@ -189,7 +191,8 @@ class Federation:
 
         Raises:
             ConfigError: the algorithm needs another optimiser or public data, is made for another
-                task, or pools the data of sites that annotate some classes only.
+                task, pools the data of sites that annotate some classes only, or cannot be trained
+                with the privacy that the recipe asks for.
             EgressError: a site's policy forbids what the algorithm sends.
         """
         check_optimizer(algorithm, self.training)
@@ -202,8 +205,35 @@ class Federation:
                 f"{type(algorithm).__name__} has one loss for the data of all sites, and site "
                 f"{min(self.partial)!r} has labelled some classes only; choose another algorithm"
             )
+        privacy = self.training.privacy
+        if privacy is not None and not privacy.is_plain:
+            check_privacy(algorithm, self.training)
+            self._check_private_network(algorithm, privacy)
         for site in self.sites.values():
             check_policy(algorithm, site.name, site.policy.allow, site.policy.forbid)
+
+    def _check_private_network(self, algorithm: Algorithm, privacy: PrivacyConfig) -> None:
+        """Check on a few cases that noise covers all that training changes in the network."""
+        from collegium.training.private_steps import check_case_gradients, check_statistics
+
+        with ambient(0, "privacy"):
+            module = self.builder(algorithm)()
+            for name, site in sorted(self.sites.items()):
+                rows = range(min(len(site.train), 3))
+                if not rows:
+                    continue
+                batch = site.train.batch(rows, [generator(0, "privacy", row) for row in rows])
+                check_statistics(module, batch)
+                if privacy.unit == "case":
+                    check_case_gradients(module, self.task_at(name, site.labelled), batch)
+                if privacy.delta * len(site.train) >= 1:
+                    logger.warning(
+                        "training.privacy.delta is %g, and site %s has %d training cases: one of "
+                        "them could be shown openly within it; lower it below 1 / cases",
+                        privacy.delta,
+                        name,
+                        len(site.train),
+                    )
 
     def clients(
         self,
@@ -386,6 +416,38 @@ def check_optimizer(algorithm: Algorithm, training: TrainingConfig) -> None:
             f"{type(algorithm).__name__} is right with plain {', '.join(sorted(wanted))} only, not "
             f"with {training.optimizer_kind}; set training.optimizer to {min(wanted)} and "
             f"training.momentum to 0, in an experiment for this algorithm alone by its own training"
+        )
+
+
+def check_privacy(algorithm: Algorithm, training: TrainingConfig) -> None:
+    """Check that the noise of private training covers all that an algorithm sends.
+
+    Args:
+        algorithm: the algorithm.
+        training: the recipe, with privacy.
+
+    Raises:
+        ConfigError: it does not, a setting is one that private training does not have, or Opacus is
+            not installed.
+    """
+    privacy, name = training.privacy, type(algorithm).__name__
+    assert privacy is not None
+    import_optional("opacus", EXTRA, PURPOSE)
+    if not private_fits_of(algorithm):
+        raise ConfigError(
+            f"training.privacy: {name} is not known to send nothing of the training cases but what "
+            f"noise covers; choose a method that declares it, such as fedavg, fedprox, fedper or "
+            f"ditto, or leave training.privacy out for {name}"
+        )
+    if privacy.unit == "case" and training.precision != "fp32":
+        raise ConfigError(
+            f"training.privacy: gradients of single cases are computed in float32, and "
+            f"training.precision is {training.precision}; set it to fp32"
+        )
+    if privacy.unit == "case" and training.clip_norm is not None:
+        raise ConfigError(
+            "training.clip_norm limits the gradient of a batch, and training.privacy.max_grad_norm "
+            "that of each case; leave out training.clip_norm"
         )
 
 

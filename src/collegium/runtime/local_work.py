@@ -6,6 +6,7 @@ A site works on its own data (`collegium.runtime.client`), the server on public 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -20,8 +21,19 @@ from collegium.core.tensors import Tensors
 from collegium.training.fisher import diagonal_fisher
 from collegium.training.loop import LocalTraining, Progress, count_steps
 from collegium.training.objectives import Objective, Output
+from collegium.training.privacy import (
+    CaseNoise,
+    Generators,
+    PrivacyConfig,
+    add_steps,
+    epsilon_of,
+    private_update,
+)
 
 logger = logging.getLogger(__name__)
+
+SPENT = "privacy"
+"""Where the state of a client holds the steps of private training; see `add_steps`."""
 
 
 class LocalWork:
@@ -44,6 +56,8 @@ class LocalWork:
         self.round = 0
         self.progress: dict[str, Progress] = {}
         """Of every `fit` since the work began, by stream."""
+        self.private_fits = 0
+        """How many fits a round makes; see `collegium.core.algorithm.Algorithm.private_fits`."""
         self._path: tuple[str | int, ...] = ()
         self._purposes: set[str] = set()
 
@@ -79,6 +93,20 @@ class LocalWork:
     def local_steps(self) -> int | None:
         """Optimiser steps per round; None if the recipe counts in epochs."""
         return self.training.config.local_steps
+
+    @property
+    def noise_seed(self) -> int:
+        """The seed of the noise of private training."""
+        return self.seed
+
+    @property
+    def epsilon(self) -> float | None:
+        """The cost of private training so far; None without privacy, or where it has no limit."""
+        privacy = self.training.config.privacy
+        if privacy is None or SPENT not in self.state:
+            return None
+        spent = epsilon_of(self.state[SPENT], privacy.delta)
+        return spent if math.isfinite(spent) else None
 
     def rng(self, purpose: str) -> torch.Generator:
         """Return the generator for ``purpose``; it may be used once in a piece of work."""
@@ -117,6 +145,12 @@ class LocalWork:
         keep = training.config.optimizer_state == "keep"
         key = f"optimizer/{stream}"
         moments = dict(self.state.get(key, {})) if keep else None
+        privacy = training.config.privacy
+        if privacy is not None and privacy.is_plain:
+            privacy = None
+        private = None
+        if privacy is not None and privacy.unit == "case":
+            private = self._case_noise(privacy, training, len(examples), path)
         trained, progress = training.fit(
             model,
             examples,
@@ -130,10 +164,58 @@ class LocalWork:
             objective=objective,
             trainable=trainable,
             optimizer_state=moments,
+            private=private,
         )
+        if privacy is not None:
+            trained = self._account(privacy, private, model, trained, progress, path)
         if moments is not None:
             self.state[key] = moments
         self.progress[stream] = progress
+        return trained
+
+    def _case_noise(
+        self,
+        privacy: PrivacyConfig,
+        training: LocalTraining,
+        count: int,
+        path: tuple[str | int, ...],
+    ) -> CaseNoise:
+        """Return the clipping and the noise of a fit on so many examples."""
+        assert privacy.max_grad_norm is not None
+        rate = min(1.0, training.config.batch_size / count)
+        steps = self.rounds * self.private_fits * count_steps(count, training.config)
+        noise = privacy.noise_for(rate, steps)
+        return CaseNoise(noise, privacy.max_grad_norm, rate, Generators(self.noise_seed, path))
+
+    def _account(
+        self,
+        privacy: PrivacyConfig,
+        private: CaseNoise | None,
+        start: Tensors,
+        trained: Tensors,
+        progress: Progress,
+        path: tuple[str | int, ...],
+    ) -> Tensors:
+        """Note the steps of a fit, and return the model that it may show.
+
+        With unit "site" that is one step in which the site surely takes part: the server, to which
+        every site sends its own update, sees who does.
+        """
+        noise, rate, steps = 0.0, 1.0, 1
+        if private is not None:
+            noise, rate, steps = private.noise, private.rate, progress.steps
+        else:
+            assert privacy.max_grad_norm is not None
+            noise = privacy.noise_for(1.0, self.rounds * self.private_fits)
+            trained = private_update(
+                start,
+                trained,
+                self.parts.trainable,
+                noise=noise,
+                max_norm=privacy.max_grad_norm,
+                generators=Generators(self.noise_seed, path),
+            )
+        self.state[SPENT] = add_steps(self.state.get(SPENT, []), noise, rate, steps)
         return trained
 
     def collect(

@@ -362,6 +362,8 @@ class ServerRuntime:
             coded.record_reply(client, reply)
         if "progress" in reply and "loss" in reply["progress"]:
             stats.loss = reply["progress"]["loss"]
+        if "epsilon" in reply.get("progress", {}):
+            stats.numbers["epsilon"] = float(reply["progress"]["epsilon"])
         stats.numbers |= recorded_numbers(self._sends, reply)
         return Message(reply, where, client)
 

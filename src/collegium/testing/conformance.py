@@ -46,6 +46,7 @@ from collegium.testing.statements import (
 from collegium.testing.stops import Stops, after_writes
 from collegium.testing.toy import (
     REGRESSION,
+    TRAINING,
     Kind,
     ShuffledTransport,
     SwappedNames,
@@ -55,6 +56,7 @@ from collegium.testing.toy import (
     toy_model,
     toy_workers,
 )
+from collegium.training.loop import TrainingConfig
 
 ON_EVERY_KIND = (
     "it_runs",
@@ -100,6 +102,7 @@ class Conformance(Statements):
         rounds: of every run.
         codecs: the codecs of every run.
         kind: the kind of data.
+        training: the local recipe.
     """
 
     def __init__(
@@ -111,10 +114,11 @@ class Conformance(Statements):
         *,
         codecs: Codecs = NO_CODECS,
         kind: Kind = REGRESSION,
+        training: TrainingConfig = TRAINING,
     ) -> None:
         super().__init__(algorithm)
         self._folder, self._workers, self._kind = folder, workers, kind
-        self._rounds, self._count, self._codecs = rounds, 0, codecs
+        self._rounds, self._count, self._codecs, self._training = rounds, 0, codecs, training
 
     @cached_property
     def _reference(self) -> ToyFederation:
@@ -150,7 +154,12 @@ class Conformance(Statements):
             algorithm or self.algorithm,
             self._folder / f"{self._count:04d}",
             transport,
-            **{"codecs": self._codecs, "kind": self._kind, **options},
+            **{
+                "codecs": self._codecs,
+                "kind": self._kind,
+                "training": self._training,
+                **options,
+            },
         )
 
     def _run(
@@ -166,7 +175,14 @@ class Conformance(Statements):
         require(not different, f"{what} changes the result: {different} differ")
 
     def _require_same_after_restart(self, root: Path, what: str, transport: Any = None) -> None:
-        again = ToyFederation(self.algorithm, root, transport, codecs=self._codecs, kind=self._kind)
+        again = ToyFederation(
+            self.algorithm,
+            root,
+            transport,
+            codecs=self._codecs,
+            kind=self._kind,
+            training=self._training,
+        )
         self._require_same(again.run(self._rounds), what)
 
     def check_it_runs(self) -> None:

@@ -19,6 +19,7 @@ from collegium.core.algorithm import Algorithm
 from collegium.core.dataset import Batch, TensorDataset
 from collegium.core.message import Message, pack, unpack
 from collegium.core.randomness import generator
+from collegium.core.settings import from_mapping
 from collegium.core.tensors import Tensors
 from collegium.data.site import Site
 from collegium.errors import MissingReply
@@ -321,7 +322,8 @@ class ToyClients(dict[str, _Addressed]):
         self.clear()
         name, params, training, root, kind, *described, client = json.loads(key)
         codecs = Codecs(**{side: CODECS.load(name)(**own) for side, name, own in described})
-        recipe = TrainingConfig(**training)
+        recipe, _ = from_mapping(TrainingConfig, training)
+        assert recipe is not None
         algorithm = ALGORITHMS.load(name)(**params)
         clients = toy_federation(training=recipe, kind=KINDS[kind]).clients(
             algorithm, seed=SEED, root=Path(root), codecs=codecs

@@ -29,6 +29,7 @@ from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError, DivergedError
 from collegium.tasks import Task
 from collegium.training.compilation import CompiledNetwork
+from collegium.training.privacy import CaseNoise, PrivacyConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -76,6 +77,7 @@ class TrainingConfig:
         compile: "on" compiles the network for training steps on whole batches of the task's loss,
             where all parameters are trained; "auto" is decided by an experiment, see
             `collegium.experiment.compilation.decide_compilation`, and "off" otherwise.
+        privacy: differential privacy of what leaves a site; None: none.
     """
 
     optimizer: Literal["sgd", "adam", "adamw"] = "adam"
@@ -97,6 +99,7 @@ class TrainingConfig:
     precision: Literal["fp32", "bf16"] = "fp32"
     memory_format: MemoryFormat = "auto"
     compile: Literal["auto", "on", "off"] = "auto"
+    privacy: PrivacyConfig | None = None
 
     @property
     def optimizer_kind(self) -> str:
@@ -323,6 +326,7 @@ class LocalTraining:
         objective: Objective | None = None,
         trainable: Collection[str] | None = None,
         optimizer_state: dict[str, Any] | None = None,
+        private: CaseNoise | None = None,
     ) -> tuple[Tensors, Progress]:
         """Train ``model`` on ``data``.
 
@@ -342,13 +346,15 @@ class LocalTraining:
                 layers whose own parameters are not trained use and keep their running statistics.
             optimizer_state: the optimiser's state by parameter name, read and replaced in place;
                 None: a new one.
+            private: how the gradients of single cases are clipped, and their noise; None: they are
+                not. `collegium.runtime.local_work.LocalWork.fit` makes it of the recipe.
 
         Returns:
             The trained model, and its mean loss and number of steps.
 
         Raises:
             DivergedError: the loss became NaN or infinite.
-            ConfigError: there is no example to train on.
+            ConfigError: there is no example to train on, or noise would not cover the objective.
         """
         from collegium.training.objectives import LiveNetwork
 
@@ -356,7 +362,12 @@ class LocalTraining:
             raise ConfigError("no training examples")
         config, wait = self.config, WAITING.get()
         call = Fit(self, model, data, seed, path, lr, epochs, steps, optimizer_state)
-        if wait and all(own is None for own in (penalty, correct, objective, trainable)):
+        if private is not None and not (penalty is None and objective is None):
+            raise ConfigError(
+                "training.privacy: noise covers the task's loss alone, and this method minimises "
+                "another objective; choose another method"
+            )
+        if wait and all(own is None for own in (penalty, correct, objective, trainable, private)):
             return wait(call)
         self.load(model)
         trained = {
@@ -374,17 +385,22 @@ class LocalTraining:
             trained,
             lr=lr,
             precision=config.precision,
-            compiled=self._compiled if whole and objective is None else None,
+            compiled=self._compiled if whole and objective is None and private is None else None,
             whole=config.batch_size,
         )
         hooks = _Hooks(objective or self._task_loss, penalty, correct)
         total, taken = 0.0, 0
         mode = training_mode(self.module, trained, self.parts.frozen)
         with ambient(seed, *path, "ambient"), mode:
-            for taken, samples in enumerate(call.plan(), start=1):
-                batch = self.draw(data, samples, seed, path)
-                with network.compiling(batch["image"]):
-                    total += self._step(batch, optimizer, network, hooks, taken)
+            if private is not None:
+                from collegium.training.private_steps import take_private_steps
+
+                total, taken = take_private_steps(call, network, optimizer, correct, private)
+            else:
+                for taken, samples in enumerate(call.plan(), start=1):
+                    batch = self.draw(data, samples, seed, path)
+                    with network.compiling(batch["image"]):
+                        total += self._step(batch, optimizer, network, hooks, taken)
         if optimizer_state is not None:
             optimizer_state.clear()
             optimizer_state.update(state_by_name(optimizer, trained))
@@ -434,7 +450,7 @@ class LocalTraining:
             loss = loss + hooks.penalty(network.parameters)
         loss.backward()  # type: ignore[no-untyped-call]
         if hooks.correct:
-            _correct_gradients(network.trained, hooks.correct)
+            correct_gradients(network.trained, hooks.correct)
         if self.config.clip_norm is not None:
             nn.utils.clip_grad_norm_(list(network.trained.values()), self.config.clip_norm)
         optimizer.step()
@@ -571,9 +587,15 @@ class _Hooks:
     correct: Callable[[Tensors, Tensors], Tensors] | None
 
 
-def _correct_gradients(
+def correct_gradients(
     trained: Mapping[str, nn.Parameter], correct: Callable[[Tensors, Tensors], Tensors]
 ) -> None:
+    """Replace the gradients by what a method makes of them.
+
+    Args:
+        trained: the parameters that are trained, by name.
+        correct: see `LocalTraining.fit`.
+    """
     gradient = Tensors(
         (n, torch.zeros_like(p) if p.grad is None else p.grad) for n, p in trained.items()
     )

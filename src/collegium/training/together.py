@@ -56,6 +56,11 @@ def check_together(module: nn.Module, config: TrainingConfig) -> None:
             "engine.together is true, and sites train together in float32 without compiling only: "
             "set training.precision to fp32 and training.compile to off, or it to false"
         )
+    elif (privacy := config.privacy) and privacy.unit == "case" and not privacy.is_plain:
+        raise ConfigError(
+            "engine.together is true, and sites with training.privacy of single cases train apart; "
+            "set it to false"
+        )
     else:
         return
     raise ConfigError(f"engine.together is true, and the network has {found}; set it to false")

@@ -39,6 +39,7 @@ from collegium.models.factory import MODELS, build_model, parameter_problems
 from collegium.runtime.engines import EngineConfig
 from collegium.runtime.participation import Participation
 from collegium.training.loop import TrainingConfig
+from collegium.training.privacy import PrivacyConfig
 
 FEDERATION = FederationConfig("f", {"a": SiteConfig(folder="a")})
 
@@ -58,7 +59,7 @@ CONFIGS = {
         ExperimentConfig("x", FEDERATION, ModelConfig("unet"), (AlgorithmConfig("fedavg"),), 1),
         ModelConfig("unet"), Participation(), PartitionRule("ratio"), SamplingConfig(),
         SiteConfig(folder="a"), SplitConfig(), TableConfig("ill", ("age",)), TaskConfig(),
-        TrackingConfig(), TrainingConfig(),
+        TrackingConfig(), TrainingConfig(), PrivacyConfig(noise_multiplier=0.0),
     )
 }  # fmt: skip
 

@@ -19,6 +19,7 @@ from collegium.core.settings import (
     Positive,
     PositiveInt,
     from_mapping,
+    refusal,
     rule,
     settings,
 )
@@ -341,7 +342,11 @@ def with_own_training(config: ExperimentConfig, algorithm: AlgorithmConfig) -> E
     """
     if not algorithm.training:
         return config
-    return replace(config, training=replace(config.training, **algorithm.training))
+    words = {**schema.plain(config.training), **schema.plain(algorithm.training)}
+    training, problems = from_mapping(TrainingConfig, words)
+    if training is None:
+        raise refusal(TrainingConfig.__name__, problems)
+    return replace(config, training=training)
 
 
 def to_dict(config: ExperimentConfig) -> dict[str, Any]:
@@ -458,7 +463,7 @@ def _check_own_training(data: dict[str, Any], source: Source) -> None:
             if not problem.path or problem.path[0] in own:
                 source.add_problem((*path, *map(str, problem.path)), problem.text)
         if whole is not None:
-            algorithm["training"] = {key: getattr(whole, key) for key in own}
+            algorithm["training"] = {key: schema.plain(getattr(whole, key)) for key in own}
 
 
 def _check_names(config: ExperimentConfig, source: Source) -> None:
