@@ -92,6 +92,14 @@ def test_epsilon_is_recorded_in_every_round_and_written_to_the_ledger(tmp_path):
         assert {(line["unit"], line["delta"]) for line in lines} == {("case", 1e-5)}
 
 
+def test_the_report_shows_epsilon_on_the_page_of_each_site(tmp_path):
+    output = run(tmp_path, NOISY, algorithms=["fedavg", "local"], rounds=1)
+    text = (output / "report.html").read_text()
+    steps = EPOCHS * TRAINED["north"] // BATCH
+    assert f"<td>{spent(1.3, 1 / 3, steps):.2f}</td>" in text
+    assert text.count("<h3>Privacy</h3>") == 2
+
+
 def test_no_training_loss_leaves_a_site(tmp_path):
     output = run(tmp_path, NOISY)
     assert rows(output, "loss").value.isna().all()

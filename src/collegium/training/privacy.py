@@ -135,10 +135,21 @@ def epsilon_of(history: Sequence[Sequence[Any]], delta: float) -> float:
     """
     if any(noise == 0 for noise, _, _ in history):
         return math.inf
-    accountant = import_optional("opacus.accountants", EXTRA, PURPOSE).RDPAccountant()
-    accountant.history = [(noise, rate, steps) for noise, rate, steps in history if steps]
+    if not any(steps for *_, steps in history):
+        return 0.0
+    orders = import_optional("opacus.accountants", EXTRA, PURPOSE).RDPAccountant.DEFAULT_ALPHAS
+    spending = import_optional("opacus.accountants.analysis.rdp", EXTRA, PURPOSE)
+    rdp = sum(steps * _divergence_of_step(noise, rate) for noise, rate, steps in history)
     with warnings.catch_warnings(action="ignore"):
-        return float(accountant.get_epsilon(delta))
+        return float(spending.get_privacy_spent(orders=orders, rdp=rdp, delta=delta)[0])
+
+
+@lru_cache(maxsize=64)
+def _divergence_of_step(noise: float, rate: float) -> Any:
+    """Return the Renyi divergence of one step by order; that of several is their sum."""
+    orders = import_optional("opacus.accountants", EXTRA, PURPOSE).RDPAccountant.DEFAULT_ALPHAS
+    spending = import_optional("opacus.accountants.analysis.rdp", EXTRA, PURPOSE)
+    return spending.compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=orders)
 
 
 @dataclass(frozen=True)

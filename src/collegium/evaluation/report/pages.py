@@ -214,6 +214,7 @@ def _site_page(
     ``withheld``, how many cases have scores that stay at the site; ``scores``; and ``pictures`` by
     method, inside the method of its answer first, or, if none of it were drawn, another model of
     the same algorithm. ``answer`` says whether joining helps it, None if nobody trained alone.
+    ``privacy`` is epsilon by algorithm.
     """
     own = parts.rows.get(site, parts.nothing)
     scored = {where: final_scores(own, where=where) for where in WHERES}
@@ -230,9 +231,21 @@ def _site_page(
         "curves": [drawn.of(site) for drawn in content.curves if site in drawn.panels],
         "pictures": {where: pictures.get((site, where), {}) for where in WHERES},
         "traffic": parts.traffic.get(site, ()),
+        "privacy": _epsilons(own),
         "ledger": content.ledgers.get(site, ()),
         "adaptations": [found for found in content.adaptations if found.site == site],
     }
+
+
+def _epsilons(own: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return by algorithm what private training has cost a site, the most of all its trainings.
+
+    Args:
+        own: The rows of a site.
+    """
+    found = own[(own["metric"] == "epsilon") & (own["split"] == "train")]
+    most = found.groupby("algorithm", sort=False, observed=True)["value"].max()
+    return [{"name": method_name(str(label)), "epsilon": value} for label, value in most.items()]
 
 
 def site_ids(sites: Sequence[str]) -> dict[str, str]:
