@@ -5,7 +5,7 @@ from collegium.cli.base import app, guarded, logger
 # `collegium --help` lists the commands in the order of these imports.
 # isort: off
 from collegium.cli import run, assess, deploy, phantoms, list, check, inspect, init  # noqa: A004, F401
-from collegium.cli import certificate, drift, correlate, partition, patches, network  # noqa: F401
+from collegium.cli import certificate, drift, attack, correlate, partition, patches, network  # noqa: F401
 # isort: on
 
 __all__ = ["app", "guarded", "logger", "main"]

@@ -159,6 +159,16 @@ def make_federation(
     return description
 
 
+def is_phantom(folder: Path) -> bool:
+    """Return whether a folder holds a phantom federation that `make_federation` has written.
+
+    Args:
+      folder: the root of a federation.
+    """
+    description = folder / "federation.yaml"
+    return description.is_file() and description.read_text(encoding="utf-8").startswith(HEADER)
+
+
 def scanner_of(site: str, seed: int) -> ScannerModel:
     """Return the scanner of a site: one of `SCANNERS`, or one drawn for the site's name.
 

@@ -57,14 +57,14 @@ def to_text(table: MethodTable | ComparisonTable) -> str:
         parts = [f"{table.question} {_about(table)}; {_ANSWERED}"]
         parts += [table.missing] if table.missing else []
         lines = _comparison_lines(table)
-        parts += _aligned(lines, left=2) if len(lines) > 1 else []
+        parts += aligned(lines, left=2) if len(lines) > 1 else []
         return "\n".join([*parts, *table.notes]) + "\n"
 
     lines = [["method", *(f"{column} " for column in table.columns)]]
     for name, cells in table.methods:
         lines.append([name, *(_cell_text(c, table.unit) + " *+"[c.rank] for c in cells)])
     legend = f"{_about(table)}: mean {PLUS_MINUS} sd over seeds; * best, + second"
-    return "\n".join([legend, *_aligned(lines, left=1), *table.notes]) + "\n"
+    return "\n".join([legend, *aligned(lines, left=1), *table.notes]) + "\n"
 
 
 def to_markdown(table: MethodTable | ComparisonTable) -> str:
@@ -84,7 +84,7 @@ def to_markdown(table: MethodTable | ComparisonTable) -> str:
             for line, sentence in zip(_comparison_lines(table), sentences, strict=True)
         ]
         left = ("site", "method", "answer", "verdict")
-        parts += [_markdown_table(lines, left)] if len(lines) > 1 else []
+        parts += [markdown_table(lines, left)] if len(lines) > 1 else []
         parts += [_markdown(" ".join(table.notes))] if table.notes else []
         return "\n\n".join(parts) + "\n"
 
@@ -94,7 +94,7 @@ def to_markdown(table: MethodTable | ComparisonTable) -> str:
         texts = [marks[c.rank].format(_markdown(_cell_text(c, table.unit))) for c in cells]
         lines.append([_markdown(name), *texts])
     notes = [_markdown(" ".join(table.notes))] if table.notes else []
-    return "\n\n".join([_markdown_table(lines, ("method",)), *notes]) + "\n"
+    return "\n\n".join([markdown_table(lines, ("method",)), *notes]) + "\n"
 
 
 def to_latex(table: MethodTable | ComparisonTable, *, caption: str | None = None) -> str:
@@ -202,8 +202,13 @@ def _trainings(verdict: Verdict) -> str:
     return str(joined) if joined == reference else f"{joined} : {reference}"
 
 
-def _aligned(lines: Sequence[Sequence[str]], *, left: int) -> list[str]:
-    """Align and rule the lines, the first of which is the head; ``left`` columns stand left."""
+def aligned(lines: Sequence[Sequence[str]], *, left: int) -> list[str]:
+    """Return lines aligned and ruled, for a terminal.
+
+    Args:
+        lines: the cells, the head first.
+        left: how many columns stand left.
+    """
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     texts = [
         "  ".join(
@@ -220,7 +225,13 @@ def _markdown(text: str) -> str:
     return html.escape(text, quote=False).replace("|", "\\|").replace("\n", " ")
 
 
-def _markdown_table(lines: Sequence[Sequence[str]], left: Sequence[str]) -> str:
+def markdown_table(lines: Sequence[Sequence[str]], left: Sequence[str]) -> str:
+    """Return lines as a table in Markdown.
+
+    Args:
+        lines: the cells, the head first.
+        left: the heads of columns that stand left.
+    """
     rule = ["---" if text in left else "---:" for text in lines[0]]
     return "\n".join(f"| {' | '.join(line)} |" for line in [lines[0], rule, *lines[1:]])
 

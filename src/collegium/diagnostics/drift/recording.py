@@ -22,35 +22,22 @@ from collegium.tasks import Task
 from collegium.training.alignment import pool
 
 
-class RecordingTransport:
-    """A transport that records the models on their way to and from the sites.
+class SentModels:
+    """A transport that looks at the models on their way to and from the sites.
 
-    It records those of requests of training that hold the part ``model`` and are answered by
-    ``model`` or ``model_update``. A method that keeps a part of the model at the site sends less
-    than the site computes with: both models are then completed by the site's own tensors, those
-    from before the training and those from after it.
+    It looks at those of requests of training that hold the part ``model`` and are answered by
+    ``model`` or ``model_update``.
 
     Args:
         inner: carries the messages.
-        initial: the common initial model, for tensors that nobody has sent or kept yet.
-        personal: called after a site has trained: gives the model with which it would predict on
-            receiving a message, as `collegium.core.algorithm.Algorithm.personal_model` does.
-        take: called with the round, the site, the model received and the model after training.
+        initial: the common initial model, for tensors that nobody has sent yet.
 
     Attributes:
         held: what messages leave out, the server's `ServerRuntime.held`.
     """
 
-    def __init__(
-        self,
-        inner: Transport,
-        initial: Tensors,
-        *,
-        personal: Callable[[str, Message], Tensors | None],
-        take: Callable[[int, str, Tensors, Tensors], None],
-    ) -> None:
-        self._inner, self._initial, self._personal, self._take = inner, initial, personal, take
-        self._own: dict[str, Tensors] = {}
+    def __init__(self, inner: Transport, initial: Tensors) -> None:
+        self._inner, self._initial = inner, initial
         self.held: Held | None = None
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[Response]:
@@ -80,15 +67,63 @@ class RecordingTransport:
         reply = unpack(response.data, held=self.held).get("reply", {})
         if not SENT_BACK & reply.keys():
             return  # an exchange of something else, or a failure
-        parts, site = unpack(request.payload, held=self.held), response.client
+        parts = unpack(request.payload, held=self.held)
         if not isinstance(parts.get("model"), Tensors):
             raise ConfigError(
                 f"{request.method!r} sends each site {', '.join(parts) or 'nothing'} and not one "
-                f"model from which features could drift; choose another algorithm"
+                f"model that it trains and sends back; choose another algorithm"
             )
         received = self._initial | parts["model"]
         sent = model_sent_back({"model": received}, reply)
         assert sent is not None  # both are there
+        self.see(request, parts, received, sent)
+
+    def see(
+        self, request: Request, parts: dict[str, Any], received: Tensors, sent: Tensors
+    ) -> None:
+        """Look at a site's training.
+
+        Args:
+            request: the request.
+            parts: its parts.
+            received: the whole model, initial where nothing was sent.
+            sent: what the site sent back of it, as it trained it.
+        """
+        raise NotImplementedError
+
+
+class RecordingTransport(SentModels):
+    """A transport that records the models on their way to and from the sites.
+
+    A method that keeps a part of the model at the site sends less than the site computes with: both
+    models are then completed by the site's own tensors, those from before the training and those
+    from after it.
+
+    Args:
+        inner: carries the messages.
+        initial: the common initial model, for tensors that nobody has sent or kept yet.
+        personal: called after a site has trained: gives the model with which it would predict on
+            receiving a message, as `collegium.core.algorithm.Algorithm.personal_model` does.
+        take: called with the round, the site, the model received and the model after training.
+    """
+
+    def __init__(
+        self,
+        inner: Transport,
+        initial: Tensors,
+        *,
+        personal: Callable[[str, Message], Tensors | None],
+        take: Callable[[int, str, Tensors, Tensors], None],
+    ) -> None:
+        super().__init__(inner, initial)
+        self._personal, self._take = personal, take
+        self._own: dict[str, Tensors] = {}
+
+    def see(
+        self, request: Request, parts: dict[str, Any], received: Tensors, sent: Tensors
+    ) -> None:
+        """Record both models, completed. See `SentModels.see`."""
+        site = request.client
         before = self._own.get(site, Tensors())
         trained = self._completed(site, parts, received | sent, received.without(sent))
         self._take(request.round, site, received | before, trained)

@@ -1,0 +1,246 @@
+"""Writes the results of attacks: numbers, tables, sentences and, where they may be, pictures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from collegium import __version__
+from collegium.core.files import write_atomically
+from collegium.core.seals import seal_json
+from collegium.data.federation_config import expand_root
+from collegium.data.phantoms import is_phantom
+from collegium.diagnostics.attacks.inversion import DEFAULT, Inversion
+from collegium.diagnostics.attacks.measurement import (
+    COMPARED,
+    NONE,
+    InversionResult,
+    invert_sent,
+)
+from collegium.diagnostics.attacks.membership import MembershipResult, infer_memberships
+from collegium.evaluation.formats import aligned, markdown_table
+from collegium.evaluation.report.overlays import encode_png
+from collegium.evaluation.results import frame_to_csv
+from collegium.experiment.config.experiment import ExperimentConfig
+
+FOLDER = "attack"
+"""The folder in the output folder of an experiment."""
+
+SIDE = 192
+"""Pixels of a small image's longer side in a picture, at least."""
+
+GAIN = 1.0
+"""An attack that beats a constant guess by fewer dB, after scale and offset, rebuilds nothing."""
+
+CERTAIN = 0.05
+"""The largest p of a membership attack that is said to tell something."""
+
+HEADS = {
+    "inversion": ["algorithm", "site", "defence", "numbers sent", "PSNR (dB)", "SSIM",
+                  "correlation", "fitted PSNR (dB)", "fitted SSIM", "constant guess (dB)"],
+    "membership": ["algorithm", "seed", "site", "model", "attack", "AUC", "p",
+                   "members found", "at false positives", "members", "others"],
+}  # fmt: skip
+"""The heads of the tables, by kind of attack."""
+
+WORDS = 5
+"""So many columns at most, from the left, hold words."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """The results of attacks, written.
+
+    Attributes:
+        folder: where.
+        table: for a terminal.
+        sentences: what the numbers say.
+    """
+
+    folder: Path
+    table: str
+    sentences: Sequence[str]
+
+
+def write_inversion(
+    config: ExperimentConfig,
+    settings: Inversion = DEFAULT,
+    *,
+    sites: Sequence[str] = (),
+    defences: Sequence[str] = COMPARED,
+    case: int = 0,
+    local_steps: int = 1,
+    pictures: bool = False,
+    notice: Callable[[str], None] = lambda text: None,
+) -> Written:
+    """Invert what is sent, and write ``inversion.json``, ``.csv``, ``.md`` and ``.txt``.
+
+    They go into the folder ``attack`` of the experiment's output folder. Pictures, the true image
+    on the left and the rebuilt one on the right, are drawn of phantoms only, unless asked for:
+    those of patients do not belong into a folder that others see.
+
+    Args:
+        config: the experiment.
+        settings: see `invert_sent`, as are those below.
+        sites: whose images.
+        defences: which are compared.
+        case: the number of the training case.
+        local_steps: how many steps a site takes.
+        pictures: whether pictures are drawn of other images than phantoms too.
+        notice: called with a sentence before each attack.
+
+    Raises:
+        StorageError: a file cannot be written.
+        CollegiumError: what `invert_sent` raises.
+    """
+    folder, found = Path(config.output) / FOLDER, list[InversionResult]()
+    drawn = pictures or is_phantom(expand_root(config.federation.root))
+    for attacked in invert_sent(
+        config, settings, sites=sites, defences=defences, case=case, local_steps=local_steps,
+        notice=notice,
+    ):  # fmt: skip
+        result = attacked.result
+        found.append(result)
+        if drawn:
+            name = "-".join([result.algorithm, result.site, result.defence]).replace(" ", "-")
+            write_atomically(folder / f"{name}.png", side_by_side([attacked.truth, attacked.image]))
+    about = {
+        "experiment": config.name, "federation": config.federation.name, "seed": config.seeds[0],
+        "case": case, "local_steps": local_steps, "settings": asdict(settings),
+    }  # fmt: skip
+    rows = [_inversion_row(result) for result in found]
+    sentences = [inversion_sentence(result, local_steps, settings) for result in found]
+    return _write(folder, "inversion", about, found, rows, sentences)
+
+
+def write_membership(output: Path, *, shadows: int = 0, fpr: float = 0.01) -> Written:
+    """Infer memberships, and write ``membership.json``, ``.csv``, ``.md`` and ``.txt``.
+
+    They go into the folder ``attack`` of the run. See `infer_memberships` for the arguments.
+
+    Raises:
+        StorageError: a file cannot be written.
+        CollegiumError: what `infer_memberships` raises.
+    """
+    found = infer_memberships(output, shadows=shadows, fpr=fpr)
+    rows = [_membership_row(result) for result in found]
+    sentences = [membership_sentence(result) for result in found]
+    return _write(output / FOLDER, "membership", {"shadows": shadows}, found, rows, sentences)
+
+
+def _write(
+    folder: Path,
+    kind: str,
+    about: Mapping[str, Any],
+    found: Iterable[Any],
+    rows: Sequence[Sequence[str]],
+    sentences: Sequence[str],
+) -> Written:
+    """Write the results of one kind of attack as data, tables and sentences."""
+    results = [asdict(result) for result in found]
+    data = {"collegium": __version__, **about, "results": results, "sentences": sentences}
+    lines, left = [HEADS[kind], *rows], 3 if kind == "inversion" else WORDS
+    table = "\n".join(aligned(lines, left=left))
+    texts = {
+        "json": seal_json(json.dumps(data, indent=1)),
+        "csv": frame_to_csv(pd.json_normalize(results)).encode(),
+        "md": "\n".join(
+            [markdown_table(lines, HEADS[kind][:left]), "", *(f"- {s}" for s in sentences), ""]
+        ).encode(),
+        "txt": "\n".join([table, "", *sentences, ""]).encode(),
+    }
+    for ending, content in texts.items():
+        write_atomically(folder / f"{kind}.{ending}", content)
+    return Written(folder, table, sentences)
+
+
+def _inversion_row(result: InversionResult) -> list[str]:
+    like = result.likeness
+    return [
+        result.algorithm, result.site, result.defence, f"{result.sent} of {result.trained}",
+        f"{like.psnr:.1f}", f"{like.ssim:.2f}", f"{like.correlation:.2f}",
+        f"{like.fitted_psnr:.1f}", f"{like.fitted_ssim:.2f}", f"{like.blank_psnr:.1f}",
+    ]  # fmt: skip
+
+
+def _membership_row(result: MembershipResult) -> list[str]:
+    found = result.found
+    return [
+        result.algorithm, str(result.seed), result.site, result.model, result.attack,
+        f"{found.auc:.3f}", f"{found.p:.3g}", f"{found.tpr:.1%}", f"{found.fpr:.1%}",
+        str(found.members), str(found.others),
+    ]  # fmt: skip
+
+
+def inversion_sentence(result: InversionResult, local_steps: int, settings: Inversion) -> str:
+    """Return in a sentence what an inversion has rebuilt.
+
+    Args:
+        result: the result.
+        local_steps: how many steps the site took.
+        settings: the settings of the attack.
+    """
+    like, steps = result.likeness, "one step" if local_steps == 1 else f"{local_steps} steps"
+    if settings.label == "known":
+        label = "who knows the label"
+    else:
+        label = "who infers the label" if result.label_right else "who infers a wrong label"
+    after = "" if result.defence == NONE else f", after {_defence(result.defence)}"
+    start = f"From what {result.algorithm} sends of one image of {result.site} in {steps}{after}, "
+    if like.fitted_psnr < like.blank_psnr + GAIN:
+        return (
+            f"{start}this attacker, {label}, rebuilds nothing (PSNR {like.psnr:.1f} dB; a constant "
+            f"guess has {like.blank_psnr:.1f} dB)."
+        )
+    return (
+        f"{start}an attacker {label} rebuilds it with PSNR {like.psnr:.1f} dB and SSIM "
+        f"{like.ssim:.2f} (a constant guess has {like.blank_psnr:.1f} dB)."
+    )
+
+
+def _defence(name: str) -> str:
+    word, _, number = name.partition(" ")
+    return f"noise of {number} times the norm" if word == "noise" else f"the codec {name}"
+
+
+def membership_sentence(result: MembershipResult) -> str:
+    """Return in a sentence what a membership attack tells."""
+    found = result.found
+    by = "the loss" if result.attack == "threshold" else "the likelihood ratio"
+    start = f"At {result.site}, {by} under the {result.model} model of {result.algorithm}"
+    tells = "tells" if found.p <= CERTAIN else "does not clearly tell"
+    return (
+        f"{start} (seed {result.seed}) {tells} training patients from others: AUC {found.auc:.2f}, "
+        f"p {found.p:.2g}, {found.members} members and {found.others} others."
+    )
+
+
+def side_by_side(images: Sequence[torch.Tensor]) -> bytes:
+    """Return images in a row as a PNG, in the range of the first one.
+
+    Of a volume the middle slice is drawn, of several channels the first.
+
+    Args:
+        images: (1, C, *spatial) each, of one shape.
+    """
+    from PIL import Image
+
+    planes = [_plane(image) for image in images]
+    low, high = float(planes[0].min()), float(planes[0].max())
+    scaled = (np.hstack(planes) - low) / max(high - low, 1e-12)
+    picture = Image.fromarray((np.nan_to_num(scaled).clip(0, 1) * 255).round().astype(np.uint8))
+    factor = max(1, -(-SIDE // max(planes[0].shape)))
+    size = picture.width * factor, picture.height * factor
+    return encode_png(picture.resize(size, Image.Resampling.NEAREST))
+
+
+def _plane(image: torch.Tensor) -> np.ndarray[Any, Any]:
+    plane = image[0, 0].detach().cpu().numpy()
+    return plane if plane.ndim == 2 else plane[..., plane.shape[-1] // 2]

@@ -1,0 +1,159 @@
+"""The attacks as a user runs them: on an experiment, and on a finished run."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+from typer.testing import CliRunner, Result
+
+from collegium import cli
+from collegium.core.seals import read_json
+from collegium.data.phantoms import make_federation
+
+NETWORK = """\
+from torch import nn
+
+def tiny(in_channels=1):
+    return nn.Sequential(
+        nn.Conv2d(in_channels, 8, 3, padding=1), nn.ReLU(), nn.Flatten(),
+        nn.Linear(8 * 32 * 32, 2),
+    )
+"""
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, [*arguments])
+
+
+def write(folder: Path, **changes: object) -> Path:
+    data = {
+        "name": "x", "federation": str(folder / "data" / "federation.yaml"),
+        "model": {"name": "unet", "in_channels": 1, "channels": [4, 8], "num_res_units": 0},
+        "training": {"batch_size": 2, "local_steps": 1, "lr": 0.05, "optimizer": "sgd"},
+        "rounds": 1, "algorithms": ["fedavg", "fedbn"], "output": str(folder / "run"),
+    }  # fmt: skip
+    path = folder / "x.yaml"
+    path.write_text(yaml.safe_dump(data | changes))
+    return path
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_federation(tmp_path_factory.mktemp("drawn") / "data", 2, cases=8, size=32).parent
+
+
+@pytest.fixture
+def folder(tmp_path: Path, drawn: Path) -> Path:
+    shutil.copytree(drawn, tmp_path / "data")
+    return tmp_path
+
+
+def test_an_inversion_is_written_as_numbers_tables_sentences_and_pictures(folder: Path) -> None:
+    path = write(folder, model={"name": "unet", "in_channels": 1, "channels": [4, 8]})
+    result = call(
+        "attack", str(path), "--steps", "3", "--sites", "birch", "--defences", "none,noise 1,stc"
+    )
+    assert result.exit_code == 0, result.output
+    written = folder / "run" / "attack"
+    assert result.stdout.splitlines()[-1] == str(written)
+    data = read_json(written / "inversion.json")
+    names = [(r["algorithm"], r["site"], r["defence"]) for r in data["results"]]
+    assert names == [
+        (algorithm, "birch", defence)
+        for algorithm in ("fedavg", "fedbn")
+        for defence in ("none", "noise 1", "stc")
+    ]
+    sizes = {r["algorithm"]: (r["sent"], r["trained"]) for r in data["results"]}
+    assert sizes["fedavg"][0] == sizes["fedavg"][1] == sizes["fedbn"][1] > sizes["fedbn"][0]
+    assert data["settings"]["steps"] == 3
+    start = "From what fedbn sends of one image of birch in one step, after the codec stc, "
+    assert any(sentence.startswith(start) for sentence in data["sentences"])
+    assert all(sentence in result.stdout for sentence in data["sentences"])
+    with (written / "inversion.csv").open() as file:
+        assert len([*csv.DictReader(file)]) == 6
+    assert (written / "inversion.md").read_text().startswith("| algorithm | site | defence |")
+    picture = Image.open(written / "fedavg-birch-noise-1.png")
+    assert picture.size == (2 * 192, 192)
+    left = np.asarray(picture)[:, :192]
+    assert (left.min(), left.max()) == (0, 255)
+    assert len([*written.glob("*.png")]) == 6
+
+
+def test_pictures_of_patients_are_drawn_only_if_asked_for(folder: Path) -> None:
+    description = folder / "data" / "federation.yaml"
+    description.write_text(description.read_text().partition("\n")[2])
+    arguments = ["attack", str(write(folder)), "algorithm=fedavg", "--steps", "1"]
+    assert call(*arguments, "--defences", "none").exit_code == 0
+    written = folder / "run" / "attack"
+    assert [*written.glob("*.png")] == []
+    assert call(*arguments, "--defences", "none", "--pictures").exit_code == 0
+    assert [path.name for path in written.glob("*.png")] == ["fedavg-alder-none.png"]
+
+
+def test_a_classifier_s_label_is_inferred_and_its_image_approached(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for name in ("left", "right"):
+        (tmp_path / "data" / "a" / name).mkdir(parents=True)
+        for number in range(6):
+            pixels = np.kron(rng.integers(0, 255, (4, 4), np.uint8), np.ones((8, 8), np.uint8))
+            Image.fromarray(pixels).save(tmp_path / "data" / "a" / name / f"{name}{number}.png")
+    (tmp_path / "data" / "federation.yaml").write_text(
+        "name: x\nsites: {a: {folder: a}}\ntask: {name: classification, classes: [left, right]}\n"
+    )
+    (tmp_path / "net.py").write_text(NETWORK)
+    network = {"name": f"{tmp_path / 'net.py'}:tiny"}
+    path = write(tmp_path, model=network, algorithms=["fedavg", "fedper"])
+    common = ["attack", str(path), "--label", "inferred", "--defences", "none"]
+    result = call(*common, "algorithm=fedavg", "--steps", "150")
+    assert result.exit_code == 0, result.output
+    (found,) = read_json(tmp_path / "run" / "attack" / "inversion.json")["results"]
+    assert found["label_right"] is True
+    assert found["likeness"]["correlation"] > 0.5
+    assert "who infers the label" in result.stdout
+    refused = call(*common, "--steps", "1")
+    assert refused.exit_code == 2
+    assert "the head of the network was not sent" in refused.stderr
+
+
+def test_memberships_are_inferred_from_a_run(folder: Path) -> None:
+    path = write(folder, algorithms=["fedavg", "ditto"])
+    assert call("run", str(path)).exit_code == 0
+    result = call("attack", str(folder / "run"), "--kind", "membership", "--shadows", "2")
+    assert result.exit_code == 0, result.output
+    data = read_json(folder / "run" / "attack" / "membership.json")
+    assert data["shadows"] == 2
+    kinds = {(r["algorithm"], r["model"], r["attack"]) for r in data["results"]}
+    assert kinds == {
+        (*trained, attack)
+        for trained in (("fedavg", "global"), ("ditto", "global"), ("ditto", "personal"))
+        for attack in ("threshold", "lira")
+    }
+    assert len(data["sentences"]) == len(data["results"]) == 12
+    assert data["sentences"][0] in result.stdout
+    inverted = call("attack", str(folder / "run"), "--steps", "1", "--defences", "none")
+    assert inverted.exit_code == 0, inverted.output
+    assert json.dumps(str(folder / "run" / "attack"))[1:-1] in inverted.stdout
+
+
+def test_what_cannot_be_attacked_ends_with_a_sentence(folder: Path) -> None:
+    path, run = str(write(folder)), str(folder)
+    for arguments, words in (
+        ([path, "--sites", "oak"], "there is no site 'oak' that trains; choose from alder, birch"),
+        ([path, "--case", "99"], "choose a smaller number, from 0"),
+        ([path, "--defences", "noise"], "has no size of the noise"),
+        ([path, "--defences", "zip"], "zip"),
+        ([path, "algorithm=local", "--steps", "1"], "there is nothing to invert"),
+        ([path, "--steps", "0"], "steps: should be at least 1"),
+        ([path, "--kind", "membership", "rounds=2"], "'rounds=2' would change"),
+        ([run, "rounds=2"], "name the experiment's file instead"),
+        ([path, "--kind", "membership", "--false-positives", "1,2"], "write one share"),
+    ):
+        result = call("attack", *arguments)
+        assert result.exit_code == 2, result.output
+        assert words in result.stderr
+    assert call("attack", run, "--kind", "membership").exit_code == 5
