@@ -24,6 +24,7 @@ from collegium.distributed.site import read_site_settings
 from collegium.distributed.status import federation_status
 from collegium.experiment.config.experiment import load_config
 from collegium.experiment.runner import run_experiment
+from collegium.runtime.secure.site import FILE
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("alder", "birch", "cedar")
@@ -340,13 +341,16 @@ TIMES = {"seconds", "time", "previous", "hash", "sha256"}
 
 
 def decisive(run: Path) -> dict[str, bytes]:
-    """Return states, models, scores, records and ledgers of a run by their paths in it."""
+    """Return states, models, scores, records and ledgers of a run by their paths in it.
+
+    Keys of masks are drawn anew in every run, and decide on nothing.
+    """
     found: dict[str, bytes] = {}
     for path in sorted(run.rglob("*")):
         inside = path.relative_to(run)
         outside = "outside" in inside.parts and path.name == "scores.json"
         decides = outside or {"server", "clients"} & set(inside.parts)
-        if path.is_file() and decides and path.name != "ledgers.json":
+        if path.is_file() and decides and path.name not in ("ledgers.json", FILE):
             data = path.read_bytes()
             if path.name in {"records.jsonl", "ledger.jsonl", "test.json", "scores.json"}:
                 lines = [json.loads(line) for line in data.splitlines()]

@@ -10,6 +10,7 @@ import yaml
 from collegium.core.seals import read_json
 from collegium.diagnostics.assessment.writing import assess
 from collegium.experiment.config.experiment import load_config
+from collegium.runtime.secure.parts import MASKED
 
 PLAIN = {"optimizer": "sgd", "momentum": 0.0, "lr": 0.01, "batch_size": 2, "local_steps": 2}
 
@@ -45,6 +46,16 @@ def test_coded_messages_have_the_bits_of_a_run_in_one_process(federation):
     found = run_both(federation, "coded", algorithms=["fedavg"], codec=codec)
     for site in federation.names:
         assert b'"codec": "STC"' in found[f"fedavg/seed-0/clients/{site}/ledger.jsonl"]
+
+
+@pytest.mark.slow
+def test_means_of_masked_replies_have_the_bits_of_a_run_in_one_process(federation):
+    found = run_both(federation, "masked", algorithms=["fedavg", "fedbn"], secure_mean={})
+    for site in federation.names:
+        ledger = json.loads(found[f"fedavg/seed-0/clients/{site}/ledger.jsonl"])
+        masked = [line["parts"][MASKED] for line in ledger if line["method"] == MASKED]
+        assert [part["sites"] for part in masked] == [[*federation.names]] * 2
+        assert not any("model" in line["parts"] for line in ledger)
 
 
 @pytest.mark.slow

@@ -23,8 +23,8 @@ class PartialSharing(FedAvg):
     """
 
     has_global: ClassVar[bool] = False
+    only_averaged: ClassVar[frozenset[str] | None] = frozenset({"model", "num_examples"})
     neutral: ClassVar[Mapping[str, Any] | None] = None
-    means: ClassVar[frozenset[str]] = frozenset({"model"})
     private: ClassVar[str]
 
     def check_setup(self, clients: Sequence[str], parts: ModelParts) -> None:

@@ -23,8 +23,8 @@ class PrivateAddition(FedAvg):
         "model": ModelPart(without="added"),
         "num_examples": Count(),
     }
+    only_averaged: ClassVar[frozenset[str] | None] = frozenset({"model", "num_examples"})
     neutral: ClassVar[Mapping[str, Any] | None] = None
-    means: ClassVar[frozenset[str]] = frozenset({"model"})
 
     def round(self, server: Server) -> None:
         """Average the network as built."""

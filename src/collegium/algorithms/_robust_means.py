@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from collegium.algorithms import _robust_rules as rules
 from collegium.algorithms._distance_groups import GroupServer
-from collegium.core.algorithm import Algorithm, Replies, Server, averaged_parts
+from collegium.core.algorithm import Algorithm, Replies, Server
 from collegium.core.message import Message
 from collegium.core.model_parts import ModelParts
 from collegium.core.payloads import ModelPart
@@ -41,6 +41,9 @@ class RobustMean(Algorithm):
         hostile: of "krum", the number of hostile sites that it has to stand, f.
         selected: of "krum", how many models are averaged, m: 1 is Krum, more is Multi-Krum.
     """
+
+    only_averaged: ClassVar[frozenset[str] | None] = None
+    compares_replies: ClassVar[bool] = True
 
     rule: Literal["median", "trimmed_mean", "norm_bound", "krum"] = "median"
     trim: Share = 0.25
@@ -87,7 +90,7 @@ class RobustMean(Algorithm):
         See `Algorithm.check_setup`.
         """
         super().check_setup(clients, parts)
-        if not averaged_parts(type(self)):
+        if not self.averaged_parts():
             raise ConfigError(
                 "the server of this method does more with the sites' models than to average them, "
                 "so that a robust mean would protect nothing; leave +robust out, or give it to a "
@@ -169,7 +172,7 @@ class RobustReplies(Replies):
             ProtocolError: the part is not among the means that the method declares.
         """
         method, weights = self._server.method, self.weights(weight)
-        if key not in averaged_parts(type(method)):
+        if key not in method.averaged_parts():
             raise ProtocolError(
                 f"the part {key!r} is averaged, and the method's means do not name it; write it "
                 f"into them"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 from collegium.core.algorithm import Algorithm, Server, State
 from collegium.core.lazy import torch
@@ -26,6 +27,8 @@ class ServerOptimizer(Algorithm):
     Delta, the mean less the model before the round, is minus the gradient. Parameters alone take
     the optimiser's step; buffers are those of the mean. Rounds at home do not take it.
     """
+
+    only_averaged: ClassVar[frozenset[str] | None] = None
 
     def check_setup(self, clients: Sequence[str], parts: ModelParts) -> None:
         """Refuse a method without a global model, and what the method refuses.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from collegium.core.algorithm import Algorithm, averaged_parts
+from collegium.core.algorithm import Algorithm
 from collegium.core.settings import settings
 from collegium.errors import ConfigError
 
@@ -27,7 +27,7 @@ def wrap(
         about: what the mix-in adds, for the docstring.
         neutral: its hyper-parameters at which it changes nothing; None: it always does.
         only_means: whether the mix-in uses nothing of the replies but the means that the method
-            takes of them; see `Algorithm.means`.
+            takes of them; see `Algorithm.only_averaged`.
 
     Raises:
         ConfigError: the method needs all data in one place, or has the mix-in already.
@@ -42,7 +42,7 @@ def wrap(
         "__doc__": f"{method.__name__} with {about}: the docstrings of both say what they do.",
         "__module__": method.__module__,
         "neutral": both,
-        "means": averaged_parts(method) if only_means else frozenset(),
+        "only_averaged": method.averaged_parts() if only_means else frozenset(),
     }
     return settings(type(f"{mixin.__name__}{method.__name__}", (mixin, method), members))
 

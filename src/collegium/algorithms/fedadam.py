@@ -24,7 +24,7 @@ class FedAdam(_server_optimizers.FedAdam, FedAvg):
     """
 
     neutral: ClassVar[Mapping[str, Any] | None] = None
-    means: ClassVar[frozenset[str]] = frozenset({"model"})
+    only_averaged: ClassVar[frozenset[str] | None] = frozenset({"model", "num_examples"})
     private_fits: ClassVar[int] = 1
 
 

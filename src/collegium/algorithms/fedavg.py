@@ -23,8 +23,8 @@ class FedAvg(Algorithm):
     """
 
     sends: ClassVar[Mapping[str, PartSchema]] = {"model": ModelPart(), "num_examples": Count()}
+    only_averaged: ClassVar[frozenset[str] | None] = frozenset({"model", "num_examples"})
     neutral: ClassVar[Mapping[str, Any] | None] = {}
-    means: ClassVar[frozenset[str]] = frozenset({"model"})
     private_fits: ClassVar[int] = 1
 
     weighting: Literal["examples", "uniform"] = "examples"

@@ -22,7 +22,7 @@ class FedAvgM(_server_optimizers.FedAvgM, FedAvg):
     """
 
     neutral: ClassVar[Mapping[str, Any] | None] = {"momentum": 0.0, "server_lr": 1.0}
-    means: ClassVar[frozenset[str]] = frozenset({"model"})
+    only_averaged: ClassVar[frozenset[str] | None] = frozenset({"model", "num_examples"})
     private_fits: ClassVar[int] = 1
 
 

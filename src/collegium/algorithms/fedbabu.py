@@ -34,8 +34,8 @@ class FedBABU(FineTune):
     """
 
     sends: ClassVar[Mapping[str, PartSchema]] = {"model": ModelPart(without="head")}
+    only_averaged: ClassVar[frozenset[str] | None] = frozenset({"model", "num_examples"})
     neutral: ClassVar[Mapping[str, Any] | None] = None
-    means: ClassVar[frozenset[str]] = frozenset({"model"})
 
     epochs: PositiveInt = 5
     part: Literal["all", "head", "body"] = "all"

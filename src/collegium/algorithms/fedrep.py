@@ -29,7 +29,7 @@ class FedRep(PartialSharing):
     """
 
     sends: ClassVar[Mapping[str, PartSchema]] = {"model": ModelPart(without="head")}
-    means: ClassVar[frozenset[str]] = frozenset({"model"})
+    only_averaged: ClassVar[frozenset[str] | None] = frozenset({"model", "num_examples"})
     private: ClassVar[str] = "head"
 
     head_epochs: NonNegativeInt = 4

@@ -24,7 +24,7 @@ class FedYogi(_server_optimizers.FedYogi, FedAvg):
     """
 
     neutral: ClassVar[Mapping[str, Any] | None] = None
-    means: ClassVar[frozenset[str]] = frozenset({"model"})
+    only_averaged: ClassVar[frozenset[str] | None] = frozenset({"model", "num_examples"})
     private_fits: ClassVar[int] = 1
 
 

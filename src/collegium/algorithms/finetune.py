@@ -24,7 +24,7 @@ class FineTune(FedAvg):
     """
 
     neutral: ClassVar[Mapping[str, Any] | None] = {}
-    means: ClassVar[frozenset[str]] = frozenset({"model"})
+    only_averaged: ClassVar[frozenset[str] | None] = frozenset({"model", "num_examples"})
 
     epochs: PositiveInt = 1
 

@@ -43,7 +43,7 @@ class L2GD(Algorithm):
     """
 
     sends: ClassVar[Mapping[str, PartSchema]] = {"model": ModelPart()}
-    means: ClassVar[frozenset[str]] = frozenset({"model"})
+    only_averaged: ClassVar[frozenset[str] | None] = frozenset({"model"})
 
     p: Fraction = 0.1
     lam: NonNegative = 1.0

@@ -50,8 +50,8 @@ class PFedMe(FedAvg):
         global_lr: the server's step, beta.
     """
 
+    only_averaged: ClassVar[frozenset[str] | None] = frozenset({"model", "num_examples"})
     neutral: ClassVar[Mapping[str, Any] | None] = None
-    means: ClassVar[frozenset[str]] = frozenset({"model"})
 
     weighting: Literal["examples", "uniform"] = "uniform"
     lam: Positive = 15.0

@@ -46,7 +46,7 @@ class Robust(RobustMean, FedAvg):
     """
 
     neutral: ClassVar[Mapping[str, Any] | None] = None
-    means: ClassVar[frozenset[str]] = frozenset({"model"})
+    only_averaged: ClassVar[frozenset[str] | None] = frozenset({"model", "num_examples"})
 
 
 on = wrapper(RobustMean, "a robust mean", None)

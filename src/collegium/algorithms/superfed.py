@@ -51,7 +51,7 @@ class SuPerFed(PrivateAddition):
         grid: between how many lambdas from 0 to 1, less one, the client chooses.
     """
 
-    means: ClassVar[frozenset[str]] = frozenset({"model"})
+    only_averaged: ClassVar[frozenset[str] | None] = frozenset({"model", "num_examples"})
 
     mixing: Literal["model", "layer"] = "model"
     start: UnitInterval = 0.2

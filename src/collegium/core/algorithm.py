@@ -462,6 +462,9 @@ class _Declaration:
 
 
 @dataclass(frozen=True)
+_SERVER_HALF = ("setup", "round", "finish")
+
+
 class Algorithm(ABC):
     """The base of all algorithms; under `@settings` a subclass's fields are the hyper-parameters.
 
@@ -472,12 +475,13 @@ class Algorithm(ABC):
             that its hyper-parameters never send.
         has_global: whether there is one global model that predicts for all sites.
         simulation_only: whether the method needs the sites' data in one place.
+        only_averaged: the parts of its clients' replies in training that the server reads by
+            `Replies.mean` alone, the weight included, so that a robust or a secure mean can take
+            its place; None: those of the base. See `averaged_parts`.
+        compares_replies: whether that mean itself needs single replies, as a robust mean does.
         needs_public: which public data the server works with, see `Server.public`: "images" (or
             rows of a table), or such with "labels"; an experiment without them
             (``federation.public``) is refused. None: it needs none.
-        means: the parts of which the server uses nothing but `Replies.mean`, so that a robust mean
-            can take its place, see `averaged_parts`. Declared beside the server half: a class that
-            changes ``setup``, ``round`` or ``finish`` and declares none is taken to have none.
         optimizers: the optimisers for which the method is correct; None: any. SGD with momentum is
             "sgd with momentum".
         tasks: the tasks among `TASKS` for which the method is made; None: all. An experiment of
@@ -506,8 +510,9 @@ class Algorithm(ABC):
     }
     has_global: ClassVar[bool] = True
     simulation_only: ClassVar[bool] = False
+    only_averaged: ClassVar[frozenset[str] | None] = frozenset()
     needs_public: ClassVar[Literal["images", "labels"] | None] = None
-    means: ClassVar[frozenset[str]] = frozenset()
+    compares_replies: ClassVar[bool] = False
     optimizers: ClassVar[frozenset[str] | None] = None
     tasks: ClassVar[frozenset[str] | None] = None
     neutral: ClassVar[Mapping[str, Any] | None] = None
@@ -530,6 +535,22 @@ class Algorithm(ABC):
     def unused_sends(self) -> Collection[str]:
         """Return the names among `sends` that these hyper-parameters never send."""
         return ()
+
+    @classmethod
+    def averaged_parts(cls) -> frozenset[str]:
+        """Return the parts of training replies that the server reads by `Replies.mean` alone.
+
+        They are those of `only_averaged`, unless a class below the one that declares it changes
+        ``setup``, ``round`` or ``finish`` and declares none: it may read single replies.
+        """
+        for kind in cls.__mro__:
+            own = vars(kind)
+            declared: frozenset[str] | None = own.get("only_averaged")
+            if declared is not None:
+                return declared
+            if "only_averaged" not in own and not own.keys().isdisjoint(_SERVER_HALF):
+                break
+        return frozenset()
 
     def hyperparameters(self) -> dict[str, Any]:
         """Return the fields by name."""
@@ -711,21 +732,3 @@ class Algorithm(ABC):
         if personal is not None:
             scores[PERSONAL] = client.score(personal, "test")
         return Message.of(scores=scores)
-
-
-def averaged_parts(kind: type[Algorithm]) -> frozenset[str]:
-    """Return the parts of which a method's server uses nothing but their mean; empty: none.
-
-    These are the `Algorithm.means` that it declares or inherits. They do not hold for a class that
-    changes the server half below the class that declares them.
-
-    Args:
-        kind: the method.
-    """
-    for base in kind.__mro__:
-        own = vars(base)
-        if "means" in own:
-            return frozenset(own["means"])
-        if not own.keys().isdisjoint(("setup", "round", "finish")):
-            break
-    return frozenset()

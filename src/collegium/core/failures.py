@@ -100,6 +100,16 @@ FAILURES: Mapping[str, Known] = {
         f"training.compile is on, and site {{site!r}} cannot compile; have a compiler installed "
         f"there, or set it to off in an experiment with another name; {_LOG}",
     ),
+    "secure_range": Known(
+        ClientError,
+        "part {part!r} of site {site!r}, times its weight, is beyond the {limit} that a sum over "
+        "{sites} sites holds; lower secure_mean.fraction_bits, or set secure_mean.bits to 64",
+    ),
+    "secure_few": Known(
+        ClientError,
+        "site {site!r} was asked for a sum over {sites} sites, and secure_mean.min_sites is "
+        "{least}; nothing was sent",
+    ),
     "own_settings": Known(
         ConfigError,
         "the variation {variation!r} changes what the file of site {site!r} says of its data, its "

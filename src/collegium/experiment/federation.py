@@ -423,6 +423,7 @@ class OpenedExperiment:
             root=job.folder,
             rounds=job.config.rounds,
             codecs=build_codecs(job.config, job.algorithm),
+            secure=job.config.secure_mean,
         )
 
     def outside(self, job: Job, site: str) -> Dataset:

@@ -133,6 +133,7 @@ def _train(
         selection=config.selection,
         early_stopping=config.early_stopping,
         diagnostics=config.diagnostics,
+        secure=config.secure_mean,
     )
     try:
         scores = run.execute(lambda record: observe(record, run.last))

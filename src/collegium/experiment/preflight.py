@@ -19,6 +19,7 @@ from collegium.experiment.config.building import (
     adapters_of,
     build_adapter,
     build_algorithm,
+    build_codecs,
     network_of,
     task_of,
 )
@@ -26,6 +27,7 @@ from collegium.experiment.config.experiment import ExperimentConfig, with_own_tr
 from collegium.experiment.grid import fold_words, folds_of
 from collegium.runtime.early_stopping import check_validation
 from collegium.runtime.federation import Federation, check_task
+from collegium.runtime.secure.config import check_secure
 from collegium.tasks.segmentation import SPACED_AXES, SegmentationTask
 from collegium.training.together import check_together
 
@@ -233,6 +235,15 @@ def check_setups(config: ExperimentConfig, variation: str = "") -> None:
                     raise ConfigError(problem)
                 check_needs(method, sorted(sites_of(federation)), parts)
                 _check_participants(method, config, sorted(sites_of(federation)))
+                if (secure := config.secure_mean) is not None:
+                    check_secure(
+                        method,
+                        len(sites_of(federation)),
+                        least=secure.min_sites,
+                        coded=bool(build_codecs(config, algorithm)),
+                        participation=config.participation,
+                        diagnostics=config.diagnostics,
+                    )
             except ConfigError as error:
                 names = [variation, fold_words(fold.left_out, fold.part), algorithm.label]
                 raise ConfigError(f"{', '.join(filter(None, names))}: {error}") from error

@@ -12,6 +12,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,7 +20,14 @@ import torch
 from collegium.core.algorithm import Algorithm
 from collegium.core.failures import kind_and_sentence
 from collegium.core.message import FaultyReply, Held, unpack
-from collegium.core.payloads import Expected, Features, ModelPart, Spectra, check_parts
+from collegium.core.payloads import (
+    Expected,
+    Features,
+    ModelPart,
+    PartSchema,
+    Spectra,
+    check_parts,
+)
 from collegium.core.text import short
 from collegium.errors import ClientError, ProtocolError
 from collegium.runtime.ledger import SignOff
@@ -44,6 +52,7 @@ class Border:
         expected: what is known of every reply.
         cases: by client, how many cases it has; one that is missing may have any number.
         held: what messages leave out; None: nothing.
+        also: schemas of parts that are not the algorithm's.
 
     Attributes:
         signed: by client, what it signed off of its ledger last.
@@ -55,8 +64,9 @@ class Border:
         expected: Expected,
         cases: Mapping[str, int | None],
         held: Held | None,
+        also: Mapping[str, PartSchema] = MappingProxyType({}),
     ) -> None:
-        self._name, self._sends = type(algorithm).__name__, algorithm.all_sends()
+        self._name, self._sends = type(algorithm).__name__, {**algorithm.all_sends(), **also}
         self._expected, self._cases, self._held = expected, cases, held
         self.signed: dict[str, SignOff] = {}
 

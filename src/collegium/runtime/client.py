@@ -44,6 +44,9 @@ from collegium.errors import (
 from collegium.runtime.ledger import Ledger, SignOff
 from collegium.runtime.local_work import LocalWork
 from collegium.runtime.requests import Request, handler_of, origin_of, state_name
+from collegium.runtime.secure.config import SecureMean
+from collegium.runtime.secure.parts import MASKED, PARTS
+from collegium.runtime.secure.site import SiteMasks
 from collegium.runtime.selection import KEPT, KeptModels, mean_defined, mean_row, scores_of
 from collegium.runtime.state import Store
 from collegium.tasks import TRUE_CLASS, is_hidden, metrics_of
@@ -101,6 +104,7 @@ class ClientRuntime(LocalWork):
         codecs: the codecs of training exchanges; the server must have the same.
         held: the frozen tensors of the initial model, which messages leave out, as this site draws
             them. Where the server's are others, it sends them once, and the site keeps them.
+        secure: how what is averaged is masked; None: replies leave as they are.
     """
 
     def __init__(
@@ -116,6 +120,7 @@ class ClientRuntime(LocalWork):
         pool: Dataset | None = None,
         codecs: Codecs = NO_CODECS,
         held: Held | None = None,
+        secure: SecureMean | None = None,
     ) -> None:
         owner = f"site {site.name!r}"
         super().__init__(training, site.train, seed=seed, rounds=rounds, owner=owner)
@@ -137,6 +142,7 @@ class ClientRuntime(LocalWork):
             headline=training.task.metric,
             cases=site.cases,
         )
+        self._secure = secure
         self.signed: SignOff | None = None
         """What the ledger held when the last response left; None: that is not recorded."""
 
@@ -236,6 +242,8 @@ class ClientRuntime(LocalWork):
 
     def _run(self, request: Request) -> tuple[dict[str, Any], EncodedReply]:
         """Run the handler; return its reply, and the coded form in which it leaves."""
+        if request.method == MASKED:
+            return self._masked(request)
         method = handler_of(self.algorithm, request.method)
         before = f"{request.round:06d}-~"
         if request.stage == "train":
@@ -252,6 +260,8 @@ class ClientRuntime(LocalWork):
         if "scores" in reply and not self.site.policy.case_scores:
             reply["scores"] = self._withhold_cases(request.method, reply["scores"])
         self._check_egress(reply)
+        if request.stage == "train" and (masks := self._masks()) is not None:
+            reply = masks.withhold(reply, request.round, request.exchange)
         sent = EncodedReply(reply, {}, {}) if session is None else session.encode_reply(reply)
         if request.stage == "train":
             self._commit(before, old)
@@ -267,6 +277,28 @@ class ClientRuntime(LocalWork):
             return {"loss": main.loss, "steps": steps}
         spent = self.epsilon
         return {"steps": steps} if spent is None else {"steps": steps, "epsilon": spent}
+
+    def _masks(self) -> SiteMasks | None:
+        """Return what hides from the server what it averages; None: nothing is hidden."""
+        if self._secure is None:
+            return None
+        sends, averaged = self.algorithm.all_sends(), self.algorithm.averaged_parts()
+        expected, held = self._expected, self._held
+        return SiteMasks(self._secure, self.id, self.root, sends, averaged, expected, held)
+
+    def _masked(self, request: Request) -> tuple[dict[str, Any], EncodedReply]:
+        """Return what is averaged of the last reply, under masks; nothing else changes.
+
+        Raises:
+            ProtocolError: nothing is masked in this run.
+        """
+        masks = self._masks()
+        if masks is None:
+            raise ProtocolError("the server asks for a masked reply, and secure_mean is not set")
+        asked = self._opened(request.payload)
+        reply, about = masks.masked(asked, request.round, request.exchange)
+        check_parts(type(self.algorithm).__name__, PARTS, reply, self._expected)
+        return reply, EncodedReply(reply, {}, about)
 
     def _drop_unaccepted(self, before: str, accepted: str | None) -> None:
         """Remove states before a name whose replies the server has never used."""

@@ -30,6 +30,7 @@ from collegium.runtime.local_work import LocalWork
 from collegium.runtime.participation import EVERYBODY, Participation
 from collegium.runtime.requests import Transport
 from collegium.runtime.run import Run
+from collegium.runtime.secure.config import SecureMean
 from collegium.runtime.selection import DEFAULT, Selection
 from collegium.runtime.server import ServerRuntime
 from collegium.tasks import ClassificationTask, SegmentationTask, Task, metrics_of
@@ -243,6 +244,7 @@ class Federation:
         root: Path,
         rounds: int = 1,
         codecs: Codecs = NO_CODECS,
+        secure: SecureMean | None = None,
     ) -> dict[str, ClientRuntime]:
         """Return a runtime for every site; they share networks, as a process runs one at a time.
 
@@ -252,6 +254,7 @@ class Federation:
             root: the folder of the run; each site has one of its own in ``clients``.
             rounds: how many rounds the run has, over which a schedule lowers the learning rate.
             codecs: the codecs of training exchanges.
+            secure: how sites mask what is averaged; None: nothing is masked.
         """
         built: list[tuple[Algorithm, LocalTraining]] = []
 
@@ -283,6 +286,7 @@ class Federation:
                 pool=pool,
                 codecs=codecs,
                 held=held,
+                secure=secure,
             )
             for name, site in self.sites.items()
         }
@@ -298,6 +302,7 @@ class Federation:
         participation: Participation = EVERYBODY,
         codecs: Codecs = NO_CODECS,
         diagnostics: Collection[Diagnostic] = (),
+        secure: SecureMean | None = None,
     ) -> ServerRuntime:
         """Return the server half of a run.
 
@@ -310,6 +315,10 @@ class Federation:
             participation: who takes part in a round, and what happens if a client fails.
             codecs: the codecs of training exchanges; the clients must have the same.
             diagnostics: what is recorded beside what the run needs; it changes no bit of it.
+            secure: how sites mask what is averaged; the clients must have the same.
+
+        Raises:
+            ConfigError: the algorithm needs single replies, and ``secure`` hides them.
         """
         with ambient(seed, "model", 0):
             module = self.builder(algorithm)()
@@ -333,6 +342,7 @@ class Federation:
             headline=self.task.metric,
             cases={name: site.cases for name, site in self.sites.items()},
             diagnostics=diagnostics,
+            secure=secure,
         )
 
     def run(
@@ -350,6 +360,7 @@ class Federation:
         selection: Selection = DEFAULT,
         early_stopping: EarlyStopping | None = None,
         diagnostics: Collection[Diagnostic] = (),
+        secure: SecureMean | None = None,
     ) -> Run:
         """Return the run of an algorithm, which continues from whatever its folder holds.
 
@@ -366,6 +377,7 @@ class Federation:
             selection: the rule that selects the round of each model.
             early_stopping: the rule that ends the run before its last round; None: none does.
             diagnostics: see `server`.
+            secure: see `server`.
         """
         server = self.server(
             algorithm,
@@ -376,6 +388,7 @@ class Federation:
             participation=participation,
             codecs=codecs,
             diagnostics=diagnostics,
+            secure=secure,
         )
         return Run(
             server,

@@ -29,6 +29,25 @@ _EARLIER = "records"
 """The folder in which earlier versions kept a file per round."""
 
 
+@dataclass
+class ClientStats:
+    """Measurements of one client in one round.
+
+    Attributes:
+        bytes_up: bytes that left the client.
+        bytes_down: bytes sent to it.
+        seconds: time that it worked.
+        loss: its mean training loss.
+        numbers: other numbers that it reported; see `collegium.core.payloads.Numbers`.
+    """
+
+    bytes_up: int = 0
+    bytes_down: int = 0
+    seconds: float = 0.0
+    loss: float | None = None
+    numbers: dict[str, float] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class RoundRecord:
     """The record of one round.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,7 +31,11 @@ from collegium.runtime.border import Border
 from collegium.runtime.distances import Diagnostic, layer_distances
 from collegium.runtime.local_work import LocalWork
 from collegium.runtime.participation import EVERYBODY, Participation
+from collegium.runtime.records import ClientStats
 from collegium.runtime.requests import Request, Response, Stage, Transport, handler_of, state_name
+from collegium.runtime.secure.config import SecureMean
+from collegium.runtime.secure.parts import MASKED, PARTS
+from collegium.runtime.secure.server import replies_maker
 from collegium.runtime.state import Store
 
 logger = logging.getLogger(__name__)
@@ -45,25 +48,6 @@ ACCEPTED_KEY = "$accepted"
 
 RETRY_PAUSE = 1.0
 """Seconds between two requests to a client that did not answer."""
-
-
-@dataclass
-class ClientStats:
-    """Measurements of one client in one round.
-
-    Attributes:
-        bytes_up: bytes that left the client.
-        bytes_down: bytes sent to it.
-        seconds: time that it worked.
-        loss: its mean training loss.
-        numbers: other numbers that it reported; see `collegium.core.payloads.Numbers`.
-    """
-
-    bytes_up: int = 0
-    bytes_down: int = 0
-    seconds: float = 0.0
-    loss: float | None = None
-    numbers: dict[str, float] = field(default_factory=dict)
 
 
 class ServerRuntime:
@@ -86,6 +70,10 @@ class ServerRuntime:
         headline: the metric that selects models; empty: unknown.
         cases: by client, how many cases it has in all; one that is missing may have any number.
         diagnostics: what is recorded beside what the run needs.
+        secure: how sites mask what is averaged; None: replies come as they are.
+
+    Raises:
+        ConfigError: the server has to see single replies, and ``secure`` hides them.
     """
 
     def __init__(
@@ -106,6 +94,7 @@ class ServerRuntime:
         headline: str = "",
         cases: Mapping[str, int | None] | None = None,
         diagnostics: Collection[Diagnostic] = (),
+        secure: SecureMean | None = None,
     ) -> None:
         self.algorithm, self.transport, self.parts = algorithm, transport, parts
         self.clients = sorted(clients)
@@ -121,7 +110,7 @@ class ServerRuntime:
         """What the algorithm has recorded in this round; see `record`."""
         self._make_model, self._public = make_model, public
         self._initial = make_model(0)
-        self._sends = algorithm.all_sends()
+        self._sends = {**algorithm.all_sends(), **(PARTS if secure else {})}
         self._acknowledges = algorithm.commit_on_acknowledgement
         self._accepted: dict[str, str] = {}
         layout = ModelLayout(self._initial, parts.trainable) if codecs else None
@@ -133,7 +122,10 @@ class ServerRuntime:
         expected = Expected(
             self._initial, parts, algorithm.hyperparameters(), metrics=metrics, headline=headline
         )
-        self.border = Border(algorithm, expected, cases or {}, self.held)
+        self.border = Border(algorithm, expected, cases or {}, self.held, PARTS if secure else {})
+        self._make_replies = replies_maker(
+            secure, algorithm, expected, len(self.clients), bool(codecs), participation, diagnostics
+        )
         self._lacking: set[str] = set()
         self._resent: set[str] = set()
         self._barred: dict[str, dict[str, str]] = {}
@@ -226,8 +218,22 @@ class ServerRuntime:
             accepted = self._accepted.get(client, "") if self._acknowledges else None
             return Request(client, self.round, exchange, self.stage, name, payload, floor, accepted)
 
-        self._pending = Replies(self._received(names, name, exchange, request, coded, sent_to))
+        source = self._received(names, name, exchange, request, coded, sent_to)
+        gather, where = partial(self._gather, exchange), (self.round, exchange, name)
+        self._pending = self._make_replies(source, gather, where, self.stage)
         return self._pending
+
+    def _gather(
+        self, exchange: int, names: list[str], items: Mapping[str, Any]
+    ) -> Iterator[tuple[str, Message]]:
+        """Yield the masked parts of clients; nobody trains for them."""
+        payload = pack(dict(items))
+
+        def request(client: str) -> Request:
+            self.client_stats[client].bytes_down += len(payload)
+            return Request(client, self.round, exchange, "evaluate", MASKED, payload)
+
+        return self._receive(names, MASKED, exchange, request, None)
 
     def _finish_exchange(self) -> None:
         """Wait for the replies to the last exchange that the algorithm has not read."""
@@ -347,7 +353,7 @@ class ServerRuntime:
                 raise MissingReply(response.missing)
             self.border.check_ledger(client, response.signed, response.data)
             origin = [client, self.round, exchange, method]
-            needs = getattr(getattr(self.algorithm, method), "__collegium_needs__", ())
+            needs = getattr(getattr(self.algorithm, method, None), "__collegium_needs__", ())
             decode = partial(_decode, coded, client)
             reply = self.border.open(response.data, client, origin, decode, needs)
         except ClientError as error:

@@ -32,6 +32,7 @@ from collegium.runtime.federation import Federation, ModuleCopies, Network
 from collegium.runtime.participation import EVERYBODY, Participation, check_home_rounds
 from collegium.runtime.process import prepare
 from collegium.runtime.records import RoundRecord
+from collegium.runtime.secure.config import SecureMean
 from collegium.runtime.selection import DEFAULT, Selection
 from collegium.tasks import Task
 from collegium.training.loop import TrainingConfig, check_warm_up
@@ -84,6 +85,7 @@ def simulate(
     early_stopping: EarlyStopping | None = None,
     public: Dataset | data.Dataset[Any] | None = None,
     diagnostics: Collection[Diagnostic] = (),
+    secure_mean: SecureMean | None = None,
     observe: Callable[[RoundRecord], None] = lambda record: None,
 ) -> Simulated:
     """Run a federation in this process.
@@ -116,6 +118,8 @@ def simulate(
         public: data that the server holds, for methods that train there.
         diagnostics: what the records of the rounds hold beside what they need; "layer_distance":
             how far training moved each layer, see `collegium.runtime.distances.layer_distances`.
+        secure_mean: how sites mask what is averaged, so that the server sees the sum alone; None:
+            nothing is masked.
         observe: called after every round.
 
     Returns:
@@ -163,11 +167,14 @@ def simulate(
         **({"early_stopping": asdict(early_stopping)} if early_stopping else {}),
         **({"public": len(federation.public)} if federation.public is not None else {}),
         **({"diagnostics": sorted(diagnostics)} if diagnostics else {}),
+        **({"secure_mean": asdict(secure_mean)} if secure_mean else {}),
     }
     with tempfile.TemporaryDirectory(prefix="collegium-") as temporary:
         root = output or Path(temporary)
         _claim(root, settings)
-        clients = federation.clients(algorithm, seed=seed, root=root, rounds=rounds, codecs=codecs)
+        clients = federation.clients(
+            algorithm, seed=seed, root=root, rounds=rounds, codecs=codecs, secure=secure_mean
+        )
         run = federation.run(
             algorithm,
             InProcess(lambda: clients, together=together),
@@ -181,6 +188,7 @@ def simulate(
             selection=selection,
             early_stopping=early_stopping,
             diagnostics=diagnostics,
+            secure=secure_mean,
         )
         scores = run.execute(observe)
         best = run.best()

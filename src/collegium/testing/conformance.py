@@ -33,6 +33,7 @@ from collegium.experiment.config.registry import ALGORITHMS
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.participation import SKIPPING
 from collegium.runtime.requests import Transport
+from collegium.runtime.secure.config import SecureMean
 from collegium.runtime.selection import KEPT
 from collegium.testing.kinds import KINDS
 from collegium.testing.statements import (
@@ -103,6 +104,7 @@ class Conformance(Statements):
         codecs: the codecs of every run.
         kind: the kind of data.
         training: the local recipe.
+        secure: how what is averaged is masked in every run; None: it is not.
     """
 
     def __init__(
@@ -115,10 +117,12 @@ class Conformance(Statements):
         codecs: Codecs = NO_CODECS,
         kind: Kind = REGRESSION,
         training: TrainingConfig = TRAINING,
+        secure: SecureMean | None = None,
     ) -> None:
         super().__init__(algorithm)
         self._folder, self._workers, self._kind = folder, workers, kind
         self._rounds, self._count, self._codecs, self._training = rounds, 0, codecs, training
+        self._secure = secure
 
     @cached_property
     def _reference(self) -> ToyFederation:
@@ -158,6 +162,7 @@ class Conformance(Statements):
                 "codecs": self._codecs,
                 "kind": self._kind,
                 "training": self._training,
+                "secure": self._secure,
                 **options,
             },
         )
@@ -182,6 +187,7 @@ class Conformance(Statements):
             codecs=self._codecs,
             kind=self._kind,
             training=self._training,
+            secure=self._secure,
         )
         self._require_same(again.run(self._rounds), what)
 

@@ -31,6 +31,7 @@ from collegium.runtime.ledger import SignOff
 from collegium.runtime.participation import EVERYBODY, Participation
 from collegium.runtime.requests import Request, Response, Transport
 from collegium.runtime.run import Run
+from collegium.runtime.secure.config import SecureMean
 from collegium.runtime.selection import Selection
 from collegium.tasks import SupervisedTask, Task
 from collegium.training.loop import TrainingConfig
@@ -177,6 +178,7 @@ class ToyFederation:
         training: the local recipe.
         codecs: the codecs of training exchanges.
         kind: the kind of data.
+        secure: how what is averaged is masked; None: it is not.
     """
 
     def __init__(
@@ -190,9 +192,10 @@ class ToyFederation:
         participation: Participation = EVERYBODY,
         codecs: Codecs = NO_CODECS,
         kind: Kind = REGRESSION,
+        secure: SecureMean | None = None,
     ) -> None:
         self.algorithm, self.root, self.names, self.training = algorithm, root, names, training
-        self.codecs, self.kind = codecs, kind
+        self.codecs, self.kind, self.secure = codecs, kind, secure
         engine = transport(self) if transport else InProcess(self.clients)
         self.server = toy_federation(names, training, kind).server(
             algorithm,
@@ -202,13 +205,19 @@ class ToyFederation:
             rounds=ROUNDS,
             participation=participation,
             codecs=codecs,
+            secure=secure,
         )
 
     def clients(self) -> dict[str, ClientRuntime]:
         """Return new clients, as a restarted site builds them."""
         federation = toy_federation(self.names, self.training, self.kind)
         return federation.clients(
-            self.algorithm, seed=SEED, root=self.root, rounds=ROUNDS, codecs=self.codecs
+            self.algorithm,
+            seed=SEED,
+            root=self.root,
+            rounds=ROUNDS,
+            codecs=self.codecs,
+            secure=self.secure,
         )
 
     def run(self, rounds: int = ROUNDS, *, home_rounds: int = 0) -> ToyFederation:
@@ -320,13 +329,17 @@ class ToyClients(dict[str, _Addressed]):
         from collegium.testing.kinds import KINDS
 
         self.clear()
-        name, params, training, root, kind, *described, client = json.loads(key)
+        name, params, training, root, kind, masked, *described, client = json.loads(key)
         codecs = Codecs(**{side: CODECS.load(name)(**own) for side, name, own in described})
         recipe, _ = from_mapping(TrainingConfig, training)
         assert recipe is not None
         algorithm = ALGORITHMS.load(name)(**params)
         clients = toy_federation(training=recipe, kind=KINDS[kind]).clients(
-            algorithm, seed=SEED, root=Path(root), codecs=codecs
+            algorithm,
+            seed=SEED,
+            root=Path(root),
+            codecs=codecs,
+            secure=SecureMean(**masked) if masked else None,
         )
         self[key] = _Addressed(clients[client])
         return self[key]
@@ -355,7 +368,8 @@ class WorkerTransport:
         sides = {"up": federation.codecs.up, "down": federation.codecs.down}
         described = [[side, *CODECS.describe(codec)] for side, codec in sides.items() if codec]
         root, kind = str(federation.root), federation.kind.name
-        self._about = [name, params, asdict(federation.training), root, kind, *described]
+        masked = asdict(federation.secure) if federation.secure else None
+        self._about = [name, params, asdict(federation.training), root, kind, masked, *described]
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[Response]:
         """Answer in order; a worker knows by the address whose client it has to build."""

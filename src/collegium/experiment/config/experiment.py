@@ -37,6 +37,7 @@ from collegium.runtime.distances import Diagnostic
 from collegium.runtime.early_stopping import EarlyStopping
 from collegium.runtime.engines import EngineConfig
 from collegium.runtime.participation import EVERYBODY, Participation, check_home_rounds
+from collegium.runtime.secure.config import SecureMean
 from collegium.runtime.selection import DEFAULT, Selection
 from collegium.training.loop import TrainingConfig, check_warm_up
 
@@ -206,6 +207,8 @@ class ExperimentConfig:
         engine: What carries requests to the clients.
         participation: Who takes part in a round, and what happens if a site does not answer.
         codec: The codecs of messages, unless an algorithm has its own.
+        secure_mean: How sites mask what is averaged, so that the server sees the sum alone; None:
+            it sees every model. See docs/security.md.
         protocol: "inside": all sites but `federation.outside` train, and the adapters are scored on
             those outside. "leave-one-site-out": the same with each site outside in turn.
             "cross-validation": the patients of each site are divided into `splits.folds`, of which
@@ -243,6 +246,7 @@ class ExperimentConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     participation: Participation = EVERYBODY
     codec: CodecsConfig = field(default_factory=CodecsConfig)
+    secure_mean: SecureMean | None = None
     protocol: Literal[
         "inside",
         "leave-one-site-out",
