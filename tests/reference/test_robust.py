@@ -13,7 +13,6 @@ import torch
 from collegium.algorithms import _robust_rules as rules
 from collegium.algorithms.fedavg import FedAvg
 from collegium.algorithms.robust import Robust, on
-from collegium.core.algorithm import averaged_parts
 from collegium.core.message import pack, unpack
 from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError, MissingReply, ProtocolError
@@ -324,7 +323,7 @@ def test_one_hostile_site_of_three_moves_the_model_no_further_than_honest_ones(
 
 
 def test_which_methods_can_have_a_robust_mean() -> None:
-    found = {name for name in ALGORITHMS.names() if averaged_parts(ALGORITHMS.load(name))}
+    found = {name for name in ALGORITHMS.names() if ALGORITHMS.load(name).averaged_parts()}
     assert found == AVERAGING | {"robust"}
 
 
@@ -405,7 +404,7 @@ def test_a_round_with_too_few_answers_stops_and_names_who_is_missing(tmp_path: P
 
 def test_a_mean_that_is_not_declared_is_refused(tmp_path: Path) -> None:
     class Undeclared(FedAvg):
-        means = frozenset({"other"})
+        only_averaged = frozenset({"other"})
 
-    with pytest.raises(ProtocolError, match="the part 'model' is averaged, and the method's means"):
+    with pytest.raises(ProtocolError, match="the part 'model' is averaged, and only_averaged does"):
         ToyFederation(on(Undeclared)(), tmp_path).run()

@@ -174,7 +174,7 @@ class RobustReplies(Replies):
         method, weights = self._server.method, self.weights(weight)
         if key not in method.averaged_parts():
             raise ProtocolError(
-                f"the part {key!r} is averaged, and the method's means do not name it; write it "
+                f"the part {key!r} is averaged, and only_averaged does not name it; write it "
                 f"into them"
             )
         models = {c: reply[key] for c, reply in self.collect() if weights[c] > 0}

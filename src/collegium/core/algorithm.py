@@ -461,10 +461,11 @@ class _Declaration:
         return all_sends
 
 
-@dataclass(frozen=True)
 _SERVER_HALF = ("setup", "round", "finish")
+"""The methods that run at the server."""
 
 
+@dataclass(frozen=True)
 class Algorithm(ABC):
     """The base of all algorithms; under `@settings` a subclass's fields are the hyper-parameters.
 
