@@ -1,0 +1,91 @@
+"""Write two experiments on phantoms whose updates `collegium attack` inverts; see leaks.md.
+
+    python docs/results/leaks.py leaks
+    collegium attack leaks/classification.yaml --label inferred
+    collegium attack leaks/segmentation.yaml --defences none
+
+The networks are the plainest ones, whose gradients tell most: without normalisation or pooling.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from torch import nn
+
+from collegium.data.phantoms import HEADER, SCANNERS, draw_case, make_federation
+
+SIZE = 32
+CLASSES = ("first", "second")
+TEMPLATE = """\
+name: leaks
+federation: {federation}
+model: {{name: {network}, in_channels: 1}}
+training: {{optimizer: sgd, lr: 0.1, batch_size: 1, local_steps: 1}}
+algorithms: [{algorithms}]
+rounds: 1
+output: {output}
+"""
+
+
+def classifier(in_channels: int = 1, width: int = 16) -> nn.Sequential:
+    """Return a network of three convolutions with ReLU and a linear layer, for 32 x 32 pixels."""
+    return nn.Sequential(
+        nn.Conv2d(in_channels, width, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(width, 2 * width, 3, padding=1, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(2 * width, 2 * width, 3, padding=1, stride=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(2 * width * (SIZE // 4) ** 2, len(CLASSES)),
+    )
+
+
+def unet(in_channels: int = 1) -> nn.Module:
+    """Return MONAI's U-Net of the demo, with ReLU and without normalisation."""
+    from monai.networks.nets.unet import UNet
+
+    return UNet(2, in_channels, 2, (8, 16, 32), (2, 2), num_res_units=2, act="relu", norm=None)
+
+
+def write_classification(folder: Path) -> Path:
+    """Write phantoms of two sites into a folder for each class, drawn by lot, and a federation."""
+    for site in ("alder", "birch"):
+        for number in range(12):
+            rngs = (np.random.default_rng([number, visit, len(site)]) for visit in range(2))
+            patient, visit = rngs
+            pixels, _ = draw_case(SCANNERS[site], size=SIZE, patient=patient, visit=visit)
+            place = folder / site / CLASSES[number % 2]
+            place.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(place / f"p{number:02d}.png")
+    sites = json.dumps({site: {"folder": site} for site in ("alder", "birch")})
+    task = json.dumps({"name": "classification", "classes": [*CLASSES]})
+    path = folder / "federation.yaml"
+    path.write_text(f"{HEADER}name: phantoms\nsites: {sites}\ntask: {task}\n", encoding="utf-8")
+    return path
+
+
+def main() -> None:
+    """Write the data and the experiments."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder
+    here = Path(__file__).resolve()
+    for name, federation, network, algorithms in (
+        ("classification", write_classification(folder / "images"), "classifier", "fedavg, fedper"),
+        ("segmentation", make_federation(folder / "masks", 2, size=SIZE), "unet", "fedavg"),
+    ):
+        text = TEMPLATE.format(
+            federation=json.dumps(str(federation.resolve())),
+            network=json.dumps(f"{here}:{network}"),
+            algorithms=algorithms,
+            output=json.dumps(str(folder / name)),
+        )
+        (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
