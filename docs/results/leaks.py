@@ -48,7 +48,7 @@ def unet(in_channels: int = 1) -> nn.Module:
     """Return MONAI's U-Net of the demo, with ReLU and without normalisation."""
     from monai.networks.nets.unet import UNet
 
-    return UNet(2, in_channels, 2, (8, 16, 32), (2, 2), num_res_units=2, act="relu", norm=None)
+    return UNet(2, in_channels, 2, (8, 16, 32), (2, 2), num_res_units=2, act="relu", norm=None)  # type: ignore[arg-type]
 
 
 def write_classification(folder: Path) -> Path:
