@@ -247,6 +247,30 @@ def test_sites_that_are_ready_say_what_they_share(kits):
     assert not remote.shares(remote.config)
 
 
+@pytest.mark.parametrize("sent", [{"estimates": 3}, {"estimates": [{}]}, {}])
+def test_estimates_that_are_none_leave_out_their_site_under_skip(kits, tmp_path, caplog, sent):
+    answers = {
+        "alder": Answer("alder", {}, pack({"estimates": []})),
+        "birch": Answer("birch", {}, pack(sent)),
+    }
+
+    def conclude(policy):
+        remote = RemoteExperiment(
+            experiment(kits, output=str(tmp_path), participation={"on_failure": policy})
+        )
+        remote._connection = SimpleNamespace(  # type: ignore[assignment]
+            ask=lambda calls: iter([answers[call.site] for call in calls]), close=lambda: None
+        )
+        remote.conclude()
+
+    with pytest.raises(ProtocolError, match=r"^site birch: "):
+        conclude("fail")
+    conclude("skip")
+    assert [path.name for path in tmp_path.rglob("*.json")] == ["alder.json"]
+    assert "site birch: " in caplog.text
+    assert "its verdicts go without them" in caplog.text
+
+
 def test_a_class_that_no_site_says_to_annotate_is_refused(kits):
     task = {"name": "segmentation", "classes": ["background", "a", "b", "c"]}
     federation = {"name": "two", "sites": {s: {"remote": True} for s in ("alder", "birch")}}

@@ -221,14 +221,20 @@ class RemoteExperiment(OpenedExperiment):
     def conclude(self) -> None:
         """Have every site write its own tables and report, and store the estimates that it sends.
 
-        Those of an earlier end of the run, which may have had fewer jobs, are removed first.
+        Those of an earlier end of the run, which may have had fewer jobs, are removed first. Under
+        the policy to skip, a site whose estimates are none goes without them.
         """
         output = Path(self.config.output)
         shutil.rmtree(output / sent_estimates.FOLDER, ignore_errors=True)
         calls = (self._call(site, "report") for site in sorted(self.config.federation.sites))
         for answer in self._ask_patiently(calls):
-            if answer.data:
-                sent_estimates.store(_parts(answer).get("estimates"), answer.site, output)
+            try:
+                if answer.data:
+                    sent_estimates.store(_parts(answer).get("estimates"), answer.site, output)
+            except ProtocolError as error:
+                if self.config.participation.on_failure != "skip":
+                    raise
+                logger.warning("%s; its verdicts go without them", error)
 
     def adapt(self, job: Job, config: AdapterConfig, site: str, folder: Path) -> None:
         """Send a job's models to one site outside, which adapts them, and store what it sends.
