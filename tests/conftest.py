@@ -3,11 +3,16 @@
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from collegium.evaluation.figures import registry
+from collegium.evaluation.figures.data import Figure
+from collegium.evaluation.figures.source import FigureSource
+from collegium.evaluation.report import html
 
 HERE = Path(__file__).resolve().parent
 
@@ -16,6 +21,23 @@ HERE = Path(__file__).resolve().parent
 def _separate_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Prepared cases go to a folder of the test session, never to the user's cache."""
     os.environ["COLLEGIUM_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+DRAWING = ("tests/evaluation/", "tests/test_cli.py")
+"""Where reports are tested with their figures."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _few_figures_in_reports() -> Iterator[None]:
+    """Draw the figures of a report where they are tested; it takes longer than most runs here."""
+
+    def list_figures(source: FigureSource) -> list[Figure]:
+        test = os.environ.get("PYTEST_CURRENT_TEST", "")
+        return registry.list_figures(source) if test.startswith(DRAWING) else []
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(html, "list_figures", list_figures)
+        yield
 
 
 @pytest.fixture(autouse=True)
