@@ -80,9 +80,10 @@ def failed(code: int, text: str, *words: str) -> None:
     assert code in (4, 5)
 
 
-def goes_on(text: str) -> None:
-    """The run in the folder ends well, with the rounds that were finished kept."""
-    assert "round 1/2" in text
+def goes_on() -> None:
+    """The run in the folder ends well, with the round that was finished kept."""
+    (records,) = Path("run").rglob("records.jsonl")
+    assert '"round": 1' in records.read_text(encoding="utf-8")
     Path("greed").unlink(missing_ok=True)
     result = call("resume", "run")
     assert result.exit_code == 0, result.output
@@ -95,7 +96,7 @@ def test_a_lack_of_memory_at_a_site_is_one_sentence(greedy, what):
     (greedy / "greed").write_text(what)
     result = call("run", "x.yaml")
     failed(result.exit_code, result.stderr, "client 'alder', round 2, train: ", LACK)
-    goes_on(result.stderr)
+    goes_on()
 
 
 @linux
@@ -104,7 +105,7 @@ def test_a_limit_of_the_address_space_is_one_sentence(greedy):
     with begin("run", "x.yaml") as process:
         _, text = process.communicate(timeout=900)
     failed(process.returncode, text, "client 'alder', round 2, train: ", LACK)
-    goes_on(text)
+    goes_on()
 
 
 @pytest.mark.slow
@@ -114,7 +115,7 @@ def test_a_process_that_the_system_kills_is_one_sentence(greedy, setting):
     with begin("run", "x.yaml", setting) as process:
         _, text = process.communicate(timeout=900)
     failed(process.returncode, text, "lack of memory", "smaller batch_size and resume")
-    goes_on(text)
+    goes_on()
 
 
 def test_a_file_larger_than_is_allowed_is_one_sentence(greedy):
