@@ -276,7 +276,7 @@ def test_verdicts_are_those_of_one_process_where_scores_stay_at_their_sites(make
             text = (real.state(name) / "runs/kept/ledger.jsonl").read_text()
             sent = [json.loads(line) for line in text.splitlines()]
             assert [(line["method"], [*line["parts"]]) for line in sent] == [
-                ("open", ["share"]),
+                ("open", ["share", "cases"]),
                 ("report", ["estimates"]),
             ]
     finally:
