@@ -110,7 +110,7 @@ def test_toy_worker_builds_whichever_client_is_asked_for(tmp_path):
     clients = ToyClients()
     training = {"optimizer": "sgd", "lr": 0.5}
     kind = REGRESSION.name
-    key = json.dumps(["ditto", {"lam": 0.5}, training, str(tmp_path), kind, "B"])
+    key = json.dumps(["ditto", {"lam": 0.5}, training, str(tmp_path), kind, None, "B"])
     client = clients[key].client
     assert client.id == "B"
     assert client.algorithm == Ditto(lam=0.5)
