@@ -7,19 +7,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from collegium.core.files import lock
 from collegium.core.payloads import PERSONAL, may_leave
 from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError, DataError
 from collegium.evaluation.cross_site import CROSS_SITE_FILE, model_of
 from collegium.evaluation.results import ResultRow, results_frame, write_rows
-from collegium.experiment.federation import OpenedExperiment
+from collegium.experiment.finished import finished_jobs
 from collegium.experiment.job_results import cross_site_rows
 from collegium.experiment.pooling import pool_folds
-from collegium.experiment.runner import read_run_config
 from collegium.models.files import import_model
 
 if TYPE_CHECKING:
+    from collegium.experiment.federation import OpenedExperiment
     from collegium.experiment.grid import Job
     from collegium.runtime.client import ClientRuntime
 
@@ -43,22 +42,15 @@ def score_across_sites(output: Path) -> Path:
         ConfigError: the sites' models are on other machines, or no site shares its model.
         DataError: no method has personal models, or no training is finished.
     """
-    config = read_run_config(output)
-    if config.engine.name != "inprocess":
-        raise ConfigError(
-            f"the run in {output} trained between machines, where each site keeps its personal "
-            f"model; scores across sites need a run with engine: {{name: inprocess}}"
-        )
-    with lock(output):
-        opened = OpenedExperiment(config)
-        jobs = [job for job in opened.jobs if opened.holder(job).trained]
+    with finished_jobs(output, keeps="personal model", needs="scores across sites need") as found:
+        opened, jobs = found
         rows = [row for job in jobs for row in _rows(opened, job)]
         if not rows:
             raise DataError(
                 f"{output} holds no personal models of finished trainings; add a method that has "
                 f"them, such as ditto, or continue with 'collegium resume'"
             )
-        write_rows(output / CROSS_SITE_FILE, pool_folds(results_frame(rows), config))
+        write_rows(output / CROSS_SITE_FILE, pool_folds(results_frame(rows), opened.config))
     return output / CROSS_SITE_FILE
 
 

@@ -32,16 +32,15 @@ import torch
 from numpy.typing import NDArray
 
 from collegium.core.dataset import Batch, ConcatDataset, Dataset, Example, full_mask
-from collegium.core.files import lock
 from collegium.core.payloads import GLOBAL, PERSONAL
 from collegium.core.randomness import permutation
 from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError, DataError
-from collegium.experiment.federation import OpenedExperiment
-from collegium.experiment.runner import read_run_config
+from collegium.experiment.finished import finished_jobs
 from collegium.models.files import import_model
 
 if TYPE_CHECKING:
+    from collegium.experiment.federation import OpenedExperiment
     from collegium.experiment.grid import Job
     from collegium.runtime.client import ClientRuntime
     from collegium.training.loop import LocalTraining
@@ -190,15 +189,8 @@ def infer_memberships(
             f"shadows is {shadows} and the limit of false positives {fpr}; choose 0 or more, and "
             f"a share from 0 to below 1"
         )
-    config = read_run_config(output)
-    if config.engine.name != "inprocess":
-        raise ConfigError(
-            f"the run in {output} trained between machines, where each site keeps its data; "
-            f"memberships can be inferred in a run with engine: {{name: inprocess}}"
-        )
-    with lock(output):
-        opened = OpenedExperiment(config)
-        jobs = [job for job in opened.jobs if opened.holder(job).trained]
+    with finished_jobs(output, keeps="data", needs="memberships can be inferred in") as run:
+        opened, jobs = run
         found = [result for job in jobs for result in _of_job(opened, job, shadows, fpr)]
     if not found:
         raise DataError(
