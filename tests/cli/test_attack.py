@@ -1,8 +1,10 @@
 """The attacks as a user runs them: on an experiment, and on a finished run."""
 
 import csv
+import inspect
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +14,12 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from collegium import cli
+from collegium.cli.attack import attack
 from collegium.core.seals import read_json
 from collegium.data.phantoms import make_federation
+from collegium.diagnostics.attacks.inversion import DEFAULT
+from collegium.diagnostics.attacks.measurement import COMPARED
+from collegium.diagnostics.attacks.writing import write_inversion, write_membership
 
 NETWORK = """\
 from torch import nn
@@ -157,3 +163,19 @@ def test_what_cannot_be_attacked_ends_with_a_sentence(folder: Path) -> None:
         assert result.exit_code == 2, result.output
         assert words in result.stderr
     assert call("attack", run, "--kind", "membership").exit_code == 5
+
+
+def test_the_defaults_of_the_command_are_those_of_python():
+    """They are written twice, since the command loads no library to list its options."""
+    options = {name: p.default for name, p in inspect.signature(attack).parameters.items()}
+    settings = asdict(DEFAULT)
+    assert {name: options.get(name) for name in settings if name != "lr"} == {
+        name: value for name, value in settings.items() if name != "lr"
+    }
+    assert tuple(options["defences"].split(",")) == COMPARED
+    for function in (write_inversion, write_membership):
+        for name, found in inspect.signature(function).parameters.items():
+            if name in ("case", "local_steps", "pictures", "shadows"):
+                assert options[name] == found.default
+    fpr = inspect.signature(write_membership).parameters["fpr"].default
+    assert float(options["false_positives"]) == fpr

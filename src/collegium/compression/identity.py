@@ -19,7 +19,7 @@ class Identity(Codec):
     def encode(self, target: Tensors, rng: torch.Generator, options: Mapping[str, Any]) -> Encoded:
         """Return the numbers' bytes; they decode to ``target`` itself. See `Codec.encode`."""
         layout = FlatLayout(target)
-        raw = [raw_bytes(target[name].detach().to("cpu").contiguous()) for name in layout.names]
+        raw = [raw_bytes(target[name].detach().to("cpu")) for name in layout.names]
         return Encoded(write_frame(FrameKind.IDENTITY, layout, *raw), target)
 
     def decode(self, data: bytes, like: Tensors) -> Tensors:

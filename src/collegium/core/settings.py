@@ -39,6 +39,9 @@ Fraction = Annotated[float, bounds.Ge(0), bounds.Lt(1)]
 UnitInterval = Annotated[float, bounds.Ge(0), bounds.Le(1)]
 """A number in [0, 1]."""
 
+OpenUnitInterval = Annotated[float, bounds.Gt(0), bounds.Lt(1)]
+"""A number in (0, 1)."""
+
 Share = Annotated[float, bounds.Gt(0), bounds.Le(1)]
 """A number in (0, 1]."""
 

@@ -2,10 +2,11 @@
 
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Ge, Le
 
 from collegium.core.settings import (
     NonNegative,
+    OpenUnitInterval,
     Positive,
     PositiveInt,
     Share,
@@ -17,9 +18,6 @@ from collegium.data.decoded_image import listed
 from collegium.data.reading import Channels, Normalisation
 from collegium.data.tables import MISSING
 from collegium.errors import ConfigError, DataError
-
-Prevalence = Annotated[float, Gt(0), Lt(1)]
-"""A number in (0, 1)."""
 
 
 @settings
@@ -138,7 +136,7 @@ class TaskConfig:
     surface_tolerance: Positive | dict[str, Positive] | None = None
     lesion_overlap: UnitInterval = 0.0
     least_sensitivity: Share | None = None
-    prevalence: Prevalence | dict[str, Prevalence] | None = None
+    prevalence: OpenUnitInterval | dict[str, OpenUnitInterval] | None = None
     calibration_bins: PositiveInt = 10
     weights: tuple[Positive, ...] | None = None
     exclusion: NonNegative = 0.0

@@ -18,7 +18,7 @@ import pandas as pd
 from collegium.errors import ConfigError, DataError
 from collegium.evaluation.results import labels_of, read_description, read_results
 from collegium.evaluation.scores import headline_metric
-from collegium.evaluation.tables import AVERAGE, method_table
+from collegium.evaluation.tables import method_table
 from collegium.heterogeneity.distances import federation_value
 
 Distance = Literal["metadata", "normalised", "embeddings"]
@@ -173,13 +173,12 @@ def _geometry(run: Path, assessment: Mapping[str, Any], by: Distance) -> Mapping
 def _averages(run: Path, results: pd.DataFrame, metric: str) -> dict[str, float]:
     """Return the mean of a metric over sites and seeds, by method."""
     order = labels_of(read_description(run), results).order
-    cells = method_table(results, metric, order).cells
-    means = cells[cells["column"] == AVERAGE]
-    if means.empty:
+    averages = method_table(results, metric, order).averages
+    if not averages:
         raise DataError(
             f"{run} holds no {metric} of test cases inside; finish the run, or choose --metric"
         )
-    return dict(zip(means["method"], means["mean"].astype(float), strict=True))
+    return {cell.method: float(cell.mean) for cell in averages.values()}
 
 
 def _correlation(rows: pd.DataFrame, distance: str, method: str) -> Correlation:

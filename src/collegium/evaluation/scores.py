@@ -23,6 +23,9 @@ Where = Literal["inside", "outside"]
 SPLITS: dict[Where, str] = {"inside": "test", "outside": "outside"}
 """The split of the rows that hold the final scores."""
 
+WHERES: tuple[Where, ...] = tuple(SPLITS)
+"""Both places, inside first."""
+
 METHOD = ["algorithm", "model"]
 """The columns that identify a method."""
 

@@ -14,6 +14,7 @@ import pandas as pd
 
 from collegium.evaluation.scores import (
     METHOD,
+    MethodKey,
     Where,
     final_scores,
     higher_is_better,
@@ -77,6 +78,12 @@ class MethodTable:
     def over_sites(self) -> bool:
         """Whether the columns are averages over sites, as of a sweep, and not the sites."""
         return self.columns != self.sites + SUMMARIES
+
+    @property
+    def averages(self) -> dict[MethodKey, Any]:
+        """The cell (a row of ``cells``) of each method's average over the sites."""
+        found = rows_of(self.cells[self.cells["column"] == AVERAGE])
+        return {(cell.algorithm, cell.model): cell for cell in found}
 
     @property
     def methods(self) -> list[tuple[str, list[Any]]]:
@@ -278,9 +285,9 @@ def side_by_side(
     """
     columns = tuple(table.variation for table in tables)
     averages = {
-        ((cell.algorithm, cell.model), table.variation): (cell.mean, cell.sd, "")
+        (key, table.variation): (cell.mean, cell.sd, "")
         for table in tables
-        for cell in rows_of(table.cells[table.cells["column"] == AVERAGE])
+        for key, cell in table.averages.items()
     }
     keys = sorted({key for key, _ in averages}, key=lambda key: position(key, order))
     cells = [

@@ -16,7 +16,6 @@ from collegium.errors import DataError
 from collegium.evaluation.results import job_folders
 from collegium.evaluation.scores import METHOD, NO_ADAPTER, MethodKey, final_scores, rows_of
 from collegium.evaluation.tables import (
-    AVERAGE,
     UNDEFINED,
     MethodTable,
     make_cells,
@@ -88,8 +87,8 @@ def time_table(
     times = _seconds_per_image(scores, accounts)
     unknown = UNDEFINED, UNDEFINED
     rows, lacking = [], []
-    for cell in rows_of(quality.cells[quality.cells["column"] == AVERAGE]):
-        key, unadapted = (cell.algorithm, cell.model), times.get((cell.algorithm, NO_ADAPTER))
+    for key, cell in quality.averages.items():
+        unadapted = times.get((cell.algorithm, NO_ADAPTER))
         if key in times:
             seconds = *times[key], *(unadapted or unknown)
             rows.append((*key, cell.method, *seconds, cell.mean, cell.sd, cell.rank))

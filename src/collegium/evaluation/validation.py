@@ -30,7 +30,6 @@ from collegium.evaluation.scores import (
 )
 from collegium.evaluation.selection import selected_scores, used_models
 from collegium.evaluation.tables import (
-    AVERAGE,
     UNDEFINED,
     MethodTable,
     make_cells,
@@ -149,9 +148,9 @@ def selected_table(
     metric, used = headline_metric(results), used_models(results)
     tables = {name: validation_table(used, order, variation=name) for name in variations(used)}
     compared, others = _comparable(used, tables)
-    scores = {name: _averages(tables[name]) for name in compared}
+    scores = {name: tables[name].averages for name in compared}
     tests = {
-        name: _averages(method_table(used, metric, order, where=where, variation=name))
+        name: method_table(used, metric, order, where=where, variation=name).averages
         for name in compared
     }
     unit = unit_of(final_scores(used, metric, where=where))
@@ -161,7 +160,7 @@ def selected_table(
     methods = {key for found in tests.values() for key in found}
     for key in sorted(methods, key=lambda key: position(key, order)):
         chooser = _chooser(key, scores, where)
-        own = {name: found[chooser][0] for name, found in scores.items() if chooser in found}
+        own = {name: found[chooser].mean for name, found in scores.items() if chooser in found}
         own = {name: score for name, score in own.items() if not isnan(score)}
         if not own:
             continue
@@ -169,8 +168,10 @@ def selected_table(
         setting, *equal = (name for name, score in own.items() if score == best)
         if equal:
             alike.append(method_name(*key, where))
-        cells.append((*key, VALIDATION, *scores[setting][chooser], setting))
-        cells.append((*key, TEST, *tests[setting].get(key, (UNDEFINED, UNDEFINED)), ""))
+        chosen, test = scores[setting][chooser], tests[setting].get(key)
+        score = (UNDEFINED, UNDEFINED) if test is None else (test.mean, test.sd)
+        cells.append((*key, VALIDATION, chosen.mean, chosen.sd, setting))
+        cells.append((*key, TEST, *score, ""))
     frame = make_cells(cells, unit, where, higher=higher)
     table = MethodTable(metric, unit, higher, (), (VALIDATION, TEST), frame, where)
     return replace(table, notes=tuple(_notes(table, compared, others, alike, apart)))
@@ -184,12 +185,6 @@ def _chooser(
         return key
     known = any((key[0], GLOBAL) in found for found in scores.values())
     return key[0], GLOBAL if known else PERSONAL
-
-
-def _averages(table: MethodTable) -> dict[MethodKey, tuple[float, float]]:
-    """Return mean and sd of the average over sites by method."""
-    averages = table.cells[table.cells["column"] == AVERAGE]
-    return {(cell.algorithm, cell.model): (cell.mean, cell.sd) for cell in rows_of(averages)}
 
 
 def _scored(table: MethodTable) -> tuple[str, ...]:

@@ -13,12 +13,10 @@ import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import annotated_types as bounds
+from typing import TYPE_CHECKING, Any, Literal
 
 from collegium.core.optional import import_optional
-from collegium.core.settings import NonNegative, Positive, settings
+from collegium.core.settings import NonNegative, OpenUnitInterval, Positive, settings
 from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError
 
@@ -56,7 +54,7 @@ class PrivacyConfig:
     noise_multiplier: NonNegative | None = None
     target_epsilon: Positive | None = None
     max_grad_norm: Positive | None = None
-    delta: Annotated[float, bounds.Gt(0), bounds.Lt(1)] = 1e-5
+    delta: OpenUnitInterval = 1e-5
     noise_seed: Literal["secret", "run"] = "secret"
 
     def __post_init__(self) -> None:

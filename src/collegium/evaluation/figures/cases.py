@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from collegium.evaluation.arms import alone_at
 from collegium.evaluation.figures.data import Axis, Box, Boxes, Figure, Panel, Series, box_of
 from collegium.evaluation.figures.source import (
-    WHERES,
     FigureSource,
     mean_of_trainings,
     of_single_cases,
@@ -16,6 +15,7 @@ from collegium.evaluation.figures.source import (
 )
 from collegium.evaluation.scores import (
     METHOD,
+    WHERES,
     MethodKey,
     Where,
     final_scores,

@@ -27,8 +27,6 @@ from collegium.evaluation.timing import read_accounts
 if TYPE_CHECKING:
     import pandas as pd
 
-WHERES: tuple[Where, Where] = ("inside", "outside")
-
 _OF_SETS = ("ece",)  # and those of `SOURCES`, whose values at a case are parts of that of the set
 
 LEAST_DISTINCT = 3

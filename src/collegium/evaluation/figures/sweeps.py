@@ -12,8 +12,9 @@ from typing import Any
 from collegium.core.text import byte_unit
 from collegium.evaluation.comparisons import Comparison, ComparisonTable
 from collegium.evaluation.figures.data import Axis, Figure, Look, Panel, Series
-from collegium.evaluation.figures.source import WHERES, FigureSource, suffix
+from collegium.evaluation.figures.source import FigureSource, suffix
 from collegium.evaluation.scores import (
+    WHERES,
     MethodKey,
     Where,
     final_scores,

@@ -23,7 +23,7 @@ from collegium.evaluation.report.ledgers import LedgerSummary, ledger_rows
 from collegium.evaluation.report.pictures import EmbeddedPicture, Overlay, PictureSheet
 from collegium.evaluation.report.reading import RunOutput
 from collegium.evaluation.report.routing import AdaptationSummary, gather_adaptations
-from collegium.evaluation.scores import METHOD, Where, final_scores, method_name, rows_of
+from collegium.evaluation.scores import METHOD, WHERES, Where, final_scores, method_name, rows_of
 from collegium.evaluation.selection import RoundsTable, rounds_table
 from collegium.evaluation.tables import MethodTable, method_table, sweep_table
 from collegium.evaluation.timing import TimeTable, time_table
@@ -35,7 +35,6 @@ from collegium.tasks import ALL_CASES, CASES
 if TYPE_CHECKING:
     import pandas as pd
 
-WHERES: tuple[Where, Where] = ("inside", "outside")
 
 PicturesByMethod = dict[str, list[EmbeddedPicture]]
 """Name of the method -> its pictures."""
