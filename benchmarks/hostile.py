@@ -89,7 +89,7 @@ ATTACKS: Mapping[str, Change | None] = {
     "noise": noise,
     "labels": None,
 }
-"""What the hostile site sends, by name; None: what it has trained."""
+"""The update that the hostile site sends, by attack; None: the one that it has trained."""
 
 
 @dataclass(frozen=True)

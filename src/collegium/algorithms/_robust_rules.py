@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CLOSE = 1e-9
-"""What is added before a share of the sites is rounded down, so that 0.29 of 100 are 29."""
+"""The tolerance added before a share of the sites is rounded down, so that 0.29 of 100 are 29."""
 
 
 def trimmed_count(trim: float, count: int) -> int:

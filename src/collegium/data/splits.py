@@ -92,9 +92,9 @@ def draw_splits(cases: Sequence[Case], config: SplitConfig, seed: int) -> dict[s
     if config.fold:
         if named:
             raise DataError(
-                f"site {site}: its manifest names splits, and cross-validation draws its own: take "
-                f"the column split out to have every patient tested once, or write protocol: "
-                f"inside to keep these splits"
+                f"site {site}: its manifest names splits, and cross-validation draws its own: give "
+                f"it a copy of the manifest without the column split to have every patient tested "
+                f"once, or write protocol: inside to keep these splits"
             )
         by_patient = dict(_fold(sorted(by_patient), config, seed, site))
     elif not named:

@@ -21,7 +21,7 @@ NOTE = (
     "A row is the personal model of one site, a column the test cases of one site; a site's own "
     "model at home stands where both have its name."
 )
-"""What a reader of these tables needs to know."""
+"""The note below these tables."""
 
 
 def model_of(site: str) -> str:

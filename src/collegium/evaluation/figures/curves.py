@@ -25,7 +25,7 @@ BAND = (
     "either side, and absent with one seed. A line has the rounds that all of its seeds have, and "
     "of many at most 150."
 )
-"""What lines and bands over rounds are, with room for what else they are means of."""
+"""The caption of lines and bands over rounds; ``sites`` names what else they are means over."""
 
 
 @dataclass(frozen=True)
