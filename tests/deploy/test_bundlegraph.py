@@ -1,7 +1,6 @@
 """Bundles that cut volumes into slices, and which files they take, run by MONAI itself."""
 
 import csv
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,7 @@ from collegium.experiment.config.building import network_of
 from collegium.experiment.config.experiment import ExperimentConfig, parse_config
 from collegium.models.files import export_model
 
-with warnings.catch_warnings():  # torch's own, by which MONAI would take it for not installed
-    warnings.simplefilter("ignore", DeprecationWarning)
-    import ignite.engine  # noqa: F401
-
-pytestmark = pytest.mark.filterwarnings(  # MONAI's own
-    "ignore:NvImgCodecPydicomReader:UserWarning", "ignore:.torch.jit.script:DeprecationWarning"
-)
+pytestmark = pytest.mark.filterwarnings("ignore:NvImgCodecPydicomReader:UserWarning")  # MONAI's
 
 Pixels = np.ndarray[Any, Any]
 

@@ -4,7 +4,6 @@ import csv
 import json
 import subprocess
 import sys
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,13 +32,7 @@ from collegium.experiment.config.experiment import ExperimentConfig, parse_confi
 from collegium.experiment.runner import run_experiment
 from collegium.models.files import export_model
 
-with warnings.catch_warnings():  # torch's own, by which MONAI would take it for not installed
-    warnings.simplefilter("ignore", DeprecationWarning)
-    import ignite.engine  # noqa: F401
-
-pytestmark = pytest.mark.filterwarnings(  # MONAI's own
-    "ignore:NvImgCodecPydicomReader:UserWarning", "ignore:.torch.jit.script:DeprecationWarning"
-)
+pytestmark = pytest.mark.filterwarnings("ignore:NvImgCodecPydicomReader:UserWarning")  # MONAI's
 
 Pixels = np.ndarray[Any, Any]
 

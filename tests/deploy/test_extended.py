@@ -1,7 +1,6 @@
 """A network that an algorithm extends is predicted with, adapted and exported as a whole."""
 
 import json
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,13 +17,7 @@ from collegium.experiment.config.experiment import parse_config
 from collegium.experiment.runner import run_experiment
 from collegium.models.files import import_model
 
-with warnings.catch_warnings():  # torch's own, by which MONAI would take it for not installed
-    warnings.simplefilter("ignore", DeprecationWarning)
-    import ignite.engine  # noqa: F401
-
-pytestmark = pytest.mark.filterwarnings(  # MONAI's own
-    "ignore:NvImgCodecPydicomReader:UserWarning", "ignore:.torch.jit.script:DeprecationWarning"
-)
+pytestmark = pytest.mark.filterwarnings("ignore:NvImgCodecPydicomReader:UserWarning")  # MONAI's
 
 SWAPPED = '''
 """FedPer whose network ends in a layer that exchanges the two classes."""
