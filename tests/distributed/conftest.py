@@ -326,7 +326,7 @@ class RealFederation:
         Args:
             name: the run.
             reference: the folder of the other run.
-            disturbed: whether messages were repeated, which ledgers and records tell.
+            disturbed: whether messages were repeated or signed, which ledgers and records tell.
         """
         found, wanted = self.bits(name), decisive(reference)
         if disturbed:

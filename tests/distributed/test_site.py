@@ -16,14 +16,16 @@ from collegium.data.phantoms import make_federation
 from collegium.distributed.description import describe, digest
 from collegium.distributed.experiment import _of_site
 from collegium.distributed.frames import SIZES, Line
-from collegium.distributed.kits import Kit
+from collegium.distributed.kits import Kit, Provision, fingerprint, make_kits, read_kit
 from collegium.distributed.site import SiteProcess, check_name, read_site_settings
-from collegium.errors import ConfigError
+from collegium.errors import ConfigError, ProtocolError
 from collegium.experiment.config.building import network_of
 from collegium.experiment.config.experiment import parse_config
 from collegium.runtime.federation import initial_model
 from collegium.runtime.ledger import read_ledger
 from collegium.runtime.records import RoundRecord
+from collegium.runtime.secure.identity import read_identity
+from collegium.runtime.secure.parts import KEY
 from collegium.runtime.selection import Chosen
 
 MARKER = "zanzibar"
@@ -124,6 +126,51 @@ def test_a_site_without_a_compiler_says_so_before_anything_is_trained(process):
         kind, text = refusal(process, call(told, "open"))
     assert kind == "ConfigError"
     assert text.startswith("training.compile is on, and site 'alder' cannot compile; have a")
+
+
+@pytest.fixture(scope="module")
+def kits(tmp_path_factory):
+    names = ("alder", "birch", "cedar")
+    return make_kits(tmp_path_factory.mktemp("kits"), Provision("localhost", names))
+
+
+def startup(kits, name="alder"):
+    """The settings with which `site start --kit` begins."""
+    return {"identity": str(kits[name] / "startup")}
+
+
+def test_a_site_that_cannot_sign_its_keys_says_so_before_anything_is_trained(own, kits):
+    told = describe(experiment(variations={"masked": {"secure_mean": {}}}))
+    kind, text = refusal(SiteProcess(own), call(told, "open"))
+    assert kind == "ConfigError"
+    assert text.startswith("site 'alder' has no certificate to sign its keys for secure_mean with;")
+    answer, _ = SiteProcess(replace(own, **startup(kits))).answer(call(told, "open"), b"")
+    assert answer["cases"] == {"masked": 10}
+
+
+def test_a_key_leaves_with_the_signature_of_the_kit_for_this_experiment(own, kits, model):
+    told = describe(experiment(secure_mean={}))
+    _, data = SiteProcess(replace(own, **startup(kits))).answer(call(told), model)
+    key = unpack(data)["reply"][KEY]
+    birch = read_kit(kits["birch"], "site")
+    files = birch.certificate, birch.private_key, birch.authority
+    read_identity(*files, digest(told), {}).check("alder", 1, 0, key["key"], key)
+    for experiment_, site in ((digest(told)[::-1], "alder"), (digest(told), "birch")):
+        with pytest.raises(ProtocolError):
+            read_identity(*files, experiment_, {}).check(site, 1, 0, key["key"], key)
+
+
+def test_fingerprints_of_other_sites_stand_in_the_file_of_a_site(tmp_path, own, kits):
+    about = yaml.safe_load((tmp_path / "alder.yaml").read_text())
+    digits = fingerprint(read_kit(kits["birch"], "site"))
+    about |= {"identity": "keys", "peers": {"birch": digits}}
+    (tmp_path / "alder.yaml").write_text(yaml.safe_dump(about))
+    found = read_site_settings(tmp_path / "alder.yaml")
+    assert (found.identity, found.peers) == (str(tmp_path / "keys"), {"birch": digits})
+    about["peers"]["birch"] = digits.upper()
+    (tmp_path / "alder.yaml").write_text(yaml.safe_dump(about))
+    with pytest.raises(ConfigError, match="the fingerprint of 'birch' is no SHA-256; write what"):
+        read_site_settings(tmp_path / "alder.yaml")
 
 
 def test_the_same_request_has_the_same_bits_again(process, told, model):

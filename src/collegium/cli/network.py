@@ -4,6 +4,7 @@ import json
 import signal
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -173,6 +174,7 @@ def site_start(
 
     found = read_kit(kit, "site")
     check_name(settings, found)
+    settings = replace(settings, identity=settings.identity or str(found.authority.parent))
     with relay_beside(found, settings.socket):
         SiteProcess(settings).serve()
 

@@ -110,6 +110,17 @@ FAILURES: Mapping[str, Known] = {
         "site {site!r} was asked for a sum over {sites} sites, and secure_mean.min_sites is "
         "{least}; nothing was sent",
     ),
+    "secure_signature": Known(
+        ClientError,
+        "site {site!r} was sent a key of {other!r} that the certificate of {other!r} has not "
+        "signed; nothing was sent; whoever runs the server has to say how that could be",
+    ),
+    "secure_unsigned": Known(
+        ConfigError,
+        "site {site!r} has no certificate to sign its keys for secure_mean with; start it with "
+        "--kit, or name under identity in the site's file a folder with client.crt, client.key and "
+        "rootCA.pem of its kit",
+    ),
     "own_settings": Known(
         ConfigError,
         "the variation {variation!r} changes what the file of site {site!r} says of its data, its "

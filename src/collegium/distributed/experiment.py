@@ -25,9 +25,9 @@ from collegium.data.site import Site, never_labelled
 from collegium.diagnostics.assessment.survey import Assessment
 from collegium.distributed.answers import checked_account, checked_pictures
 from collegium.distributed.connection import Answer, Call, Connection
-from collegium.distributed.description import describe
+from collegium.distributed.description import describe, digest
 from collegium.distributed.jobs import Coordinator
-from collegium.distributed.kits import read_kit
+from collegium.distributed.kits import Kit, read_kit
 from collegium.distributed.processes import PROGRESS, SOCKET
 from collegium.errors import (
     CollegiumError,
@@ -40,7 +40,7 @@ from collegium.evaluation.report.overlays import write_index
 from collegium.experiment.config.building import network_of, task_of
 from collegium.experiment.config.experiment import AdapterConfig, ExperimentConfig
 from collegium.experiment.federation import OpenedExperiment, cache_folder, start_of
-from collegium.experiment.grid import Job, folds_of
+from collegium.experiment.grid import Job, folds_of, masks_means
 from collegium.experiment.job_results import (
     ACCOUNT_FILE,
     DEPLOYED,
@@ -52,6 +52,7 @@ from collegium.runtime.federation import Federation
 from collegium.runtime.ledger import SignOff
 from collegium.runtime.requests import Request, Response, Transport
 from collegium.runtime.run import Run
+from collegium.runtime.secure.identity import Identity, read_identity
 from collegium.runtime.selection import FEDERATION
 from collegium.runtime.server import RETRY_PAUSE
 from collegium.tasks import metrics_of
@@ -72,7 +73,6 @@ class RemoteExperiment(OpenedExperiment):
     """
 
     def __init__(self, config: ExperimentConfig, survey: Assessment | None = None) -> None:
-        super().__init__(config)
         engine = config.engine
         if (engine.workers, engine.jobs) != (1, 1):
             raise ConfigError("engine.workers and engine.jobs are for inprocess: leave them at 1")
@@ -82,6 +82,7 @@ class RemoteExperiment(OpenedExperiment):
             )
         self._description = describe(config, survey)
         server = read_kit(Path(engine.folder) / "server", "server")
+        super().__init__(config, identity=_identity_of(config, server, digest(self._description)))
         coordinator = Coordinator(read_kit(Path(engine.folder) / "admin", "admin"))
         unknown = sorted(set(config.federation.sites) - set(server.sites))
         if unknown:
@@ -119,6 +120,7 @@ class RemoteExperiment(OpenedExperiment):
             config.training,
             start=start_of(config),
             public=open_public(config.federation, cache_folder()),
+            identity=self._identity,
         )
 
     def _declared(self, site: str, variation: str) -> int:
@@ -354,6 +356,13 @@ class _Requests:
 
     def close(self) -> None:
         """Nothing is held: the connection serves the whole experiment."""
+
+
+def _identity_of(config: ExperimentConfig, kit: Kit, experiment: str) -> Identity | None:
+    """Return by what the server checks signatures of the sites' keys, where they sign any."""
+    if not masks_means(config):
+        return None
+    return read_identity(kit.certificate, kit.private_key, kit.authority, experiment, {})
 
 
 def _response(answer: Answer) -> Response:

@@ -108,6 +108,16 @@ class Kit:
         """The file of its own certificate."""
         return self.folder / "startup" / ("server.crt" if self.role == "server" else "client.crt")
 
+    @property
+    def private_key(self) -> Path:
+        """The file of its own private key."""
+        return self.certificate.with_suffix(".key")
+
+    @property
+    def authority(self) -> Path:
+        """The file of the certificate of the authority that has signed its own."""
+        return self.folder / "startup" / "rootCA.pem"
+
 
 def read_kit(folder: Path, role: str) -> Kit:
     """Read what a kit is for, and check that FLARE can use it today.
@@ -155,7 +165,7 @@ def check_certificate(kit: Kit, now: datetime | None = None) -> datetime:
     from cryptography.x509.oid import NameOID
 
     now = now or datetime.now(UTC)
-    own, root = kit.certificate, kit.folder / "startup" / "rootCA.pem"
+    own, root = kit.certificate, kit.authority
     try:
         found = {path: x509.load_pem_x509_certificate(path.read_bytes()) for path in (own, root)}
     except (OSError, ValueError) as error:

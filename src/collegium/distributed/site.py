@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import socket
 import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,7 +52,7 @@ from collegium.experiment.config.building import adapters_of
 from collegium.experiment.config.experiment import ExperimentConfig, parse_config
 from collegium.experiment.config.yaml_file import read_yaml_file
 from collegium.experiment.federation import OpenedExperiment
-from collegium.experiment.grid import Job, parts_of, variations_of
+from collegium.experiment.grid import Job, masks_means, parts_of, variations_of
 from collegium.experiment.job_results import (
     ACCOUNT_FILE,
     SCORES_FILE,
@@ -66,6 +67,7 @@ from collegium.runtime.client import ClientRuntime, case_scores_file
 from collegium.runtime.ledger import Ledger
 from collegium.runtime.records import RoundRecord
 from collegium.runtime.requests import Request, respond
+from collegium.runtime.secure.identity import Identity, read_identity
 from collegium.runtime.selection import mean_row
 from collegium.training.compilation import compiler_problem
 
@@ -93,6 +95,11 @@ class SiteSettings:
             default the folder of state, which nobody but the owner may enter.
         socket_group: a group whose members may use the socket, for a relay that runs as another
             user; it needs a `socket_folder`, which the group may enter.
+        identity: a folder with the site's certificate and key, ``client.crt`` and ``client.key``,
+            and ``rootCA.pem``, by which keys are signed and checked where an experiment has
+            `secure_mean`; by default those of the kit with which the site process is started.
+        peers: by site the fingerprint of its certificate, as its operator has told it; any other
+            certificate of such a site is refused under `secure_mean`, whoever has signed it.
     """
 
     name: str
@@ -106,8 +113,16 @@ class SiteSettings:
     largest: Positive = 4096.0
     socket_folder: str | None = None
     socket_group: str | None = None
+    identity: str | None = None
+    peers: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for site, digits in self.peers.items():
+            if not re.fullmatch(r"[0-9a-f]{64}", digits):
+                raise ConfigError(
+                    f"peers: the fingerprint of {site!r} is no SHA-256; write what 'collegium site "
+                    f"fingerprint' prints there"
+                )
         if self.socket_group is not None and self.socket_folder is None:
             raise ConfigError(
                 f"socket_group {self.socket_group!r} may not enter the folder of state, where the "
@@ -135,8 +150,11 @@ def read_site_settings(path: Path) -> SiteSettings:
     assert found is not None
     base = path.resolve().parent
     root, state = (str(base / Path(place).expanduser()) for place in (found.root, found.state))
-    sockets = found.socket_folder and str(base / Path(found.socket_folder).expanduser())
-    return replace(found, root=root, state=state, socket_folder=sockets)
+    sockets, identity = (
+        place and str(base / Path(place).expanduser())
+        for place in (found.socket_folder, found.identity)
+    )
+    return replace(found, root=root, state=state, socket_folder=sockets, identity=identity)
 
 
 def check_name(settings: SiteSettings, kit: Kit) -> None:
@@ -303,9 +321,10 @@ class SiteExperiment:
     def __init__(self, own: SiteSettings, description: Mapping[str, Any]) -> None:
         self._survey: Mapping[str, Any] = description.get("survey", {})
         self._own, self._name = own, own.name
-        self._opened = OpenedExperiment(_own_config(own, description["settings"]), only=own.name)
+        config = _own_config(own, description["settings"])
+        identity = _identity_of(own, digest(description)) if masks_means(config) else None
+        self._opened = OpenedExperiment(config, own.name, identity)
         self._clients: dict[str, ClientRuntime] = {}
-        config = self._opened.config
         self._ledger = Ledger(Path(config.output) / LEDGER)
         try:
             write_run_file(config, Path(config.output))
@@ -472,6 +491,15 @@ def _own_config(own: SiteSettings, told: Mapping[str, Any]) -> ExperimentConfig:
         if _of_site(variation, own.name) != _of_site(config, own.name):
             raise known_error("own_settings", site=own.name, variation=name)
     return replace(config, output=str(Path(own.state) / "runs" / config.name))
+
+
+def _identity_of(own: SiteSettings, experiment: str) -> Identity:
+    """Return by what a site signs its keys in an experiment, and checks those of the others."""
+    if own.identity is None:
+        raise known_error("secure_unsigned", site=own.name)
+    place = Path(own.identity)
+    files = place / "client.crt", place / "client.key", place / "rootCA.pem"
+    return read_identity(*files, experiment, own.peers)
 
 
 def _of_site(config: ExperimentConfig, site: str) -> tuple[Any, ...]:

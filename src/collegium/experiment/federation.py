@@ -73,6 +73,7 @@ from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.federation import Federation
 from collegium.runtime.requests import Transport
 from collegium.runtime.run import Run
+from collegium.runtime.secure.identity import Identity
 
 
 def cache_folder() -> Path:
@@ -193,10 +194,13 @@ class OpenedExperiment:
     Args:
         config: The experiment.
         only: The one site whose data are on this machine; empty: all of them.
+        identity: See `Federation`.
     """
 
-    def __init__(self, config: ExperimentConfig, only: str = "") -> None:
-        self.config, self._only = config, only
+    def __init__(
+        self, config: ExperimentConfig, only: str = "", identity: Identity | None = None
+    ) -> None:
+        self.config, self._only, self._identity = config, only, identity
         self._federations: dict[tuple[str, int, str], Federation] = {}
         self._outside: dict[tuple[str, int, str], Site] = {}
 
@@ -240,7 +244,7 @@ class OpenedExperiment:
             self._check_splits(name, part, splits)
             config = with_part(self.variations[name], part)
             opened = open_configured(config, splits=splits, only=self._only)
-            self._federations[name, part, ""] = opened
+            self._federations[name, part, ""] = replace(opened, identity=self._identity)
         return self._federations[name, part, ""]
 
     def _check_splits(self, name: str, part: int, splits: Path) -> None:

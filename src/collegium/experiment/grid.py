@@ -165,6 +165,11 @@ def variations_of(config: ExperimentConfig) -> dict[str, ExperimentConfig]:
     return found
 
 
+def masks_means(config: ExperimentConfig) -> bool:
+    """Return whether sites mask what is averaged in any variation of an experiment."""
+    return any(variation.secure_mean for variation in variations_of(config).values())
+
+
 @dataclass(frozen=True)
 class Fold:
     """A fold of an experiment: a site left out, or a part of the patients, or both, or neither.

@@ -31,6 +31,8 @@ from collegium.core.payloads import (
 from collegium.core.text import short
 from collegium.errors import ClientError, ProtocolError
 from collegium.runtime.ledger import SignOff
+from collegium.runtime.secure.identity import Identity
+from collegium.runtime.secure.parts import KEY
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +55,7 @@ class Border:
         cases: by client, how many cases it has; one that is missing may have any number.
         held: what messages leave out; None: nothing.
         also: schemas of parts that are not the algorithm's.
+        identity: by which signatures of public keys are checked; None: nobody signs.
 
     Attributes:
         signed: by client, what it signed off of its ledger last.
@@ -65,7 +68,9 @@ class Border:
         cases: Mapping[str, int | None],
         held: Held | None,
         also: Mapping[str, PartSchema] = MappingProxyType({}),
+        identity: Identity | None = None,
     ) -> None:
+        self._identity = identity
         self._name, self._sends = type(algorithm).__name__, {**algorithm.all_sends(), **also}
         self._expected, self._cases, self._held = expected, cases, held
         self.signed: dict[str, SignOff] = {}
@@ -129,6 +134,10 @@ class Border:
             raise ProtocolError(f"the reply has no part {missing[0]!r}")
         expected = replace(self._expected, cases=self._cases.get(client))
         check_parts(self._name, self._sends, reply, expected)
+        if self._identity is not None and KEY in reply:
+            key = reply[KEY]
+            signed = key if key.keys() > {"key"} else None
+            self._identity.check(client, origin[1], origin[2], key["key"], signed)
         return reply
 
     def comparison(self, *, all_shapes: bool) -> Comparison:

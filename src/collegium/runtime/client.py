@@ -45,6 +45,7 @@ from collegium.runtime.ledger import Ledger, SignOff
 from collegium.runtime.local_work import LocalWork
 from collegium.runtime.requests import Request, handler_of, origin_of, state_name
 from collegium.runtime.secure.config import SecureMean
+from collegium.runtime.secure.identity import Identity
 from collegium.runtime.secure.parts import MASKED, PARTS
 from collegium.runtime.secure.site import SiteMasks
 from collegium.runtime.selection import KEPT, KeptModels, mean_defined, mean_row, scores_of
@@ -105,6 +106,7 @@ class ClientRuntime(LocalWork):
         held: the frozen tensors of the initial model, which messages leave out, as this site draws
             them. Where the server's are others, it sends them once, and the site keeps them.
         secure: how what is averaged is masked; None: replies leave as they are.
+        identity: by which its keys for that are signed; None: nobody signs.
     """
 
     def __init__(
@@ -121,6 +123,7 @@ class ClientRuntime(LocalWork):
         codecs: Codecs = NO_CODECS,
         held: Held | None = None,
         secure: SecureMean | None = None,
+        identity: Identity | None = None,
     ) -> None:
         owner = f"site {site.name!r}"
         super().__init__(training, site.train, seed=seed, rounds=rounds, owner=owner)
@@ -142,7 +145,7 @@ class ClientRuntime(LocalWork):
             headline=training.task.metric,
             cases=site.cases,
         )
-        self._secure = secure
+        self._secure, self._identity = secure, identity
         self.signed: SignOff | None = None
         """What the ledger held when the last response left; None: that is not recorded."""
 
@@ -284,7 +287,9 @@ class ClientRuntime(LocalWork):
             return None
         sends, averaged = self.algorithm.all_sends(), self.algorithm.averaged_parts()
         expected, held = self._expected, self._held
-        return SiteMasks(self._secure, self.id, self.root, sends, averaged, expected, held)
+        return SiteMasks(
+            self._secure, self.id, self.root, sends, averaged, expected, held, self._identity
+        )
 
     def _masked(self, request: Request) -> tuple[dict[str, Any], EncodedReply]:
         """Return what is averaged of the last reply, under masks; nothing else changes.

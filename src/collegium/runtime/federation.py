@@ -31,6 +31,7 @@ from collegium.runtime.participation import EVERYBODY, Participation
 from collegium.runtime.requests import Transport
 from collegium.runtime.run import Run
 from collegium.runtime.secure.config import SecureMean
+from collegium.runtime.secure.identity import Identity
 from collegium.runtime.selection import DEFAULT, Selection
 from collegium.runtime.server import ServerRuntime
 from collegium.tasks import ClassificationTask, SegmentationTask, Task, metrics_of
@@ -77,6 +78,8 @@ class Federation:
         start: returns an initial model with weights of its own, given the model that the network
             draws and the names of what an algorithm has added; None: the model stays as drawn.
         public: data that the server holds; None: none. Where they are elsewhere, an empty dataset.
+        identity: by which this participant signs keys of secure means and checks those of others,
+            where its sites are apart; None: nobody signs.
     """
 
     sites: Mapping[str, Site]
@@ -86,6 +89,7 @@ class Federation:
     device: str = "cpu"
     start: Callable[[Tensors, Collection[str]], Tensors] | None = None
     public: Dataset | None = None
+    identity: Identity | None = None
 
     @property
     def names(self) -> list[str]:
@@ -287,6 +291,7 @@ class Federation:
                 codecs=codecs,
                 held=held,
                 secure=secure,
+                identity=self.identity,
             )
             for name, site in self.sites.items()
         }
@@ -343,6 +348,7 @@ class Federation:
             cases={name: site.cases for name, site in self.sites.items()},
             diagnostics=diagnostics,
             secure=secure,
+            identity=self.identity,
         )
 
     def run(

@@ -34,6 +34,7 @@ from collegium.runtime.participation import EVERYBODY, Participation
 from collegium.runtime.records import ClientStats
 from collegium.runtime.requests import Request, Response, Stage, Transport, handler_of, state_name
 from collegium.runtime.secure.config import SecureMean
+from collegium.runtime.secure.identity import Identity
 from collegium.runtime.secure.parts import MASKED, PARTS
 from collegium.runtime.secure.server import replies_maker
 from collegium.runtime.state import Store
@@ -71,6 +72,7 @@ class ServerRuntime:
         cases: by client, how many cases it has in all; one that is missing may have any number.
         diagnostics: what is recorded beside what the run needs.
         secure: how sites mask what is averaged; None: replies come as they are.
+        identity: by which signatures of the sites' keys are checked; None: nobody signs.
 
     Raises:
         ConfigError: the server has to see single replies, and ``secure`` hides them.
@@ -95,6 +97,7 @@ class ServerRuntime:
         cases: Mapping[str, int | None] | None = None,
         diagnostics: Collection[Diagnostic] = (),
         secure: SecureMean | None = None,
+        identity: Identity | None = None,
     ) -> None:
         self.algorithm, self.transport, self.parts = algorithm, transport, parts
         self.clients = sorted(clients)
@@ -110,7 +113,8 @@ class ServerRuntime:
         """What the algorithm has recorded in this round; see `record`."""
         self._make_model, self._public = make_model, public
         self._initial = make_model(0)
-        self._sends = {**algorithm.all_sends(), **(PARTS if secure else {})}
+        also = PARTS if secure else {}
+        self._sends = {**algorithm.all_sends(), **also}
         self._acknowledges = algorithm.commit_on_acknowledgement
         self._accepted: dict[str, str] = {}
         layout = ModelLayout(self._initial, parts.trainable) if codecs else None
@@ -122,7 +126,7 @@ class ServerRuntime:
         expected = Expected(
             self._initial, parts, algorithm.hyperparameters(), metrics=metrics, headline=headline
         )
-        self.border = Border(algorithm, expected, cases or {}, self.held, PARTS if secure else {})
+        self.border = Border(algorithm, expected, cases or {}, self.held, also, identity)
         self._make_replies = replies_maker(
             secure, algorithm, expected, len(self.clients), bool(codecs), participation, diagnostics
         )

@@ -15,6 +15,10 @@ Where a site is lost after 1, the others mask what they keep again under another
 trains twice. Masks are random; the sum that is left is not, whatever the keys.
 
 Deviations from the paper. No secret sharing and no second mask: the server is trusted to say truly
-who was lost, and not to use a masked reply that comes late. Keys are not signed: the server is
-trusted not to put its own in their place (honest but curious). Weights are inside the sum.
+who was lost, and not to use a masked reply that comes late. Weights are inside the sum.
+
+Between hospitals a site signs its key with its certificate, and checks those of the others before
+it masks anything, so that the server cannot put its own in their place; see `Identity`. Whoever
+holds the authority that issues certificates can, unless a site knows the others' fingerprints. In a
+simulation nobody signs.
 """

@@ -28,6 +28,8 @@ class Roster:
         part: the part that is averaged.
         weight: the part that holds the weight; None: all weigh the same.
         keys: by site its public key, in hexadecimal digits.
+        signatures: by site the certificate and the signature of its key; empty where there are
+            none.
     """
 
     round: int
@@ -36,10 +38,11 @@ class Roster:
     part: str
     weight: str | None
     keys: Mapping[str, str]
+    signatures: Mapping[str, Mapping[str, str]]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the attributes by name."""
-        return {**asdict(self), "keys": dict(self.keys)}
+        return asdict(self)
 
     @property
     def digest(self) -> str:

@@ -20,20 +20,34 @@ KEY, MASKED = "$key", "$masked"
 The second one is also the method of a request for it.
 """
 
+SIGNED = ("certificate", "signature")
+"""The fields of a public key that is signed, beside the key."""
+
+LONGEST = 16_384
+"""Characters of a certificate or a signature at most."""
+
 _HEX = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
 class PublicKey:
-    """A public key of X25519, in hexadecimal digits."""
+    """A public key of X25519, in hexadecimal digits, with its signature where there is one.
+
+    ``{"key": "...", "certificate": PEM, "signature": "..."}``; see `Identity.sign`.
+    """
 
     opt_in: bool = False
     description: str = "a public key"
 
     def check(self, value: Any, expected: Expected) -> None:
         """Check that it looks like one. See `PartSchema.check`."""
-        if not isinstance(value, str) or not _HEX.fullmatch(value):
+        if not isinstance(value, Mapping) or value.keys() not in ({"key"}, {"key", *SIGNED}):
             raise ProtocolError(f"expected a public key, found {short(value)}")
+        if not isinstance(value["key"], str) or not _HEX.fullmatch(value["key"]):
+            raise ProtocolError(f"expected a public key, found {short(value['key'])}")
+        signed = [value[name] for name in SIGNED if name in value]
+        if not all(isinstance(text, str) and len(text) <= LONGEST for text in signed):
+            raise ProtocolError("a public key comes with no usable signature")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from collegium.runtime.participation import Participation
 from collegium.runtime.requests import Stage
 from collegium.runtime.secure.config import SecureMean, check_secure
 from collegium.runtime.secure.masks import FixedPoint, Roster
-from collegium.runtime.secure.parts import KEY, MASKED, Layout
+from collegium.runtime.secure.parts import KEY, MASKED, SIGNED, Layout
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class SecureReplies(Replies):
     Args:
         source: pairs of client and reply, the averaged parts in which are replaced by a key.
         gather: asks for masked parts.
-        roster: makes the roster of a sum from nonce, part, weight and keys.
+        roster: makes the roster of a sum from nonce, part, weight, keys and signatures.
         settings: of the experiment.
         algorithm: the algorithm's name, for errors.
         sends: the schemas of its parts.
@@ -167,11 +167,13 @@ class SecureReplies(Replies):
         self.collect()
         assert self._collected is not None
         layout = Layout(key, self._sends.get(key), self._expected)
-        keys = {client: reply[KEY] for client, reply in self._collected.items()}
+        found = {client: reply[KEY] for client, reply in self._collected.items()}
+        keys = {client: value["key"] for client, value in found.items()}
         asked = sorted(keys)
         while True:
             self._check_enough(asked, keys)
-            roster = self._roster(secrets.token_hex(16), key, weight, keys)
+            signatures = {c: {n: found[c][n] for n in SIGNED if n in found[c]} for c in keys}
+            roster = self._roster(secrets.token_hex(16), key, weight, keys, signatures)
             total = _Sum(layout, self._settings)
             for client, reply in self._gather(sorted(keys), {"roster": roster.to_dict()}):
                 total.add(client, reply, roster.digest)

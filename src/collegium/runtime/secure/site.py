@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,11 @@ from collegium.core.seals import check_seal, seal_tensors
 from collegium.core.tensors import Tensors
 from collegium.errors import ProtocolError
 from collegium.runtime.secure.config import SecureMean, check_installed
+from collegium.runtime.secure.identity import Identity
 from collegium.runtime.secure.masks import FixedPoint, Roster, mask, new_private_key, public_key
 from collegium.runtime.secure.parts import KEY, MASKED, Layout
+
+logger = logging.getLogger(__name__)
 
 FILE = "unmasked.safetensors"
 """The file in a site's own folder with what is averaged of its last reply, and its private key."""
@@ -35,6 +39,8 @@ class SiteMasks:
             `collegium.core.algorithm.Algorithm.averaged_parts`.
         expected: the model and its roles.
         held: what messages leave out; None: nothing.
+        identity: by which this site signs its keys and checks those of the others; None: nobody
+            signs, as in a simulation.
     """
 
     def __init__(
@@ -46,7 +52,9 @@ class SiteMasks:
         averaged: Collection[str],
         expected: Expected,
         held: Held | None,
+        identity: Identity | None,
     ) -> None:
+        self._identity = identity
         self._settings, self._site, self._file = settings, site, folder / FILE
         self._sends, self._averaged = sends, averaged
         self._expected, self._held = expected, held
@@ -71,7 +79,9 @@ class SiteMasks:
         stored = {"round": number, "exchange": exchange, "private": private, "reply": kept}
         write_atomically(self._file, *seal_tensors(pack(stored)))
         others = {name: part for name, part in reply.items() if name not in kept}
-        return {**others, KEY: public_key(private)}
+        key = public_key(private)
+        signed = self._identity.sign(self._site, number, exchange, key) if self._identity else {}
+        return {**others, KEY: {"key": key, **signed}}
 
     def masked(
         self, asked: Mapping[str, Any], number: int, exchange: int
@@ -85,9 +95,11 @@ class SiteMasks:
 
         Raises:
             ProtocolError: the roster is not of what this site keeps.
-            ClientError: the sites are too few, or the values too large.
+            ClientError: the sites are too few, a key is not signed by its site, or the values are
+                too large.
         """
         roster = self._roster(asked, number, exchange)
+        self._check_signatures(roster)
         kept = self._kept(roster)
         layout = Layout(roster.part, self._sends.get(roster.part), self._expected)
         tensors: Tensors = kept[roster.part]
@@ -119,6 +131,7 @@ class SiteMasks:
         try:
             roster = Roster(**asked["roster"])
             texts = (roster.nonce, roster.part, *roster.keys, *roster.keys.values())
+            roster.signatures.get(self._site)
         except (KeyError, TypeError, AttributeError) as error:
             raise ProtocolError("the server did not say whose replies are added") from error
         if not all(isinstance(text, str) for text in texts):
@@ -133,6 +146,24 @@ class SiteMasks:
                 least=str(self._settings.min_sites),
             )
         return roster
+
+    def _check_signatures(self, roster: Roster) -> None:
+        """Check that the other sites have signed their keys.
+
+        Raises:
+            ClientError: one has not.
+        """
+        if self._identity is None:
+            return
+        for other, key in sorted(roster.keys.items()):
+            if other == self._site:
+                continue
+            try:
+                signed = roster.signatures.get(other)
+                self._identity.check(other, roster.round, roster.exchange, key, signed)
+            except ProtocolError as error:
+                logger.warning("site %r masks nothing: %s", self._site, error)
+                raise known_error("secure_signature", site=self._site, other=other) from error
 
     def _kept(self, roster: Roster) -> dict[str, Any]:
         """Return what this site keeps of the exchange of a roster: parts, and the private key.
