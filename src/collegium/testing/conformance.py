@@ -30,6 +30,7 @@ from collegium.core.seals import read_json, seal_tensors
 from collegium.core.tensors import Tensors
 from collegium.errors import CollegiumError, ConfigError, ProtocolError
 from collegium.experiment.config.registry import ALGORITHMS
+from collegium.runtime import process
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.participation import SKIPPING
 from collegium.runtime.requests import Transport
@@ -120,6 +121,7 @@ class Conformance(Statements):
         secure: SecureMean | None = None,
     ) -> None:
         super().__init__(algorithm)
+        process.prepare()  # as in every run and in its workers: bits depend on the threads
         self._folder, self._workers, self._kind = folder, workers, kind
         self._rounds, self._count, self._codecs, self._training = rounds, 0, codecs, training
         self._secure = secure
