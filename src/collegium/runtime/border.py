@@ -58,6 +58,7 @@ class Border:
         identity: by which signatures of public keys are checked; None: nobody signs.
 
     Attributes:
+        sends: the schemas of all parts.
         signed: by client, what it signed off of its ledger last.
     """
 
@@ -71,7 +72,7 @@ class Border:
         identity: Identity | None = None,
     ) -> None:
         self._identity = identity
-        self._name, self._sends = type(algorithm).__name__, {**algorithm.all_sends(), **also}
+        self._name, self.sends = type(algorithm).__name__, {**algorithm.all_sends(), **also}
         self._expected, self._cases, self._held = expected, cases, held
         self.signed: dict[str, SignOff] = {}
 
@@ -133,7 +134,7 @@ class Border:
         if missing := sorted({*needs} - reply.keys()):
             raise ProtocolError(f"the reply has no part {missing[0]!r}")
         expected = replace(self._expected, cases=self._cases.get(client))
-        check_parts(self._name, self._sends, reply, expected)
+        check_parts(self._name, self.sends, reply, expected)
         if self._identity is not None and KEY in reply:
             key = reply[KEY]
             signed = key if key.keys() > {"key"} else None
@@ -147,7 +148,7 @@ class Border:
             all_shapes: whether features whose shape depends on the images are compared as well, of
                 which a method says itself, otherwise, what sites have to agree on.
         """
-        return Comparison(self._sends, self._expected, all_shapes=all_shapes)
+        return Comparison(self.sends, self._expected, all_shapes=all_shapes)
 
 
 class Comparison:

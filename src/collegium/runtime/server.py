@@ -113,8 +113,6 @@ class ServerRuntime:
         """What the algorithm has recorded in this round; see `record`."""
         self._make_model, self._public = make_model, public
         self._initial = make_model(0)
-        also = PARTS if secure else {}
-        self._sends = {**algorithm.all_sends(), **also}
         self._acknowledges = algorithm.commit_on_acknowledgement
         self._accepted: dict[str, str] = {}
         layout = ModelLayout(self._initial, parts.trainable) if codecs else None
@@ -126,6 +124,7 @@ class ServerRuntime:
         expected = Expected(
             self._initial, parts, algorithm.hyperparameters(), metrics=metrics, headline=headline
         )
+        also = PARTS if secure else {}
         self.border = Border(algorithm, expected, cases or {}, self.held, also, identity)
         self._make_replies = replies_maker(
             secure, algorithm, expected, len(self.clients), bool(codecs), participation, diagnostics
@@ -374,7 +373,7 @@ class ServerRuntime:
             stats.loss = reply["progress"]["loss"]
         if "epsilon" in reply.get("progress", {}):
             stats.numbers["epsilon"] = float(reply["progress"]["epsilon"])
-        stats.numbers |= recorded_numbers(self._sends, reply)
+        stats.numbers |= recorded_numbers(self.border.sends, reply)
         return Message(reply, where, client)
 
     def _leave_out(self, client: str, method: str, why: str) -> None:
