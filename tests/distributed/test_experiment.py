@@ -1,6 +1,7 @@
 """Runs over NVIDIA FLARE, with real processes, against runs of the same files in this process."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,17 +16,20 @@ from collegium.runtime.secure.parts import MASKED
 PLAIN = {"optimizer": "sgd", "momentum": 0.0, "lr": 0.01, "batch_size": 2, "local_steps": 2}
 
 
-def run_both(
-    real: Any, name: str, *, other_messages: bool = False, **settings: Any
-) -> dict[str, bytes]:
+def run_both(real: Any, name: str, **settings: Any) -> dict[str, bytes]:
     """Run an experiment in both ways; check that they have the same bits, and return those."""
+    found: dict[str, bytes] = real.check_equal(name, run_in_two_ways(real, name, **settings))
+    return found
+
+
+def run_in_two_ways(real: Any, name: str, **settings: Any) -> Path:
+    """Run an experiment in one process and over FLARE; return the folder of the former."""
     file = real.write(name, **settings)
-    reference = real.reference(file)
+    reference: Path = real.reference(file)
     real.wait()
     code, text = real.run(file)
     assert code == 0, text
-    found: dict[str, bytes] = real.check_equal(name, reference, disturbed=other_messages)
-    return found
+    return reference
 
 
 def test_iopfl_has_the_bits_of_a_run_in_one_process(federation):
@@ -54,7 +58,8 @@ def test_coded_messages_have_the_bits_of_a_run_in_one_process(federation):
 def test_means_of_masked_replies_have_the_bits_of_a_run_in_one_process(federation):
     """Keys are signed between hospitals, and in one process they are not."""
     methods = ["fedavg", "fedbn"]
-    run_both(federation, "masked", other_messages=True, algorithms=methods, secure_mean={})
+    reference = run_in_two_ways(federation, "masked", algorithms=methods, secure_mean={})
+    federation.check_equal("masked", reference, disturbed=True)
     found = federation.bits("masked")
     for site in federation.names:
         ledger = json.loads(found[f"fedavg/seed-0/clients/{site}/ledger.jsonl"])

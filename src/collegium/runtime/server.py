@@ -132,8 +132,7 @@ class ServerRuntime:
         self._lacking: set[str] = set()
         self._resent: set[str] = set()
         self._barred: dict[str, dict[str, str]] = {}
-        self._exchange = 0
-        self._committed = 0
+        self._exchange = self._committed = 0
         self._purposes: set[str] = set()
         self._participants = self.clients
         self._pending: Replies | None = None
