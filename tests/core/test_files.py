@@ -20,6 +20,36 @@ def test_file_is_written_whole_and_nothing_else_is_left(tmp_path):
     assert [p.name for p in path.parent.iterdir()] == ["file"]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such modes")
+@pytest.mark.parametrize("leftover", [False, True])
+def test_private_file_is_its_owner_s_alone_before_its_first_byte_is_there(
+    tmp_path, monkeypatch, leftover
+):
+    """The mode is looked at while the file is written, and of the old file it does not matter."""
+    path, modes, fsync = tmp_path / "file", [], os.fsync
+
+    def look(descriptor: int) -> None:
+        found = os.fstat(descriptor)
+        if stat.S_ISREG(found.st_mode):
+            modes.append((stat.S_IMODE(found.st_mode), found.st_size))
+        fsync(descriptor)
+
+    before = os.umask(0o022)
+    try:
+        write_atomically(path, b"old")
+        assert stat.S_IMODE(path.stat().st_mode) == 0o644
+        if leftover:
+            path.with_name(f"file.{os.getpid()}.tmp").write_bytes(b"left by a process that died")
+        monkeypatch.setattr(os, "fsync", look)
+        write_atomically(path, b"se", b"cret", private=True)
+    finally:
+        os.umask(before)
+    assert modes == [(0o600, 6)]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert path.read_bytes() == b"secret"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
 @pytest.mark.parametrize("call", ["fsync", "replace", "open"])
 @pytest.mark.parametrize(
     ("number", "words"),

@@ -95,6 +95,8 @@ def test_private_keys_are_their_owners_alone(made):
         assert keys, place
         assert {stat.S_IMODE(key.stat().st_mode) for key in keys} == {0o600}
     assert stat.S_IMODE((folder / "authority").stat().st_mode) == 0o700
+    (authority,) = (folder / "authority").rglob("cert.json")
+    assert stat.S_IMODE(authority.stat().st_mode) == 0o600
 
 
 def test_the_key_of_the_authority_is_in_no_kit(made):

@@ -1,6 +1,8 @@
 """Means of masked replies on a user's road: the file, the command, the models and the report."""
 
 import json
+import stat
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +68,8 @@ def test_a_run_with_the_setting_has_the_models_of_one_without(folder, setting, t
         scores = [json.loads((f / "server/test.json").read_text()) for f in (plain, masked)]
         assert scores[0].keys() == scores[1].keys()
     site = outputs["masked"] / "fedbn/seed-0/clients/birch"
+    mode = (site / "unmasked.safetensors").stat().st_mode
+    assert sys.platform == "win32" or stat.S_IMODE(mode) == 0o600
     trained = [line for line in read_ledger(site / "ledger.jsonl") if line["stage"] == "train"]
     assert trained
     assert all(line["parts"].keys() == {"$key", "progress"} for line in trained)

@@ -2,6 +2,8 @@ import csv
 import errno
 import logging
 import os
+import stat
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -256,6 +258,7 @@ def test_scores_carry_pseudonyms_and_the_key_stays_in_the_site_s_folder(tmp_path
     ]  # fmt: skip
     with (tmp_path / "cases-test.csv").open() as file:
         key = list(csv.DictReader(file))
+        assert sys.platform == "win32" or stat.S_IMODE(os.fstat(file.fileno()).st_mode) == 0o600
     assert key[1] == {
         "case": "test-c002", "patient": "test-p002", "own_case": "1", "own_patient": SECRET,
     }  # fmt: skip

@@ -21,12 +21,14 @@ TOO_LARGE = (
 """The sentence on a file that the operating system refuses for its size."""
 
 
-def write_atomically(path: Path, *data: bytes | memoryview) -> None:
+def write_atomically(path: Path, *data: bytes | memoryview, private: bool = False) -> None:
     """Write a file so that it always holds all of the old content or all of the new one.
 
     Args:
         path: the file; its folder is created.
         *data: the new content, in parts that follow one another.
+        private: whether the file's owner alone may read and write it (mode 0600), from its first
+            byte on and whatever the umask or the mode of the old file is: for secrets.
 
     Raises:
         StorageError: the disk is full or not writable.
@@ -34,6 +36,9 @@ def write_atomically(path: Path, *data: bytes | memoryview) -> None:
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")  # see `_TEMPORARY`
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if private:
+            temporary.unlink(missing_ok=True)
+            temporary.touch(mode=0o600, exist_ok=False)
         with temporary.open("wb") as file:
             file.writelines(data)
             file.flush()

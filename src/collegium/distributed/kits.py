@@ -288,14 +288,21 @@ def place_kits(folder: Path, wanted: Provision, places: Mapping[str, Path]) -> N
     for name, place in places.items():
         for part in ("startup", "local"):
             shutil.rmtree(place / part, ignore_errors=True)
-        shutil.copytree(made / name, place, dirs_exist_ok=True)
+        shutil.copytree(made / name, place, copy_function=_copy, dirs_exist_ok=True)
         _describe(place, wanted, name)
     shutil.rmtree(made)  # the keys are in the kits now, and nowhere else
     state = folder / "authority" / PROJECT / "state" / "cert.json"
     kept = json.loads(state.read_text(encoding="utf-8"))
     kept = {name: value for name, value in kept.items() if isinstance(value, str)}
-    write_atomically(state, json.dumps(kept).encode())
-    state.chmod(0o600)
+    write_atomically(state, json.dumps(kept).encode(), private=True)
+
+
+def _copy(source: str, target: str) -> str:
+    """Copy a file of a kit, a private key so that nobody but its owner could ever read it."""
+    if not source.endswith(".key"):
+        return shutil.copy2(source, target)
+    write_atomically(Path(target), Path(source).read_bytes(), private=True)
+    return target
 
 
 def _provision(root: Path, wanted: Provision) -> Path:
@@ -340,13 +347,11 @@ def _provision(root: Path, wanted: Provision) -> Path:
 
 
 def _describe(kit: Path, wanted: Provision, name: str) -> None:
-    """Write what a kit is for, and keep its private keys to their owner."""
+    """Write what a kit is for."""
     role = "server" if name == wanted.server else "admin" if name == ADMIN else "site"
     about = {"role": role, "name": name, "server": wanted.server, "port": wanted.port}
     about["sites"] = [] if role == "site" else list(wanted.sites)
     write_atomically(kit / SETTINGS, json.dumps(about, indent=1).encode())
-    for key in kit.rglob("*.key"):
-        key.chmod(0o600)
 
 
 def write_settings(kit: Kit) -> None:

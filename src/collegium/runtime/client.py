@@ -170,8 +170,7 @@ class ClientRuntime(LocalWork):
             return self.seed
         file = self.root / KEY_FILE
         if not file.exists():
-            write_atomically(file, secrets.token_bytes(KEY_BYTES))
-            file.chmod(0o600)
+            write_atomically(file, secrets.token_bytes(KEY_BYTES), private=True)
         key = file.read_bytes()
         if len(key) != KEY_BYTES:
             raise StorageError(
@@ -466,7 +465,7 @@ class ClientRuntime(LocalWork):
         writer.writerows(map(without_formula, row) for row in key)
         data = text.getvalue().encode()
         if not path.exists() or path.read_bytes() != data:
-            write_atomically(path, data)
+            write_atomically(path, data, private=True)
 
     def validate(self, model: Tensors) -> float | None:
         """Return the mean score of ``model`` on the validation cases; None if it is undefined.

@@ -77,7 +77,7 @@ class SiteMasks:
         check_installed()
         private = new_private_key()
         stored = {"round": number, "exchange": exchange, "private": private, "reply": kept}
-        write_atomically(self._file, *seal_tensors(pack(stored)))
+        write_atomically(self._file, *seal_tensors(pack(stored)), private=True)
         others = {name: part for name, part in reply.items() if name not in kept}
         key = public_key(private)
         signed = self._identity.sign(self._site, number, exchange, key) if self._identity else {}
