@@ -18,13 +18,15 @@ from collegium.experiment.runner import run_experiment
 from collegium.runtime.ledger import first_break, read_ledger
 
 TRAINED = {"north": 24, "south": 12}
+THREE = {**TRAINED, "west": 18}
 BATCH, ROUNDS, EPOCHS = 8, 3, 2
 NOISY = {"noise_multiplier": 1.3, "max_grad_norm": 0.8, "noise_seed": "run"}
 
 
 def settings(folder: Path, privacy: dict[str, Any] | None, **changes: Any) -> dict[str, Any]:
-    """Two tables of two numbers, of ten rows six to train on."""
-    for name, count in TRAINED.items():
+    """Tables of two numbers at two sites, or those given, of ten rows six to train on."""
+    sites = changes.pop("sites", TRAINED)
+    for name, count in sites.items():
         random = np.random.default_rng(count)
         table = pd.DataFrame(random.normal(size=(count * 10 // 6, 2)), columns=["age", "crea"])
         table["ill"] = (table.age + table.crea > 0).astype(int)
@@ -39,7 +41,7 @@ def settings(folder: Path, privacy: dict[str, Any] | None, **changes: Any) -> di
         "federation": {
             "name": "two",
             "root": str(folder),
-            "sites": {name: {"table": f"{name}.csv"} for name in TRAINED},
+            "sites": {name: {"table": f"{name}.csv"} for name in sites},
             "task": {"name": "classification", "classes": ["0", "1"]},
             "table": {
                 "label": "ill",
@@ -187,13 +189,107 @@ def test_a_run_goes_on_with_its_key_and_its_epsilon(tmp_path):
 
 @pytest.mark.parametrize(
     "algorithm",
-    ["scaffold", "moon", "grace", "fedbn", "resfim", "pooled", "fednova", "fedavg+distance"],
-)
+    [
+        "scaffold", "moon", "grace", "silobn", "resfim", "pooled", "fednova", "fedrep", "ifca",
+        "fedavg+distance", "fedavgm+distance", "scaffold+fedavgm", "moon+robust",
+    ],
+)  # fmt: skip
 def test_methods_that_send_what_noise_does_not_cover_are_refused(tmp_path, algorithm):
     words = r"training.privacy: .* is not known to send nothing .* leave training.privacy out"
     with pytest.raises(CollegiumError, match=words):
         run(tmp_path, NOISY, algorithms=[algorithm])
     assert not [*tmp_path.rglob("*.state")]
+
+
+def network(folder: Path) -> dict[str, Any]:
+    """A network with a normalisation that does not couple cases."""
+    file = folder / "network.py"
+    file.write_text(
+        "from torch import nn\n\n\ndef network():\n    return nn.Sequential(\n"
+        "        nn.Linear(2, 4), nn.GroupNorm(2, 4), nn.ReLU(), nn.Linear(4, 2)\n    )\n"
+    )
+    return {"name": f"{file}:network"}
+
+
+def test_what_wrappers_do_at_the_server_costs_no_epsilon(tmp_path):
+    """A round makes the steps of FedAvg's; what the server makes of noised models is free."""
+    methods: list[Any] = [
+        "local", "fedbn", "robust", "fedprox+fedavgm", "fedavg+fedadam", "fedbn+robust",
+        "fedavgm+robust", {"name": "fedper+robust", "rule": "norm_bound"},
+    ]  # fmt: skip
+    output = run(
+        tmp_path, NOISY, sites=THREE, model=network(tmp_path), algorithms=methods, rounds=2
+    )
+    found = rows(output, "epsilon")
+    last = found[found["round"] == 2].set_index(["algorithm", "site"]).value
+    assert last.to_dict() == pytest.approx({
+        (label, site): spent(1.3, BATCH / count, 2 * EPOCHS * math.ceil(count / BATCH))
+        for label in (m if isinstance(m, str) else m["name"] for m in methods)
+        for site, count in THREE.items()
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize("codec", ["half", "stc", "dadaquant"])
+def test_codecs_transform_what_is_protected_already(tmp_path, codec):
+    plain = run(tmp_path, NOISY, output="plain", rounds=2)
+    coded = run(tmp_path, NOISY, output="coded", rounds=2, codec=codec)
+    wanted = rows(plain, "epsilon").value.to_list()
+    assert rows(coded, "epsilon").value.to_list() == wanted
+    for site in TRAINED:
+        ledger = read_ledger(coded / f"fedavg/seed-0/clients/{site}/ledger.jsonl")
+        found = [line["privacy"]["epsilon"] for line in ledger if line["stage"] == "train"]
+        assert {*found} <= {*wanted}
+
+
+@pytest.mark.parametrize("unit", ["case", "site"])
+def test_masked_replies_add_up_to_the_mean_of_the_noised_models(tmp_path, unit):
+    """Of three sites each number is off by half a step at most, times its weight's share."""
+    privacy = {**NOISY, "unit": unit}
+    plain = run(tmp_path, privacy, output="plain", sites=THREE, rounds=1)
+    masked = run(tmp_path, privacy, output="masked", sites=THREE, rounds=1, secure_mean={})
+    one, other = (
+        load_file(folder / "fedavg/seed-0/server/global.safetensors") for folder in (plain, masked)
+    )
+    step = 2.0**-24
+    for name, tensor in one.items():
+        allowed = len(THREE) * step / 2 / sum(THREE.values()) + 2.0**-23 * tensor.abs()
+        assert ((other[name] - tensor).abs() <= allowed).all(), name
+    costs = [rows(folder, "epsilon").value.to_list() for folder in (plain, masked)]
+    assert costs[0] == costs[1]
+    (line,) = (
+        line
+        for line in read_ledger(masked / "fedavg/seed-0/clients/west/ledger.jsonl")
+        if "privacy" in line
+    )
+    assert line["privacy"]["epsilon"] in costs[1]
+    assert "model" not in line["parts"]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "steps"), [("finetune", None), ("fedbabu", 4), ("finetune+fedavgm", None)]
+)
+def test_fine_tuning_is_counted_and_a_target_holds_with_it(tmp_path, algorithm, steps):
+    own = {"name": algorithm, "epochs": 3}
+    training = {} if steps is None else {"local_steps": steps}
+    found = rows(run(tmp_path, NOISY, algorithms=[own], training=training), "epsilon")
+    each = math.ceil(TRAINED["south"] / BATCH) if steps is None else steps
+    total = ROUNDS * (EPOCHS * each if steps is None else steps) + 3 * each
+    last = found[(found.site == "south") & (found["round"] == ROUNDS + 1)].value.item()
+    assert last == pytest.approx(spent(1.3, BATCH / TRAINED["south"], total))
+    privacy = {"target_epsilon": 4.0, "max_grad_norm": 1.0, "noise_seed": "run"}
+    target = run(tmp_path, privacy, algorithms=[own], training=training, output="target")
+    reached = rows(target, "epsilon")
+    values = reached[reached["round"] == ROUNDS + 1].value
+    assert len(values) == 2
+    assert ((values > 3.9) & (values <= 4.0)).all()
+
+
+def test_fine_tuning_is_one_release_more_of_a_whole_site(tmp_path):
+    privacy = {"unit": "site", "target_epsilon": 9.0, "max_grad_norm": 1.0, "noise_seed": "run"}
+    found = rows(run(tmp_path, privacy, algorithms=["finetune"], rounds=2), "epsilon")
+    values = found[found["round"] == 3].value
+    assert len(values) == 2
+    assert ((values > 8.9) & (values <= 9.0)).all()
 
 
 def test_a_method_may_go_without_privacy_beside_one_that_has_it(tmp_path):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from collegium.core.algorithm import Algorithm
+from collegium.core.algorithm import Algorithm, private_fits_of
 from collegium.core.settings import settings
 from collegium.errors import ConfigError
 
@@ -26,8 +26,9 @@ def wrap(
         mixin: the mix-in; its name stands before the method's.
         about: what the mix-in adds, for the docstring.
         neutral: its hyper-parameters at which it changes nothing; None: it always does.
-        only_means: whether the mix-in uses nothing of the replies but the means that the method
-            takes of them; see `Algorithm.only_averaged`.
+        only_means: whether the mix-in works at the server alone, and uses nothing of the replies
+            but the means that the method takes of them. What `Algorithm.only_averaged` and
+            `Algorithm.private_fits` say of the method then holds of both.
 
     Raises:
         ConfigError: the method needs all data in one place, or has the mix-in already.
@@ -43,6 +44,7 @@ def wrap(
         "__module__": method.__module__,
         "neutral": both,
         "only_averaged": method.averaged_parts() if only_means else frozenset(),
+        "private_fits": private_fits_of(method) if only_means else 0,
     }
     return settings(type(f"{mixin.__name__}{method.__name__}", (mixin, method), members))
 

@@ -35,6 +35,7 @@ class FedBABU(FineTune):
 
     sends: ClassVar[Mapping[str, PartSchema]] = {"model": ModelPart(without="head")}
     only_averaged: ClassVar[frozenset[str] | None] = frozenset({"model", "num_examples"})
+    private_fits: ClassVar[int] = 1
     neutral: ClassVar[Mapping[str, Any] | None] = None
 
     epochs: PositiveInt = 5

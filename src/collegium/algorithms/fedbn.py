@@ -20,3 +20,4 @@ class FedBN(PartialSharing):
 
     sends: ClassVar[Mapping[str, PartSchema]] = {"model": ModelPart(without="norm")}
     private: ClassVar[str] = "norm"
+    private_fits: ClassVar[int] = 1

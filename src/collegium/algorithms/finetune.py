@@ -25,8 +25,14 @@ class FineTune(FedAvg):
 
     neutral: ClassVar[Mapping[str, Any] | None] = {}
     only_averaged: ClassVar[frozenset[str] | None] = frozenset({"model", "num_examples"})
+    private_fits: ClassVar[int] = 1
 
     epochs: PositiveInt = 1
+
+    @property
+    def final_epochs(self) -> int:
+        """The passes of the fine-tuning. See `Algorithm.final_epochs`."""
+        return self.epochs
 
     def finish(self, server: Server) -> None:
         """Fine-tune the final model at every client."""

@@ -47,6 +47,7 @@ class Robust(RobustMean, FedAvg):
 
     neutral: ClassVar[Mapping[str, Any] | None] = None
     only_averaged: ClassVar[frozenset[str] | None] = frozenset({"model", "num_examples"})
+    private_fits: ClassVar[int] = 1
 
 
 on = wrapper(RobustMean, "a robust mean", None)

@@ -433,13 +433,13 @@ def check_needs(algorithm: Algorithm, clients: Sequence[str], parts: ModelParts)
     algorithm.check_setup(clients, parts)
 
 
-def private_fits_of(algorithm: Algorithm) -> int:
-    """Return `Algorithm.private_fits` as the algorithm's own class declares it; otherwise 0.
+def private_fits_of(kind: type[Algorithm]) -> int:
+    """Return `Algorithm.private_fits` as a class itself declares it; otherwise 0.
 
     Args:
-        algorithm: the algorithm; a class derived from one that declares it may send more.
+        kind: the class; one derived from a class that declares it may send more.
     """
-    return int(vars(type(algorithm)).get("private_fits", 0))
+    return int(vars(kind).get("private_fits", 0))
 
 
 class _Declaration:
@@ -494,7 +494,8 @@ class Algorithm(ABC):
         private_fits: how many models a client trains in a round by `LocalWork.fit`, if nothing that
             it sends depends on its training cases in another way, so that the noise of
             ``training.privacy`` covers it all; 0, the default, if something does. A subclass does
-            not inherit it; see `private_fits_of`.
+            not inherit it, see `private_fits_of`, but ``NAME+WRAPPER`` has it if the wrapper works
+            at the server alone. What is trained beyond the rounds is `final_epochs`.
         commit_on_acknowledgement: whether a client's state counts only once the server has used
             the reply that it came with, and the state before it is taken up otherwise: for methods
             whose server adds up what its clients hold. Otherwise a client keeps what it learnt even
@@ -532,6 +533,14 @@ class Algorithm(ABC):
     def fewest_clients(self) -> int:
         """The fewest clients that a round of training needs for the method to do what it says."""
         return 1
+
+    @property
+    def final_epochs(self) -> int:
+        """The epochs that `finish` trains a model at a client in one `LocalWork.fit`; 0: none.
+
+        With ``training.local_steps`` it is that many times the local steps.
+        """
+        return 0
 
     def unused_sends(self) -> Collection[str]:
         """Return the names among `sends` that these hyper-parameters never send."""

@@ -131,7 +131,8 @@ class ClientRuntime(LocalWork):
         self.store = Store(root / "states")
         self.ledger = Ledger(root / "ledger.jsonl")
         self._kept = KeptModels(root / KEPT)
-        self.private_fits = private_fits_of(algorithm)
+        self.private_fits = private_fits_of(type(algorithm))
+        self.final_epochs = algorithm.final_epochs
         self._held, self._held_file = held, root / "held.safetensors"
         self.codec_state: State = {}
         self._codecs = codecs

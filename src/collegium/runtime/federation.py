@@ -452,7 +452,7 @@ def check_privacy(algorithm: Algorithm, training: TrainingConfig) -> None:
     privacy, name = training.privacy, type(algorithm).__name__
     assert privacy is not None
     import_optional("opacus", EXTRA, PURPOSE)
-    if not private_fits_of(algorithm):
+    if not private_fits_of(type(algorithm)):
         raise ConfigError(
             f"training.privacy: {name} is not known to send nothing of the training cases but what "
             f"noise covers; choose a method that declares it, such as fedavg, fedprox, fedper or "

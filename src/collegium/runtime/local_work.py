@@ -58,6 +58,8 @@ class LocalWork:
         """Of every `fit` since the work began, by stream."""
         self.private_fits = 0
         """How many fits a round makes; see `collegium.core.algorithm.Algorithm.private_fits`."""
+        self.final_epochs = 0
+        """See `collegium.core.algorithm.Algorithm.final_epochs`."""
         self._path: tuple[str | int, ...] = ()
         self._purposes: set[str] = set()
 
@@ -184,6 +186,7 @@ class LocalWork:
         assert privacy.max_grad_norm is not None
         rate = min(1.0, training.config.batch_size / count)
         steps = self.rounds * self.private_fits * count_steps(count, training.config)
+        steps += count_steps(count, training.config, epochs=self.final_epochs)
         noise = privacy.noise_for(rate, steps)
         return CaseNoise(noise, privacy.max_grad_norm, rate, Generators(self.noise_seed, path))
 
@@ -206,7 +209,8 @@ class LocalWork:
             noise, rate, steps = private.noise, private.rate, progress.steps
         else:
             assert privacy.max_grad_norm is not None
-            noise = privacy.noise_for(1.0, self.rounds * self.private_fits)
+            fits = self.rounds * self.private_fits + (self.final_epochs > 0)
+            noise = privacy.noise_for(1.0, fits)
             trained = private_update(
                 start,
                 trained,

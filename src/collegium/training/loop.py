@@ -242,19 +242,22 @@ WAITING: ContextVar[Callable[[Fit], tuple[Tensors, Progress]] | None] = ContextV
 """Where handlers of several sites run in turns: waits until a fit is done, perhaps with others."""
 
 
-def count_steps(count: int, config: TrainingConfig) -> int:
-    """Return the number of optimiser steps of one round.
+def count_steps(count: int, config: TrainingConfig, *, epochs: int | None = None) -> int:
+    """Return the number of optimiser steps of one round, or of other work of so many epochs.
 
     Args:
         count: number of training examples.
         config: the recipe.
+        epochs: passes of other work; with ``local_steps`` that many times these. None: a round.
     """
     if count == 0:
         return 0
     if config.local_steps is not None:
-        return config.local_steps
+        return config.local_steps * (1 if epochs is None else epochs)
     full, rest = divmod(count, config.batch_size)
-    return config.local_epochs * (full + (rest > 1 or (rest == 1 and full == 0)))
+    return (config.local_epochs if epochs is None else epochs) * (
+        full + (rest > 1 or (rest == 1 and full == 0))
+    )
 
 
 class LocalTraining:
