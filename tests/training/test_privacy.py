@@ -8,6 +8,7 @@ from opacus.accountants import RDPAccountant
 from torch import nn
 
 from collegium.core.dataset import TensorDataset
+from collegium.core.model_parts import set_memory_format
 from collegium.core.randomness import seed_of
 from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError
@@ -242,6 +243,26 @@ def test_networks_for_images_have_gradients_of_single_cases(name, settings):
     use_quick_prelu(module)
     check_statistics(module, images())
     check_case_gradients(module, SegmentationTask(), images())
+
+
+@pytest.mark.parametrize(
+    ("conv", "shape"), [(nn.Conv2d, (6, 8)), (nn.Conv3d, (4, 6, 8)), (nn.ConvTranspose2d, (6, 8))]
+)
+@pytest.mark.parametrize("choice", ["contiguous", "channels_last"])
+def test_convolutions_have_gradients_of_single_cases_in_any_order_of_memory(conv, shape, choice):
+    """Opacus alone reads inputs that are channels-last in the wrong order."""
+    module = nn.Sequential(
+        conv(2, 4, 3, padding=1), nn.ReLU(), conv(4, 3, 3, stride=2, padding=1), nn.ReLU(),
+        nn.Flatten(), nn.LazyLinear(2),
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(0)
+    batch = {
+        "image": torch.randn(3, 2, *shape, generator=generator), "label": torch.tensor([0, 1, 1])
+    }  # fmt: skip
+    module(batch["image"])
+    set_memory_format(module, choice)
+    check_case_gradients(module, ClassificationTask(2), batch)
+    assert not any(layer._forward_pre_hooks for layer in module.modules())
 
 
 @pytest.mark.parametrize(

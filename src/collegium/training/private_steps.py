@@ -122,6 +122,11 @@ def case_gradients(module: nn.Module) -> Iterator[None]:
     changed = [layer for layer in module.modules() if getattr(layer, INPLACE, False) is True]
     for layer in changed:  # what a hook has seen must not be changed in place
         setattr(layer, INPLACE, False)
+    handles = [
+        layer.register_forward_pre_hook(_in_order)
+        for layer in module.modules()
+        if isinstance(layer, nn.modules.conv._ConvNd)
+    ]
     hooks = sampling.GradSampleHooks(module, loss_reduction="sum", strict=False)
     try:
         with warnings.catch_warnings():  # images need no gradient
@@ -129,12 +134,19 @@ def case_gradients(module: nn.Module) -> Iterator[None]:
             yield
     finally:
         hooks.cleanup()
+        for handle in handles:
+            handle.remove()
         for layer in changed:
             setattr(layer, INPLACE, True)
         for layer in module.modules():
             for name in LEFT_BY_OPACUS:
                 with suppress(AttributeError):
                     delattr(layer, name)
+
+
+def _in_order(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a convolution's inputs, contiguous: Opacus misreads those that are channels-last."""
+    return tuple(each.contiguous() if isinstance(each, Tensor) else each for each in inputs)
 
 
 def gather_gradients(trained: Mapping[str, nn.Parameter], cases: int) -> None:
