@@ -124,6 +124,26 @@ def test_a_method_that_is_another_one_on_the_network_is_named(
         assert len(caplog.messages) == warnings
         if warnings:
             assert caplog.messages[0].startswith("fedbn is fedavg on this network with these")
+    caplog.clear()
+    optimised = parse_config({**about, "model": UNET, "algorithms": ["modalityencoders+fedavgm"]})
+    check_setups(optimised)
+    assert caplog.messages == [
+        "modalityencoders+fedavgm is fedavg+fedavgm on this network with these settings: it has "
+        "nothing of its own there, and its scores are those of fedavg+fedavgm"
+    ]
+
+
+def test_a_method_that_is_refused_is_not_said_to_be_another_one(
+    tmp_path: Path, phantoms: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    bare = tmp_path / "bare.py"
+    bare.write_text("from torch import nn\n\ndef build():\n    return nn.Conv2d(1, 2, 1)\n")
+    about = {"name": "tiny", "rounds": 1, "federation": phantoms}
+    model = {"name": f"{bare}:build"}
+    config = parse_config({**about, "model": model, "algorithms": ["fedbn+fedavgm"]})
+    with pytest.raises(ConfigError, match="no global model that a server could optimise"):
+        check_setups(config)
+    assert caplog.messages == []
 
 
 def test_metrics_in_millimetres_of_pictures_are_told_of_and_select_no_models(

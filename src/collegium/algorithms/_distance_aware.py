@@ -76,6 +76,7 @@ class DistanceAware(SurveyMixin, Algorithm):
     grid: PositiveInt = 64
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.summary != "cases" and self.kind == "embedding" and self.between != "centroid":
             raise ConfigError(
                 f"between is {self.between!r}, which takes the embedding of every case; set "

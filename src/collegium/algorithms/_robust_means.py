@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import fields
 from typing import Any, ClassVar, Literal
 
 from collegium.algorithms import _robust_rules as rules
@@ -53,9 +52,7 @@ class RobustMean(Algorithm):
     selected: PositiveInt = 1
 
     def __post_init__(self) -> None:
-        inherited = getattr(super(), "__post_init__", None)
-        if inherited is not None:
-            inherited()
+        super().__post_init__()
         for name, rule in OWN_SETTINGS.items():
             if rule != self.rule and getattr(self, name) != getattr(RobustMean, name):
                 raise ConfigError(
@@ -102,13 +99,9 @@ class RobustMean(Algorithm):
             )
 
     def same_as(self, parts: ModelParts) -> str | None:
-        """Return the method that it is, with the median; with other settings it has no name.
-
-        See `Algorithm.same_as`.
-        """
+        """Return the method that it is, with a robust mean. See `Algorithm.same_as`."""
         found: str | None = super().same_as(parts)
-        is_plain = all(getattr(self, f.name) == f.default for f in fields(RobustMean))
-        return f"{found}+robust" if found and is_plain else None
+        return f"{found}+robust" if found else None
 
     def need(self) -> str:
         """Return in words how many sites the rule needs, and why."""

@@ -29,6 +29,13 @@ class ServerOptimizer(Algorithm):
     """
 
     only_averaged: ClassVar[frozenset[str] | None] = None
+    suffix: ClassVar[str]
+    """The name of the optimiser, as in ``NAME+fedadam``."""
+
+    @property
+    def takes_mean(self) -> bool:
+        """Whether the step leads to the mean, so that the optimiser changes nothing."""
+        return False
 
     def check_setup(self, clients: Sequence[str], parts: ModelParts) -> None:
         """Refuse a method without a global model, and what the method refuses.
@@ -41,6 +48,14 @@ class ServerOptimizer(Algorithm):
                 "this method has no global model that a server could optimise; leave the server's "
                 "optimiser out, or give it to one that averages, such as fedavg"
             )
+
+    def same_as(self, parts: ModelParts) -> str | None:
+        """Return the method that it is, with the optimiser unless that changes nothing.
+
+        See `Algorithm.same_as`.
+        """
+        found: str | None = super().same_as(parts)
+        return found if not found or self.takes_mean else f"{found}+{self.suffix}"
 
     def round(self, server: Server) -> None:
         """Run the method's round, and move from the model before it by the optimiser's step."""
@@ -73,12 +88,19 @@ class FedAvgM(ServerOptimizer):
             a rate of 1 the model is the mean, bit by bit.
     """
 
+    suffix: ClassVar[str] = "fedavgm"
+
     server_lr: Positive = 1.0
     momentum: Fraction = 0.9
 
+    @property
+    def takes_mean(self) -> bool:
+        """Whether there is no momentum at a rate of 1. See `ServerOptimizer.takes_mean`."""
+        return self.momentum == 0 and self.server_lr == 1
+
     def step(self, start: Tensors, mean: Tensors, moments: State) -> Tensors:
         """Return the parameters after the step. See `ServerOptimizer.step`."""
-        if not self.momentum and self.server_lr == 1:
+        if self.takes_mean:
             return mean
         velocity: Tensors = mean - start
         if "velocity" in moments:
@@ -128,6 +150,8 @@ class Adaptive(ServerOptimizer):
 class FedAdam(Adaptive):
     """Adam: v = beta2 v + (1 - beta2) Delta^2."""
 
+    suffix: ClassVar[str] = "fedadam"
+
     def second_moment(self, v: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
         """Return the new second moment. See `Adaptive.second_moment`."""
         return self.beta2 * v + (1 - self.beta2) * delta.square()
@@ -135,6 +159,8 @@ class FedAdam(Adaptive):
 
 class FedYogi(Adaptive):
     """Yogi: v = v - (1 - beta2) Delta^2 sign(v - Delta^2)."""
+
+    suffix: ClassVar[str] = "fedyogi"
 
     def second_moment(self, v: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
         """Return the new second moment. See `Adaptive.second_moment`."""

@@ -49,6 +49,7 @@ class FedLWS(FedAvg):
     shrink_norm: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.tau_min > self.tau_max:
             raise ConfigError(
                 f"tau_min is {self.tau_min:g}, above tau_max, which is {self.tau_max:g}; exchange "

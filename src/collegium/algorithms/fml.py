@@ -62,6 +62,7 @@ class FML(PrivateAddition):
     own: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         given = {"private": self.private, **{f"networks.{s}": n for s, n in self.networks.items()}}
         for where, network in given.items():
             if network is not None and not isinstance(network.get("name"), str):

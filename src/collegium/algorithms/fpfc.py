@@ -58,6 +58,7 @@ class FPFC(TiedModels):
     warm_up: NonNegativeInt = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if (self.a - 1) * self.rho <= 1:
             raise ConfigError("(a - 1) rho must be more than 1; raise rho or a")
         if self.smoothing > self.lam:

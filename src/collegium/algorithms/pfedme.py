@@ -60,6 +60,7 @@ class PFedMe(FedAvg):
     global_lr: Positive = 1.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.inner_lr * self.lam >= 2:
             raise ConfigError(
                 f"inner_lr times lam is {self.inner_lr * self.lam:g}, and theta moves away from w "

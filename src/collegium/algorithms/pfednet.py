@@ -99,6 +99,7 @@ class PFedNet(SurveyMixin, Algorithm):
     sketch_size: PositiveInt = 16
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.combined and (self.inner_shared, self.inner_personal) != (1, 1):
             raise ConfigError(
                 "combined makes one training of the two of a round; leave inner_shared and "

@@ -524,6 +524,15 @@ class Algorithm(ABC):
 
     all_sends: ClassVar[_Declaration] = _Declaration()
 
+    def __post_init__(self) -> None:  # noqa: B027  (most methods have no such rules)
+        """Check rules about several hyper-parameters; one that has some calls ``super()`` first.
+
+        A mix-in stands before the method that it is given to, and would hide the method's rules.
+
+        Raises:
+            ConfigError: a rule is broken.
+        """
+
     @property
     def has_personal(self) -> bool:
         """Whether sites have models of their own; after rounds at home they have in any case."""
@@ -605,7 +614,8 @@ class Algorithm(ABC):
     def same_as(self, parts: ModelParts) -> str | None:
         """Return the name of the method that this one is on a network; None if it is itself.
 
-        With its neutral hyper-parameters a method is FedAvg.
+        It is that method with the values of the hyper-parameters that both have. With its neutral
+        hyper-parameters a method is FedAvg.
 
         Args:
             parts: the roles of the network's tensors.

@@ -218,16 +218,6 @@ def check_setups(config: ExperimentConfig, variation: str = "") -> None:
         frozen = with_own_training(config, algorithm).training.freeze
         build = NetworkBuilder(network_of(config), method, freeze=frozen)
         parts = find_parts(_sample_network(build))
-        if other := method.same_as(parts):
-            logger.warning(
-                "%s%s is %s on this network with these settings: it has nothing of its own there, "
-                "and its scores are those of %s%s",
-                f"variation {variation!r}: " if variation else "",
-                algorithm.label,
-                other,
-                other,
-                alike,
-            )
         for fold in folds_of(config):
             federation = fold.config.federation
             try:
@@ -247,6 +237,16 @@ def check_setups(config: ExperimentConfig, variation: str = "") -> None:
             except ConfigError as error:
                 names = [variation, fold_words(fold.left_out, fold.part), algorithm.label]
                 raise ConfigError(f"{', '.join(filter(None, names))}: {error}") from error
+        if other := method.same_as(parts):
+            logger.warning(
+                "%s%s is %s on this network with these settings: it has nothing of its own there, "
+                "and its scores are those of %s%s",
+                f"variation {variation!r}: " if variation else "",
+                algorithm.label,
+                other,
+                other,
+                alike,
+            )
 
 
 def _check_participants(

@@ -13,7 +13,7 @@ import inspect
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -381,7 +381,11 @@ class Conformance(Statements):
         named, fedavg = self.algorithm.same_as(parts), ALGORITHMS.load("fedavg")
         own = self._scores_on_bare_network(self.algorithm)
         if named is not None:
-            other = self._scores_on_bare_network(ALGORITHMS.load(named)())
+            kind = ALGORITHMS.load(named)
+            both = {f.name for f in fields(kind)}
+            values = self.algorithm.hyperparameters()
+            same = kind(**{name: value for name, value in values.items() if name in both})
+            other = self._scores_on_bare_network(same)
             require(own == other, f"it says that it is {named}, and its scores are others")
         elif type(self.algorithm) is not fedavg:
             other = self._scores_on_bare_network(fedavg())
