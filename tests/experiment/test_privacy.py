@@ -190,7 +190,7 @@ def test_a_run_goes_on_with_its_key_and_its_epsilon(tmp_path):
 @pytest.mark.parametrize(
     "algorithm",
     [
-        "scaffold", "moon", "grace", "silobn", "resfim", "pooled", "fednova", "fedrep", "ifca",
+        "scaffold", "moon", "grace", "silobn", "resfim", "fednova", "fedrep", "ifca",
         "fedavg+distance", "fedavgm+distance", "scaffold+fedavgm", "moon+robust",
     ],
 )  # fmt: skip
@@ -290,6 +290,16 @@ def test_fine_tuning_is_one_release_more_of_a_whole_site(tmp_path):
     values = found[found["round"] == 3].value
     assert len(values) == 2
     assert ((values > 8.9) & (values <= 9.0)).all()
+
+
+def test_pooled_data_are_refused_with_the_reason_and_run_with_the_remedy(tmp_path):
+    words = r"Pooled trains on the data of all sites in one place, .*: training: \{privacy: null\}"
+    with pytest.raises(CollegiumError, match=words):
+        run(tmp_path, NOISY, algorithms=["pooled"])
+    assert not [*tmp_path.rglob("*.state")]
+    plain = {"name": "pooled", "training": {"privacy": None}}
+    output = run(tmp_path, NOISY, algorithms=["fedavg", plain], rounds=1)
+    assert {*rows(output, "epsilon").algorithm} == {"fedavg"}
 
 
 def test_a_method_may_go_without_privacy_beside_one_that_has_it(tmp_path):

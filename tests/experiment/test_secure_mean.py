@@ -78,6 +78,7 @@ def test_a_run_with_the_setting_has_the_models_of_one_without(folder, setting, t
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
+        (["algorithm=pooled"], ["Pooled trains on the data of all", "leave out either"]),
         (["algorithm=grace"], ["Grace needs the part", "of each", "such as fedavg"]),
         (["algorithm=fedavg", "codec=half"], ["no codec can shorten"]),
         (["algorithm=fedavg", "diagnostics=[layer_distance]"], ["layer_distance", "diagnostics"]),

@@ -342,9 +342,15 @@ def test_distances_on_top_of_a_robust_mean_are_refused(tmp_path: Path) -> None:
         ToyFederation(ALGORITHMS.load("fedavg+robust+distance")(), tmp_path).run()
 
 
-@pytest.mark.parametrize("name", ["robust+robust", "pooled+robust"])
-def test_a_robust_mean_is_given_once_and_to_sites_alone(name: str) -> None:
-    with pytest.raises(ConfigError, match="cannot be given a robust mean: write the suffix once"):
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("robust+robust", "a robust mean, which it has; write the suffix once"),
+        ("pooled+robust", "a robust mean: it trains on the data of all sites in one place and"),
+    ],
+)
+def test_a_robust_mean_is_given_once_and_to_sites_alone(name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"cannot be given {words}"):
         ALGORITHMS.load(name)
 
 

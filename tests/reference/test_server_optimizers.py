@@ -94,7 +94,7 @@ def test_a_method_without_a_global_model_is_refused(name: str, tmp_path: Any) ->
 
 
 def test_an_optimiser_is_given_once() -> None:
-    with pytest.raises(ConfigError, match="cannot be given Adam at the server: write the suffix"):
+    with pytest.raises(ConfigError, match="be given Adam at the server, which it has; write"):
         ALGORITHMS.load("fedadam+fedadam")
 
 

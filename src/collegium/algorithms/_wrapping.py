@@ -33,10 +33,15 @@ def wrap(
     Raises:
         ConfigError: the method needs all data in one place, or has the mix-in already.
     """
-    if method.simulation_only or issubclass(method, mixin):
+    if method.simulation_only:
         raise ConfigError(
-            f"{method.__name__} cannot be given {about}: write the suffix once, after an algorithm "
-            f"that averages over sites"
+            f"{method.__name__} cannot be given {about}: it trains on the data of all sites in one "
+            f"place and averages nothing; write the suffix after an algorithm that averages, such "
+            f"as fedavg"
+        )
+    if issubclass(method, mixin):
+        raise ConfigError(
+            f"{method.__name__} cannot be given {about}, which it has; write the suffix once"
         )
     both = None if method.neutral is None or neutral is None else {**method.neutral, **neutral}
     members = {

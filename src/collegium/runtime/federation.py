@@ -452,6 +452,12 @@ def check_privacy(algorithm: Algorithm, training: TrainingConfig) -> None:
     privacy, name = training.privacy, type(algorithm).__name__
     assert privacy is not None
     import_optional("opacus", EXTRA, PURPOSE)
+    if algorithm.simulation_only:
+        raise ConfigError(
+            f"training.privacy: {name} trains on the data of all sites in one place, where nothing "
+            f"leaves a site that noise could cover; leave out {name}, or give it a recipe of its "
+            f"own without: training: {{privacy: null}}"
+        )
     if not private_fits_of(type(algorithm)):
         raise ConfigError(
             f"training.privacy: {name} is not known to send nothing of the training cases but what "

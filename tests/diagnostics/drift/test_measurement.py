@@ -135,6 +135,7 @@ def test_a_site_with_images_of_one_patient_is_left_out_and_said_to_be(
             "^distance: of the two sites alder and birch neither",
         ),
         (["codec=half"], {}, "the models of 'fedavg' travel coded"),
+        (["secure_mean={}"], {}, "which secure_mean hides from a server; .*: set secure_mean=null"),
         (["variations={a: {rounds: 1}}"], {}, "set variations={}"),
     ],
 )

@@ -4,12 +4,14 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
 import torch
 
 from collegium.algorithms.fedavg import FedAvg
+from collegium.algorithms.robust import on
 from collegium.compression.half import Half
 from collegium.compression.session.groups import Codecs
 from collegium.core.algorithm import handler
@@ -106,6 +108,36 @@ def test_the_first_mean_is_the_plain_one_within_the_step(tmp_path, secure):
         assert largest_difference(before, after) > 1e-7
 
 
+class LargeCounter(FedAvg):
+    """Of site B without examples the counter is far ahead of the others'."""
+
+    @handler
+    def train(self, client: Any, request: Message) -> Message:
+        reply = super().train(client, request)
+        if client.id != "B":
+            return reply
+        model = reply["model"].map(lambda t: t if t.is_floating_point() else t + 50)
+        return Message.of(model=model, num_examples=0)
+
+
+@pytest.mark.parametrize("how", ["plain", "secure", "norm_bound", "krum", "median"])
+def test_counters_of_a_site_of_weight_0_count_in_no_mean(tmp_path, how):
+    """The counter is that of a round in which the site was not there."""
+    methods: list[Any] = [LargeCounter, FedAvg]
+    if how not in ("plain", "secure"):
+        options = {"rule": how, **({"hostile": 0} if how == "krum" else {})}
+        methods = [partial(on(method), **options) for method in methods]
+    secure = SECURE if how == "secure" else None
+    there, away = Participation(), Participation(absent={"B": (1,)})
+    found, wanted = (
+        ToyFederation(
+            method(), tmp_path / str(n), names=FOUR, participation=who, secure=secure
+        ).run(1).server.state["model"]["1.num_batches_tracked"].item()
+        for n, (method, who) in enumerate(zip(methods, (there, away), strict=True))
+    )  # fmt: skip
+    assert 0 < found == wanted < 50
+
+
 def test_the_mean_is_deterministic_and_no_masked_reply_is(tmp_path):
     first, second = (
         ToyFederation(FedAvg(), tmp_path / name, lossy(), secure=SECURE).run(2) for name in "ab"
@@ -166,7 +198,8 @@ def test_every_other_method_is_refused():
         if name in WORKING:
             check_secure(algorithm, 3, **options)
         else:
-            words = "a robust mean compares" if name == "robust" else "needs the part"
+            reasons = {"robust": "a robust mean compares", "pooled": "of all sites in one place"}
+            words = reasons.get(name, "needs the part")
             with pytest.raises(ConfigError, match=words):
                 check_secure(algorithm, 3, **options)
 

@@ -153,6 +153,11 @@ def measure_drift(
         CollegiumError: in one sentence, whatever else cannot work.
     """
     wanted = _rounds(config, rounds)
+    if config.secure_mean is not None:
+        raise ConfigError(
+            "drift looks at the model of each site, which secure_mean hides from a server; it is "
+            "measured in a simulation without: set secure_mean=null"
+        )
     if split not in SPLITS or limit < 2:
         raise ConfigError(
             f"split is {split!r} and limit {limit!r}; choose {', '.join(SPLITS)}, and a limit of "

@@ -69,6 +69,11 @@ def check_secure(
         NotInstalled: the package `cryptography` is missing.
     """
     name = type(algorithm).__name__
+    if algorithm.simulation_only:
+        raise ConfigError(
+            f"{name} trains on the data of all sites in one place, where secure_mean has nothing "
+            f"to hide; leave out either secure_mean or {name}"
+        )
     if algorithm.compares_replies:
         raise ConfigError(
             "secure_mean hides the replies of single sites, and a robust mean compares them; leave "

@@ -81,7 +81,8 @@ class Layout:
     """The order of a part's numbers in the vector that is masked; both ends make the same.
 
     Integer and boolean buffers, of which a mean keeps the largest, and tensors that nobody trains
-    are not in the vector: they leave as they are.
+    are not in the vector: they leave as they are, or not at all from a site of weight 0, which does
+    not count.
 
     Args:
         name: the part's name.
@@ -123,7 +124,8 @@ class Layout:
                 f"the masked sum is {tuple(vector.shape)} {vector.dtype}, expected "
                 f"({self.count + 1},) {dtype}"
             )
-        require_same_names(self.model.select(self.rest), value["rest"])
+        if value["rest"]:  # a site of weight 0 leaves it out
+            require_same_names(self.model.select(self.rest), value["rest"])
         self._schema.check(value["rest"], self._expected)
 
     def flat(self, tensors: Tensors) -> torch.Tensor:

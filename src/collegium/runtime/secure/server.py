@@ -235,7 +235,8 @@ class _Sum:
         except ProtocolError as error:
             raise FaultyReply(f"{reply.sender}: part {MASKED!r}: {error}", client) from error
         self._total += value["sum"]["sum"].numpy().view(self._numbers.words)
-        self._rest.add(value["rest"])
+        if value["rest"]:
+            self._rest.add(value["rest"])
         self.clients.append(client)
 
     def mean(self) -> Tensors:

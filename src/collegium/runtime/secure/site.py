@@ -104,7 +104,7 @@ class SiteMasks:
         layout = Layout(roster.part, self._sends.get(roster.part), self._expected)
         tensors: Tensors = kept[roster.part]
         weight = 1.0 if roster.weight is None else float(kept[roster.weight])
-        rest = tensors.select(layout.rest)
+        rest = tensors.select(layout.rest) if weight > 0 else Tensors()
         self._check_rest(rest)
         numbers = torch.cat([layout.flat(tensors) * weight, torch.tensor([weight]).double()])
         sites = len(roster.keys)
