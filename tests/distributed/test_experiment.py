@@ -69,6 +69,26 @@ def test_means_of_masked_replies_have_the_bits_of_a_run_in_one_process(federatio
 
 
 @pytest.mark.slow
+def test_robust_means_have_the_bits_of_a_run_in_one_process(federation):
+    """With codecs in both directions too, of which the server knows what each site received."""
+    coded = {"up": "half", "down": "half"}
+    methods = [
+        {"name": "fedavg+robust", "label": "median"},
+        {"name": "ditto+robust", "label": "trimmed", "rule": "trimmed_mean", "trim": 0.34},
+        {"name": "fedavg+robust", "label": "bounded", "rule": "norm_bound", "factor": 0.9},
+        {"name": "fedbn+robust", "label": "krum", "rule": "krum", "hostile": 0, "codec": coded},
+    ]
+    found = run_both(federation, "robust", algorithms=methods)
+    models = {
+        name: found[f"{name}/seed-0/server/global.safetensors"] for name in ("median", "bounded")
+    }
+    assert models["median"] != models["bounded"]
+    records = found["bounded/seed-0/server/records.jsonl"]
+    assert all(f"norm_bound/{site}".encode() in records for site in federation.names)
+    assert b"krum/alder" in found["krum/seed-0/server/records.jsonl"]
+
+
+@pytest.mark.slow
 def test_frozen_parts_that_no_message_holds_have_the_bits_of_a_run_in_one_process(federation):
     training = {**PLAIN, "freeze": ["encoder"]}
     found = run_both(federation, "frozen", algorithms=["fedavg"], training=training)

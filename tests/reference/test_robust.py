@@ -13,6 +13,9 @@ import torch
 from collegium.algorithms import _robust_rules as rules
 from collegium.algorithms.fedavg import FedAvg
 from collegium.algorithms.robust import Robust, on
+from collegium.compression.cer import CER
+from collegium.compression.session.groups import Codecs
+from collegium.compression.stc import STC
 from collegium.core.message import pack, unpack
 from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError, MissingReply, ProtocolError
@@ -393,6 +396,39 @@ def test_the_rules_of_the_method_hold_too() -> None:
     kind: Any = ALGORITHMS.load("pfedme+robust")
     with pytest.raises(ConfigError, match="beta"):
         kind(beta=-1.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "codec", "refused"),
+    [
+        ({}, STC(p=0.1), True),
+        ({"rule": "trimmed_mean", "trim": 0.34}, STC(p=0.49), True),
+        ({}, CER(then="stc", p=0.1), True),
+        ({}, STC(p=0.5), False),
+        ({}, CER(), False),
+        ({"rule": "norm_bound"}, STC(p=0.1), False),
+        ({"rule": "krum", "hostile": 0}, STC(p=0.1), False),
+    ],
+)
+def test_a_codec_that_leaves_most_numbers_out_is_refused_by_rules_of_coordinates(
+    settings: Any, codec: Any, refused: bool, tmp_path: Path
+) -> None:
+    def run() -> None:
+        ToyFederation(Robust(**settings), tmp_path, codecs=Codecs(up=codec)).run(1)
+
+    if not refused:
+        run()
+        return
+    with pytest.raises(ConfigError, match="leaves out most numbers of what a site sends"):
+        run()
+
+
+def test_the_median_of_sparse_updates_hardly_moves() -> None:
+    """Why: of numbers that each of four sites keeps with probability p, some 6 p^2 move."""
+    rng = np.random.default_rng(0)
+    kept = [np.where(rng.random(20000) < 0.05, rng.normal(1, 0.1, 20000), 0) for _ in range(4)]
+    found = rules.median([Tensors({"w": torch.tensor(site)}) for site in kept])["w"]
+    assert float((found != 0).double().mean()) == pytest.approx(6 * 0.05**2, rel=0.2)
 
 
 def test_a_round_with_too_few_answers_stops_and_names_who_is_missing(tmp_path: Path) -> None:

@@ -66,6 +66,11 @@ class RobustMean(Algorithm):
             )
 
     @property
+    def ranks_coordinates(self) -> bool:  # type: ignore[override]
+        """Whether the rule is one of those that treat every coordinate by itself."""
+        return self.rule in ("median", "trimmed_mean")
+
+    @property
     def fewest_clients(self) -> int:
         """The fewest clients with which the rule can leave one out, or the method can do with."""
         return max(super().fewest_clients, self.rule_needs[0])

@@ -52,6 +52,11 @@ class Codec(ABC):
 
     feedback: ClassVar[bool] = False
 
+    @property
+    def is_sparse(self) -> bool:
+        """Whether most numbers are left out, which decode to zero."""
+        return False
+
     def hyperparameters(self) -> dict[str, Any]:
         """Return the fields by name."""
         return {f.name: getattr(self, f.name) for f in fields(self)}

@@ -59,6 +59,11 @@ class CER(Codec):
     values: Literal["float32", "bfloat16"] = "float32"
     feedback: bool = field(default=True, kw_only=True)  # type: ignore[misc]
 
+    @property
+    def is_sparse(self) -> bool:
+        """Whether less than half of the numbers are kept. See `Codec.is_sparse`."""
+        return self.then == "stc" and self.p < 0.5
+
     def encode(self, target: Tensors, rng: torch.Generator, options: Mapping[str, Any]) -> Encoded:
         """Return the smoothed update as bytes, and what they decode to. See `Codec.encode`."""
         from collegium.compression import _ternary

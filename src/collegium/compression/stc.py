@@ -49,6 +49,11 @@ class STC(Codec):
     scope: Literal["model", "tensor"] = "model"
     coding: Literal["range", "adaptive", "golomb"] = "range"
 
+    @property
+    def is_sparse(self) -> bool:
+        """Whether less than half of the numbers are kept. See `Codec.is_sparse`."""
+        return self.p < 0.5
+
     def encode(self, target: Tensors, rng: torch.Generator, options: Mapping[str, Any]) -> Encoded:
         """Return the kept numbers as bytes, and what they decode to. See `Codec.encode`."""
         from collegium.compression import _ternary

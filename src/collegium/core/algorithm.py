@@ -480,6 +480,8 @@ class Algorithm(ABC):
             `Replies.mean` alone, the weight included, so that a robust or a secure mean can take
             its place; None: those of the base. See `averaged_parts`.
         compares_replies: whether that mean itself needs single replies, as a robust mean does.
+        ranks_coordinates: whether it ranks the sites' values of each coordinate, as a median does,
+            so that what most sites leave out is lost.
         needs_public: which public data the server works with, see `Server.public`: "images" (or
             rows of a table), or such with "labels"; an experiment without them
             (``federation.public``) is refused. None: it needs none.
@@ -515,6 +517,7 @@ class Algorithm(ABC):
     only_averaged: ClassVar[frozenset[str] | None] = frozenset()
     needs_public: ClassVar[Literal["images", "labels"] | None] = None
     compares_replies: ClassVar[bool] = False
+    ranks_coordinates: ClassVar[bool] = False
     optimizers: ClassVar[frozenset[str] | None] = None
     tasks: ClassVar[frozenset[str] | None] = None
     neutral: ClassVar[Mapping[str, Any] | None] = None

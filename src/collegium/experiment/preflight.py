@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from collegium.compression.session.groups import check_codecs
 from collegium.core.algorithm import Algorithm, NetworkBuilder, check_needs
 from collegium.core.model_parts import find_parts
 from collegium.core.randomness import ambient, generator
@@ -218,6 +219,7 @@ def check_setups(config: ExperimentConfig, variation: str = "") -> None:
         frozen = with_own_training(config, algorithm).training.freeze
         build = NetworkBuilder(network_of(config), method, freeze=frozen)
         parts = find_parts(_sample_network(build))
+        codecs = build_codecs(config, algorithm)
         for fold in folds_of(config):
             federation = fold.config.federation
             try:
@@ -225,12 +227,13 @@ def check_setups(config: ExperimentConfig, variation: str = "") -> None:
                     raise ConfigError(problem)
                 check_needs(method, sorted(sites_of(federation)), parts)
                 _check_participants(method, config, sorted(sites_of(federation)))
+                check_codecs(method, codecs)
                 if (secure := config.secure_mean) is not None:
                     check_secure(
                         method,
                         len(sites_of(federation)),
                         least=secure.min_sites,
-                        coded=bool(build_codecs(config, algorithm)),
+                        coded=bool(codecs),
                         participation=config.participation,
                         diagnostics=config.diagnostics,
                     )

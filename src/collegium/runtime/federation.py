@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torch import nn
 
-from collegium.compression.session.groups import NO_CODECS, Codecs
+from collegium.compression.session.groups import NO_CODECS, Codecs, check_codecs
 from collegium.core.algorithm import Algorithm, NetworkBuilder, private_fits_of
 from collegium.core.dataset import ConcatDataset, Dataset
 from collegium.core.failures import known_error
@@ -323,8 +323,10 @@ class Federation:
             secure: how sites mask what is averaged; the clients must have the same.
 
         Raises:
-            ConfigError: the algorithm needs single replies, and ``secure`` hides them.
+            ConfigError: the algorithm needs single replies, and ``secure`` hides them, or a codec
+                leaves out what its mean needs.
         """
+        check_codecs(algorithm, codecs)
         with ambient(seed, "model", 0):
             module = self.builder(algorithm)()
         public = None

@@ -12,9 +12,10 @@ import torch
 from collegium.compression.base import Codec
 from collegium.compression.identity import Identity
 from collegium.compression.session.layout import ModelLayout
+from collegium.core.algorithm import Algorithm
 from collegium.core.message import Held, pack
 from collegium.core.tensors import Tensors
-from collegium.errors import ProtocolError
+from collegium.errors import ConfigError, ProtocolError
 
 CODEC_KEY = "$codec"
 """The key of a stored state and of a coded request under which the codecs' own data are.
@@ -54,6 +55,28 @@ class Codecs:
 
 
 NO_CODECS = Codecs()
+
+
+def check_codecs(algorithm: Algorithm, codecs: Codecs) -> None:
+    """Check that a mean that ranks the sites' numbers does not meet a codec that leaves most out.
+
+    Of a number that one site sends and the others leave out the median is zero, and the site's
+    codec, which takes it for delivered, does not send it again.
+
+    Args:
+        algorithm: the algorithm.
+        codecs: the codecs with which it is to run.
+
+    Raises:
+        ConfigError: it does.
+    """
+    up = codecs.up
+    if up is not None and up.is_sparse and algorithm.ranks_coordinates:
+        raise ConfigError(
+            f"the codec {type(up).__name__} leaves out most numbers of what a site sends, and of "
+            f"those the median of the sites is that nothing has changed; code what sites send with "
+            f"half, or choose the rule norm_bound"
+        )
 
 
 class SplitGroup(NamedTuple):
