@@ -1,8 +1,9 @@
-"""Write two experiments on phantoms whose updates `collegium attack` inverts; see leaks.md.
+"""Write experiments on phantoms whose messages `collegium attack` inverts; see leaks.md.
 
     python docs/results/leaks.py leaks
     collegium attack leaks/classification.yaml --label inferred
     collegium attack leaks/segmentation.yaml --defences none
+    collegium attack leaks/shared.yaml --kind shared
 
 The networks are the plainest ones, whose gradients tell most: without normalisation or pooling.
 """
@@ -28,6 +29,14 @@ algorithms: [{algorithms}]
 rounds: 1
 output: {output}
 """
+SHARING = """
+  feddg, {name: feddg, label: feddg-0.1, window: 0.1},
+  {name: feddg, label: feddg-whole, window: 0.49},
+  resfim, {name: resfim, label: resfim-0.1, window: 0.1},
+  {name: resfim, label: resfim-whole, window: 0.49},
+  harmofl, {name: harmofl, label: harmofl-3, radius: 3},
+  {name: harmofl, label: harmofl-whole, radius: 15},
+  {name: distance, kind: embedding}, pfednet"""
 
 
 def classifier(in_channels: int = 1, width: int = 16) -> nn.Sequential:
@@ -68,6 +77,14 @@ def write_classification(folder: Path) -> Path:
     return path
 
 
+def write_scans(folder: Path) -> Path:
+    """Write phantoms of four sites with masks, and a federation that does not flip them."""
+    path = make_federation(folder, 4, size=SIZE)
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace("flips: true", "flips: false"), encoding="utf-8")
+    return path
+
+
 def main() -> None:
     """Write the data and the experiments."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -77,6 +94,7 @@ def main() -> None:
     for name, federation, network, algorithms in (
         ("classification", write_classification(folder / "images"), "classifier", "fedavg, fedper"),
         ("segmentation", make_federation(folder / "masks", 2, size=SIZE), "unet", "fedavg"),
+        ("shared", write_scans(folder / "scans"), "unet", SHARING),
     ):
         text = TEMPLATE.format(
             federation=json.dumps(str(federation.resolve())),

@@ -51,7 +51,7 @@ class FedRDN(PrivateAddition):
 
     sends: ClassVar[Mapping[str, PartSchema]] = {
         "statistics": Features(
-            description="mean and standard deviation of each channel", most=1 << 12
+            description="mean and standard deviation of each channel", most=1 << 12, holds="moments"
         )
     }
     tasks: ClassVar[frozenset[str] | None] = frozenset({"segmentation", "classification"})

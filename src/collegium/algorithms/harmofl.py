@@ -55,7 +55,9 @@ class HarmoFL(FedAvg):
     """
 
     sends: ClassVar[Mapping[str, PartSchema]] = {
-        "amplitude": Features(description="mean low-frequency amplitudes of the training images")
+        "amplitude": Features(
+            description="mean low-frequency amplitudes of the training images", holds="amplitudes"
+        )
     }
     neutral: ClassVar[Mapping[str, Any] | None] = {
         "alpha": 0.0, "amplitudes": "none", "weighting": "examples"

@@ -22,29 +22,38 @@ def attack(
     overrides: Overrides = None,
     *,
     kind: Annotated[
-        Literal["inversion", "membership"],
-        typer.Option(help="Rebuild an image from what is sent, or tell who was trained on."),
+        Literal["inversion", "shared", "membership"],
+        typer.Option(
+            help="Rebuild an image from an update, or from what is shared beside models, or tell "
+            "who was trained on."
+        ),
     ] = "inversion",
     sites: Annotated[
-        str, typer.Option(help="Inversion: the sites, e.g. alder,birch; by default the first.")
+        str,
+        typer.Option(help="Inversion, shared: the sites, e.g. alder,birch; by default the first."),
     ] = "",
     defences: Annotated[
         str, typer.Option(help="Inversion: those compared, e.g. 'none,noise 0.1,stc'.")
     ] = "none,noise 0.1,noise 1,noise 10,stc,dadaquant,cer",
-    case: Annotated[int, typer.Option(help="Inversion: the number of the training case.")] = 0,
+    case: Annotated[
+        int, typer.Option(help="Inversion, shared: the number of the training image.")
+    ] = 0,
     local_steps: Annotated[
         int, typer.Option(min=1, help="Inversion: the site's steps on the image.")
     ] = 1,
-    steps: Annotated[int, typer.Option(help="Inversion: the attacker's steps.")] = 1500,
-    restarts: Annotated[int, typer.Option(help="Inversion: the attacker's starts.")] = 1,
+    steps: Annotated[int, typer.Option(help="Inversion, shared: the attacker's steps.")] = 1500,
+    restarts: Annotated[int, typer.Option(help="Inversion, shared: the attacker's starts.")] = 1,
     total_variation: Annotated[
-        float, typer.Option(help="Inversion: the weight of the total variation.")
+        float, typer.Option(help="Inversion, shared: the weight of the total variation.")
     ] = 1e-4,
     label: Annotated[
         Literal["known", "inferred"], typer.Option(help="Inversion: the label of the image.")
     ] = "known",
     pictures: Annotated[
-        bool, typer.Option("--pictures", help="Inversion: draw pictures of patients' images too.")
+        bool,
+        typer.Option(
+            "--pictures", help="Inversion, shared: draw pictures of patients' images too."
+        ),
     ] = False,
     shadows: Annotated[
         int, typer.Option(help="Membership: shadow models of each training and site.")
@@ -55,6 +64,7 @@ def attack(
 ) -> None:
     """Attack what leaves a site, or the models of a run, and measure what it gives away."""
     from collegium.diagnostics.attacks.inversion import Inversion
+    from collegium.diagnostics.attacks.shared_writing import write_shared
     from collegium.diagnostics.attacks.writing import write_inversion, write_membership
     from collegium.experiment.config.experiment import load_config
     from collegium.experiment.runner import read_run_config
@@ -76,16 +86,29 @@ def attack(
                 f"them; name the experiment's file instead"
             )
         config = read_run_config(place) if place.is_dir() else load_config(place, overrides or ())
-        written = write_inversion(
-            config,
-            Inversion(steps=steps, restarts=restarts, total_variation=total_variation, label=label),
-            sites=_words(sites),
-            defences=_words(defences),
-            case=case,
-            local_steps=local_steps,
-            pictures=pictures,
-            notice=lambda text: typer.echo(text, err=True),
+        settings = Inversion(
+            steps=steps, restarts=restarts, total_variation=total_variation, label=label
         )
+        if kind == "shared":
+            written = write_shared(
+                config,
+                settings,
+                sites=_words(sites),
+                case=case,
+                pictures=pictures,
+                notice=lambda text: typer.echo(text, err=True),
+            )
+        else:
+            written = write_inversion(
+                config,
+                settings,
+                sites=_words(sites),
+                defences=_words(defences),
+                case=case,
+                local_steps=local_steps,
+                pictures=pictures,
+                notice=lambda text: typer.echo(text, err=True),
+            )
     for text in (written.table, *written.sentences, str(written.folder)):
         typer.echo(text)
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from collegium.core.lazy import torch
 from collegium.core.model_parts import ModelParts
@@ -205,6 +205,15 @@ class ModelPart:
                 _require_statistics(name, tensor)
 
 
+Content = Literal["", "amplitudes", "moments", "embeddings", "image", "second moments"]
+"""The contents of features.
+
+"amplitudes": a window of amplitudes by the number of pixels, mean over images; "moments": mean and
+deviation of each channel, mean over images; "embeddings": of single images or their mean; "image":
+a mean image on a grid; "second moments": of the pixels on a grid.
+"""
+
+
 @dataclass(frozen=True)
 class _Part:
     """A part that leaves a site unless it is `opt_in`; see `PartSchema`."""
@@ -329,11 +338,14 @@ class Features(_Part):
         by_case: whether its first axis is that of cases, of which there are no more than the site
             has.
         most: how many numbers it may hold.
+        holds: what the numbers are, by which an attack chooses how to invert them; see
+            `collegium.diagnostics.attacks.shared`. Empty: something else.
     """
 
     description: str = "features of the images"
     by_case: bool = False
     most: int = MOST_NUMBERS
+    holds: Content = ""
 
     def check(self, value: Any, expected: Expected) -> None:
         """Check that it is one finite floating-point tensor. See `PartSchema.check`."""

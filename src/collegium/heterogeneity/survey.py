@@ -37,7 +37,9 @@ PARTS: Mapping[str, PartSchema] = {
     ),
     "label_volumes": Statistics(description="how much of each label each training case holds"),
     "embeddings": Features(
-        description="embeddings of the training images, or their mean", by_case=True
+        description="embeddings of the training images, or their mean",
+        by_case=True,
+        holds="embeddings",
     ),
     "components": Features(
         description="the direction that the first principal components of the training images' "
@@ -45,10 +47,13 @@ PARTS: Mapping[str, PartSchema] = {
         most=1 << 20,
     ),
     "mean_image": Features(
-        description="the mean of a few training images on a small grid", most=1 << 20
+        description="the mean of a few training images on a small grid",
+        most=1 << 20,
+        holds="image",
     ),
     "second_moment": Features(
-        description="second moments of the pixels of a few small training images"
+        description="second moments of the pixels of a few small training images",
+        holds="second moments",
     ),
     "label_histogram": Numbers(description="the share of each label in the training cases"),
 }

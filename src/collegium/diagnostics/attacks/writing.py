@@ -47,11 +47,13 @@ HEADS = {
                   "correlation", "fitted PSNR (dB)", "fitted SSIM", "constant guess (dB)"],
     "membership": ["algorithm", "seed", "site", "model", "attack", "AUC", "p",
                    "members found", "at false positives", "members", "others"],
+    "shared": ["algorithm", "site", "part", "of", "attack", "numbers", "PSNR (dB)", "SSIM",
+               "correlation", "fitted PSNR (dB)", "own images (dB)", "constant guess (dB)"],
 }  # fmt: skip
 """The heads of the tables, by kind of attack."""
 
-WORDS = 5
-"""So many columns at most, from the left, hold words."""
+WORDS = {"inversion": 3, "membership": 5, "shared": 5}
+"""How many columns, from the left, hold words, by kind of attack."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ def write_inversion(
     }  # fmt: skip
     rows = [_inversion_row(result) for result in found]
     sentences = [inversion_sentence(result, local_steps, settings) for result in found]
-    return _write(folder, "inversion", about, found, rows, sentences)
+    return write_results(folder, "inversion", about, found, rows, sentences)
 
 
 def write_membership(output: Path, *, shadows: int = 0, fpr: float = 0.01) -> Written:
@@ -132,10 +134,12 @@ def write_membership(output: Path, *, shadows: int = 0, fpr: float = 0.01) -> Wr
     found = infer_memberships(output, shadows=shadows, fpr=fpr)
     rows = [_membership_row(result) for result in found]
     sentences = [membership_sentence(result) for result in found]
-    return _write(output / FOLDER, "membership", {"shadows": shadows}, found, rows, sentences)
+    return write_results(
+        output / FOLDER, "membership", {"shadows": shadows}, found, rows, sentences
+    )
 
 
-def _write(
+def write_results(
     folder: Path,
     kind: str,
     about: Mapping[str, Any],
@@ -143,10 +147,22 @@ def _write(
     rows: Sequence[Sequence[str]],
     sentences: Sequence[str],
 ) -> Written:
-    """Write the results of one kind of attack as data, tables and sentences."""
+    """Write the results of one kind of attack as data, tables and sentences.
+
+    Args:
+        folder: where.
+        kind: of attack, the files' name.
+        about: what else the data say.
+        found: the results, dataclasses.
+        rows: the table's, a row for each result.
+        sentences: what the numbers say.
+
+    Raises:
+        StorageError: a file cannot be written.
+    """
     results = [asdict(result) for result in found]
     data = {"collegium": __version__, **about, "results": results, "sentences": sentences}
-    lines, left = [HEADS[kind], *rows], 3 if kind == "inversion" else WORDS
+    lines, left = [HEADS[kind], *rows], WORDS[kind]
     table = "\n".join(aligned(lines, left=left))
     texts = {
         "json": seal_json(json.dumps(data, indent=1)),

@@ -1,0 +1,141 @@
+"""Collects what sites send beside models, with the images that each of them looked at for it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from collegium.core.algorithm import Algorithm
+from collegium.core.dataset import Batch, Dataset, Example
+from collegium.core.message import Held, unpack
+from collegium.runtime.engines.inprocess import InProcess
+from collegium.runtime.federation import Federation
+from collegium.runtime.requests import Request, Response, Transport
+
+
+@dataclass(frozen=True)
+class SentPart:
+    """A part as a site sent it, the first time.
+
+    Attributes:
+        value: the part.
+        images: by number of the training case the image, (B, C, *spatial), that the site looked at
+            to make it, in the order in which it did.
+    """
+
+    value: Any
+    images: Mapping[int, torch.Tensor]
+
+
+class ObservedDataset:
+    """A dataset that notes the image of each case when it is first looked at.
+
+    Args:
+        inner: the dataset.
+        without: the number of a case that it lacks; None: none.
+    """
+
+    def __init__(self, inner: Dataset, without: int | None = None) -> None:
+        self._inner = inner
+        self._cases = [case for case in range(len(inner)) if case != without]
+        self._images: dict[int, torch.Tensor] = {}
+
+    def __len__(self) -> int:
+        return len(self._cases)
+
+    def batch(self, indices: Sequence[int], rngs: Sequence[torch.Generator]) -> Batch:
+        """Return samples. See `Dataset.batch`."""
+        cases = [self._cases[index] for index in indices]
+        found = self._inner.batch(cases, rngs)
+        for row, case in enumerate(cases):
+            self._images.setdefault(case, found["image"][row : row + 1].clone())
+        return found
+
+    def example(self, index: int) -> Example:
+        """Return a whole case. See `Dataset.example`."""
+        case = self._cases[index]
+        found = self._inner.example(case)
+        self._images.setdefault(case, found.image.clone())
+        return found
+
+    def forget(self) -> dict[int, torch.Tensor]:
+        """Return the images that were looked at since this was last asked."""
+        images, self._images = self._images, {}
+        return images
+
+
+class _Observer:
+    """A transport that keeps the parts of the sites' replies, and what each looked at for them.
+
+    Args:
+        inner: carries the messages.
+        data: the datasets of the sites.
+
+    Attributes:
+        held: what messages leave out, the server's `ServerRuntime.held`.
+    """
+
+    def __init__(self, inner: Transport, data: Mapping[str, ObservedDataset]) -> None:
+        self._inner, self._data = inner, data
+        self.held: Held | None = None
+        self.found: dict[tuple[str, str], SentPart] = {}
+
+    def exchange(self, requests: Iterable[Request]) -> Iterator[Response]:
+        """Deliver the requests and yield the answers, both as they are."""
+        for response in self._inner.exchange(requests):
+            images = self._data[response.client].forget()
+            for part, value in unpack(response.data, held=self.held).get("reply", {}).items():
+                self.found.setdefault((response.client, part), SentPart(value, images))
+            yield response
+
+    def close(self) -> None:
+        """Release what the inner transport holds."""
+        self._inner.close()
+
+
+def collect_parts(
+    method: Algorithm,
+    federation: Federation,
+    wanted: Collection[str],
+    folder: Path,
+    *,
+    seed: int,
+    rounds: int = 1,
+    without: tuple[str, int] | None = None,
+) -> dict[tuple[str, str], SentPart]:
+    """Return what sites send before training, and in the first round if that holds not all.
+
+    Args:
+        method: the algorithm.
+        federation: the sites.
+        wanted: names of the parts.
+        folder: an empty one, for the run's files.
+        seed: of the run.
+        rounds: how many rounds the run has.
+        without: a site and the number of a training case that it lacks; None: all have all.
+
+    Returns:
+        By site and part what was sent; what nobody sent is not there.
+
+    Raises:
+        CollegiumError: in one sentence, whatever cannot work.
+    """
+    lacking, case = without or ("", None)
+    data = {
+        name: ObservedDataset(site.train, case if name == lacking else None)
+        for name, site in federation.sites.items()
+    }
+    sites = {name: replace(site, train=data[name]) for name, site in federation.sites.items()}
+    observed = replace(federation, sites=sites)
+    clients = observed.clients(method, seed=seed, root=folder, rounds=rounds)
+    transport = _Observer(InProcess(lambda: clients), data)
+    server = observed.server(method, transport, seed=seed, root=folder, rounds=rounds)
+    transport.held = server.held
+    server.begin()
+    if not set(wanted) <= {part for _, part in transport.found}:
+        server.advance()
+    return {key: part for key, part in transport.found.items() if key[1] in wanted}
