@@ -11,11 +11,15 @@ The networks are the plainest ones, whose gradients tell most: without normalisa
 import argparse
 import json
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import nn
 
+from collegium import FedAvg, Message, Tensors, handler, settings
+from collegium.core.payloads import Features
 from collegium.data.phantoms import HEADER, SCANNERS, draw_case, make_federation
 
 SIZE = 32
@@ -36,7 +40,31 @@ SHARING = """
   {name: resfim, label: resfim-whole, window: 0.49},
   harmofl, {name: harmofl, label: harmofl-3, radius: 3},
   {name: harmofl, label: harmofl-whole, radius: 15},
-  {name: distance, kind: embedding}, pfednet"""
+  {name: distance, kind: embedding}, pfednet,
+  {name: pfednet, label: pfednet-moments, sketch: second_moment},
+  {name: "HERE:SendsFeatures", label: features}"""
+
+
+@settings
+class SendsFeatures(FedAvg):
+    """FedAvg whose sites also send what enters the head, which no method of Collegium does."""
+
+    sends: ClassVar = {
+        "maps": Features(holds="latent", by_case=True),
+        "means": Features(holds="latent", by_case=True),
+    }
+    neutral = None
+
+    @handler
+    def train(self, client, request):  # type: ignore[no-untyped-def]
+        """Send, beside the model, the features of each image, and their means over space."""
+        maps = torch.cat(client.collect(request["model"], lambda batch, out: out.features))
+        means = maps.flatten(2).mean(2)
+        return Message.of(
+            **super().train(client, request),
+            maps=Tensors({"maps": maps}),
+            means=Tensors({"means": means}),
+        )
 
 
 def classifier(in_channels: int = 1, width: int = 16) -> nn.Sequential:
@@ -99,7 +127,7 @@ def main() -> None:
         text = TEMPLATE.format(
             federation=json.dumps(str(federation.resolve())),
             network=json.dumps(f"{here}:{network}"),
-            algorithms=algorithms,
+            algorithms=algorithms.replace("HERE", str(here)),
             output=json.dumps(str(folder / name)),
         )
         (folder / f"{name}.yaml").write_text(text, encoding="utf-8")

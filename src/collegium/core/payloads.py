@@ -205,12 +205,14 @@ class ModelPart:
                 _require_statistics(name, tensor)
 
 
-Content = Literal["", "amplitudes", "moments", "embeddings", "image", "second moments"]
+Content = Literal["", "amplitudes", "moments", "embeddings", "latent", "image", "second moments"]
 """The contents of features.
 
 "amplitudes": a window of amplitudes by the number of pixels, mean over images; "moments": mean and
-deviation of each channel, mean over images; "embeddings": of single images or their mean; "image":
-a mean image on a grid; "second moments": of the pixels on a grid.
+deviation of each channel, mean over images; "embeddings": see
+`collegium.heterogeneity.embeddings`, a row for each image or for their mean; "latent": the same of
+what enters the head of the model, or of its mean over space, also with a row for the mean of each
+class; "image": a mean image on a grid; "second moments": of the pixels on a grid.
 """
 
 

@@ -29,6 +29,46 @@ from collegium.diagnostics.attacks.shared import (
 from collegium.diagnostics.attacks.shared_writing import write_shared
 from collegium.experiment.config.experiment import load_config
 
+SENDERS = """\
+import torch
+from collegium import FedAvg, Message, Tensors, handler, settings
+from collegium.core.payloads import Features
+
+
+class Sender(FedAvg):
+    def latent(self, client, request):
+        def look(batch, output):
+            return output.features, batch["label"].flatten(1).amax(1)
+        found = client.collect(request["model"], look)
+        return torch.cat([f for f, _ in found]), torch.cat([label for _, label in found])
+
+
+@settings
+class Maps(Sender):
+    sends = {"maps": Features(holds="latent", by_case=True)}
+
+    @handler
+    def train(self, client, request):
+        maps, _ = self.latent(client, request)
+        return Message.of(model=request["model"], num_examples=1, maps=Tensors({"maps": maps}))
+
+
+@settings
+class Prototypes(Sender):
+    sends = {"prototypes": Features(holds="latent"), "other": Features()}
+
+    @handler
+    def train(self, client, request):
+        maps, _ = self.latent(client, request)
+        means = maps.flatten(2).mean(2)
+        rows = torch.stack([means[:2].mean(0), means[2:].mean(0), 0 * means[0]])
+        return Message.of(
+            model=request["model"], num_examples=1, prototypes=Tensors({"rows": rows}),
+            other=Tensors({"rows": rows}),
+        )
+"""
+"""Methods that send what enters the head: of each image, and means of it."""
+
 
 def call(*arguments: str) -> Result:
     return CliRunner().invoke(cli.app, ["attack", *arguments])
@@ -167,6 +207,34 @@ def test_embeddings_are_inverted_and_moments_given_to_another_image(
         (MEAN, OWN), (MEAN, name), (WITHDRAWN, OWN), (WITHDRAWN, name)
     ]  # fmt: skip
     assert max(r.apart for r in results if r.of == WITHDRAWN) < 1e-3
+
+
+def test_latent_features_give_the_image_back(tmp_path: Path, data: Path) -> None:
+    (tmp_path / "senders.py").write_text(SENDERS)
+    path = write(tmp_path, data, f"{tmp_path / 'senders.py'}:Maps")
+    (found,) = (
+        one.result
+        for one in invert_shared(load_config(path, ()), Inversion(steps=300), case=3)
+        if isinstance(one, Inverted) and one.result.attack != OWN
+    )
+    assert (found.attack, found.of) == ("feature inversion", "one image")
+    assert found.apart < 1e-5
+    assert found.likeness.psnr > found.own_psnr + 10
+    assert found.likeness.ssim > 0.9
+
+
+def test_means_of_latent_features_are_compared_with_every_image(tmp_path: Path, data: Path) -> None:
+    (tmp_path / "senders.py").write_text(SENDERS)
+    path = write(tmp_path, data, f"{tmp_path / 'senders.py'}:Prototypes")
+    found = [*invert_shared(load_config(path, ()), Inversion(steps=10))]
+    results = [one.result for one in found if isinstance(one, Inverted)]
+    assert [(r.part, r.of, r.attack, r.images) for r in results] == [
+        (f"prototypes {row}", "a mean", attack, 4)
+        for row in (0, 1)  # there is no image of the third
+        for attack in (OWN, "feature inversion")
+    ]
+    (left,) = (one for one in found if isinstance(one, NotTried))
+    assert left.parts == ["progress", "scores", "num_examples", "other"]
 
 
 def test_a_part_without_images_to_compare_is_named(tmp_path: Path) -> None:

@@ -18,9 +18,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
+from collegium.core.model_parts import head_layer
 from collegium.core.randomness import generator
 from collegium.diagnostics.attacks.inversion import (
     DECAYS,
@@ -31,6 +32,7 @@ from collegium.diagnostics.attacks.inversion import (
 )
 from collegium.errors import DataError
 from collegium.heterogeneity.embeddings import COMPONENTS, Encoder
+from collegium.training.alignment import pool
 
 
 def invert_features(
@@ -107,3 +109,20 @@ def embedding_of(image: Tensor, encoder: Encoder, grid: int) -> Tensor:
         moved = inverse @ (covariance @ v)
         columns.append(centred @ (v + moved - moved.detach()))
     return torch.stack(columns, 1).flatten()
+
+
+def latent_of(image: Tensor, module: nn.Module, shape: Sequence[int]) -> Tensor:
+    """Return what enters the head of a network, differentiably, or its mean over space.
+
+    Args:
+        image: (1, C, *spatial).
+        module: the network, in the mode and precision in which it computes.
+        shape: of what was sent of one image; the mean over space is taken if it has one axis.
+    """
+    seen: list[Tensor] = []
+    hook = head_layer(module).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    try:
+        module(image)
+    finally:
+        hook.remove()
+    return (pool(seen[0]) if len(shape) == 1 else seen[0])[0]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from collegium.diagnostics.attacks.features import embedding_of, invert_features
+from collegium.diagnostics.attacks.features import invert_features
 from collegium.diagnostics.attacks.inversion import Inversion
 from collegium.diagnostics.attacks.phases import (
     PhaseRetrieval,
@@ -26,7 +26,6 @@ from collegium.diagnostics.attacks.phases import (
     retrieve,
     with_phases_of,
 )
-from collegium.heterogeneity.embeddings import Encoder
 from collegium.heterogeneity.spectra import amplitude_window, transfer
 
 Attack = tuple[str, Callable[[Tensor], Tensor]]
@@ -211,20 +210,18 @@ class SecondMoments(Inverter):
 
 
 @dataclass(frozen=True)
-class Embedding(Inverter):
-    """An inverter of the embedding of an image, (D,).
+class NetworkFeatures(Inverter):
+    """An inverter of what a known network makes of an image.
 
     Attributes:
-        encoder: see `collegium.heterogeneity.embeddings.embed_image`.
-        grid: the same.
+        features: returns it, differentiably, of an image (1, C, *spatial).
     """
 
-    encoder: Encoder
-    grid: int
+    features: Callable[[Tensor], Tensor]
 
     def of(self, image: Tensor) -> Tensor:
         """See `Inverter.of`."""
-        return embedding_of(image[None], self.encoder, self.grid)
+        return self.features(image[None].double())
 
     def attacks(self, shape: tuple[int, ...], attacker: Attacker) -> Iterator[Attack]:
         """Yield feature inversion, from the mean of the attacker's own images.
@@ -232,7 +229,7 @@ class Embedding(Inverter):
         See `Inverter.attacks`.
         """
         found = invert_features(
-            lambda image: embedding_of(image, self.encoder, self.grid),
+            self.features,
             self.value,
             (1, *shape),
             attacker.settings,

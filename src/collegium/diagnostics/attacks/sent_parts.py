@@ -12,6 +12,7 @@ import torch
 from collegium.core.algorithm import Algorithm
 from collegium.core.dataset import Batch, Dataset, Example
 from collegium.core.message import Held, unpack
+from collegium.core.tensors import Tensors
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.federation import Federation
 from collegium.runtime.requests import Request, Response, Transport
@@ -24,15 +25,18 @@ class SentPart:
     Attributes:
         value: the part.
         images: by number of the training case the image, (B, C, *spatial), that the site looked at
-            to make it, in the order in which it did.
+            last before it sent the part, in the order in which it did.
+        model: the whole model that the site sent with it, or received before; what was neither is
+            the initial one.
     """
 
     value: Any
     images: Mapping[int, torch.Tensor]
+    model: Tensors
 
 
 class ObservedDataset:
-    """A dataset that notes the image of each case when it is first looked at.
+    """A dataset that notes the image of each case when it is looked at.
 
     Args:
         inner: the dataset.
@@ -52,15 +56,19 @@ class ObservedDataset:
         cases = [self._cases[index] for index in indices]
         found = self._inner.batch(cases, rngs)
         for row, case in enumerate(cases):
-            self._images.setdefault(case, found["image"][row : row + 1].clone())
+            self._note(case, found["image"][row : row + 1])
         return found
 
     def example(self, index: int) -> Example:
         """Return a whole case. See `Dataset.example`."""
         case = self._cases[index]
         found = self._inner.example(case)
-        self._images.setdefault(case, found.image.clone())
+        self._note(case, found.image)
         return found
+
+    def _note(self, case: int, image: torch.Tensor) -> None:
+        self._images.pop(case, None)  # the last look counts, and its place
+        self._images[case] = image.clone()
 
     def forget(self) -> dict[int, torch.Tensor]:
         """Return the images that were looked at since this was last asked."""
@@ -74,22 +82,37 @@ class _Observer:
     Args:
         inner: carries the messages.
         data: the datasets of the sites.
+        initial: the common initial model.
 
     Attributes:
         held: what messages leave out, the server's `ServerRuntime.held`.
     """
 
-    def __init__(self, inner: Transport, data: Mapping[str, ObservedDataset]) -> None:
-        self._inner, self._data = inner, data
+    def __init__(
+        self, inner: Transport, data: Mapping[str, ObservedDataset], initial: Tensors
+    ) -> None:
+        self._inner, self._data, self._initial = inner, data, initial
         self.held: Held | None = None
         self.found: dict[tuple[str, str], SentPart] = {}
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[Response]:
         """Deliver the requests and yield the answers, both as they are."""
-        for response in self._inner.exchange(requests):
-            images = self._data[response.client].forget()
-            for part, value in unpack(response.data, held=self.held).get("reply", {}).items():
-                self.found.setdefault((response.client, part), SentPart(value, images))
+        asked: dict[str, Request] = {}
+
+        def noted() -> Iterator[Request]:
+            for request in requests:
+                asked[request.client] = request
+                yield request
+
+        for response in self._inner.exchange(noted()):
+            received = unpack(asked.pop(response.client).payload, held=self.held)
+            reply = unpack(response.data, held=self.held).get("reply", {})
+            model, images = self._initial, self._data[response.client].forget()
+            for message in (received, reply):
+                own = message.get("model")
+                model = model | own if isinstance(own, Tensors) else model
+            for part, value in reply.items():
+                self.found.setdefault((response.client, part), SentPart(value, images, model))
             yield response
 
     def close(self) -> None:
@@ -132,7 +155,8 @@ def collect_parts(
     sites = {name: replace(site, train=data[name]) for name, site in federation.sites.items()}
     observed = replace(federation, sites=sites)
     clients = observed.clients(method, seed=seed, root=folder, rounds=rounds)
-    transport = _Observer(InProcess(lambda: clients), data)
+    initial = observed.initial_model(method, seed)
+    transport = _Observer(InProcess(lambda: clients), data, initial)
     server = observed.server(method, transport, seed=seed, root=folder, rounds=rounds)
     transport.held = server.held
     server.begin()

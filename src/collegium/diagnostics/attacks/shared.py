@@ -11,6 +11,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,17 +19,19 @@ from torch import Tensor
 
 from collegium.core.algorithm import Algorithm
 from collegium.core.payloads import Features, ModelPart, PartSchema, Spectra
-from collegium.core.randomness import generator
+from collegium.core.randomness import ambient, generator
+from collegium.core.tensors import Tensors
+from collegium.diagnostics.attacks.features import embedding_of, latent_of
 from collegium.diagnostics.attacks.inversion import DEFAULT, Inversion
 from collegium.diagnostics.attacks.inverters import (
     BOUND,
     Amplitudes,
     Attack,
     Attacker,
-    Embedding,
     GridImage,
     Inverter,
     Moments,
+    NetworkFeatures,
     SecondMoments,
 )
 from collegium.diagnostics.attacks.likeness import Likeness, compare
@@ -52,6 +55,17 @@ IMAGE, MEAN, WITHDRAWN = "one image", "a mean", "two means"
 MOST_OWN = 64
 """So many images of another site at most does an attacker use as his own."""
 
+KINDS: Mapping[str, Callable[[Tensor], Inverter]] = {
+    "amplitudes": partial(Amplitudes, by_pixels=True),
+    "moments": Moments,
+    "image": GridImage,
+    "second moments": SecondMoments,
+}
+"""The inverters, by contents, of what is sent as one tensor over all images."""
+
+BY_ROW = frozenset({"embeddings", "latent"})
+"""The contents that have a row for each image, for their mean, or for the mean of each class."""
+
 LINEAR = frozenset({"amplitudes", "moments", "image"})
 """The contents whose mean over n images, less that over n - 1, gives the last one's numbers."""
 
@@ -63,7 +77,7 @@ class SharedResult:
     Attributes:
         algorithm: label of the algorithm.
         site: the site whose part it is.
-        part: name of the part.
+        part: name of the part, and of several means in it the number.
         of: `IMAGE`, `MEAN` or `WITHDRAWN`.
         attack: name of the attack.
         numbers: how many independent numbers were inverted.
@@ -110,6 +124,7 @@ class NotTried:
 class _View:
     """Numbers of a part, and the images that they could be of."""
 
+    name: str
     of: str
     inverter: Inverter
     truths: Sequence[Tensor]
@@ -252,7 +267,7 @@ class _Shared:
             yield NotTried(self._label, [part], why)
             return
         for view in self._views(site, part, sent, images, case):
-            yield from self._inverted(site, part, view, own, settings)
+            yield from self._inverted(site, view, own, settings)
 
     def _own_images(self, site: str, part: str, shape: Sequence[int]) -> Mapping[str, Tensor]:
         """Return training images of the other sites, as the part is made of, by site (N, *shape).
@@ -264,7 +279,7 @@ class _Shared:
             data, images = theirs.train, dict[int, Tensor]()
             for number in range(min(len(data), MOST_OWN) if other != site else 0):
                 rng = generator(self._seed, "attack", "own", other, number)
-                sample = self._holds(part) in ("", "amplitudes")
+                sample = self._holds(part) in ("", "amplitudes", "latent")
                 images[number] = (
                     data.batch([number], [rng])["image"] if sample else data.example(number).image
                 )
@@ -286,42 +301,51 @@ class _Shared:
         slices = [one for image in sent.images.values() for one in image]
         same = [one for one in slices if one.shape == truth.shape] or [truth]
         if isinstance(self._schemas[part], Spectra):
-            yield _View(IMAGE, Amplitudes(sent.value["windows"][case]), [truth])
+            yield _View(part, IMAGE, Amplitudes(sent.value["windows"][case]), [truth])
             return
         (value,) = sent.value.values()
         holds, count = self._holds(part), len(sent.images)
-        if holds == "embeddings":
-            rows = [self._inverter(holds, row) for row in value]
-            if len(rows) == count:  # they are shuffled
-                yield _View(IMAGE, min(rows, key=lambda row: row.apart(truth)), [truth])
+        if holds in BY_ROW:
+            features = self._features(site, holds, value.shape[1:], sent.model)
+            rows = [NetworkFeatures(row, features) for row in value]
+            if len(rows) == count:  # in any order
+                yield _View(part, IMAGE, min(rows, key=lambda row: row.apart(truth)), [truth])
             else:
                 alike = [image for image in images if image.shape == truth.shape]
-                yield _View(MEAN, rows[0], alike)
+                for number, row in enumerate(rows):
+                    if row.value.any():  # no image of this class
+                        name = part if len(rows) == 1 else f"{part} {number}"
+                        yield _View(name, MEAN, row, alike)
             return
-        yield _View(MEAN if count > 1 else IMAGE, self._inverter(holds, value), same)
+        kind = KINDS[holds]
+        yield _View(part, MEAN if count > 1 else IMAGE, kind(value), same)
         if holds in LINEAR and 1 < count == len(slices):
             number = [*sent.images][case]
             rest = self._collect((site, number))[site, part].value
             added = withdrawn(value, count, next(iter(rest.values())))
-            yield _View(WITHDRAWN, self._inverter(holds, added), [truth])
+            yield _View(part, WITHDRAWN, kind(added), [truth])
 
-    def _inverter(self, holds: str, value: Tensor) -> Inverter:
-        """Return the inverter of what a part holds."""
+    def _features(
+        self, site: str, holds: str, shape: Sequence[int], model: Tensors
+    ) -> Callable[[Tensor], Tensor]:
+        """Return what makes the features of an image, differentiably."""
         if holds == "embeddings":
-            assert isinstance(self._method, SurveyMixin)  # nobody else sends embeddings
-            questions = self._method.questions()
-            return Embedding(value, make_encoder(questions.encoder), questions.grid)
-        if holds == "amplitudes":
-            return Amplitudes(value, by_pixels=True)
-        kinds: Mapping[str, type[Inverter]] = {
-            "moments": Moments, "image": GridImage, "second moments": SecondMoments
-        }  # fmt: skip
-        return kinds[holds](value)
+            if not isinstance(self._method, SurveyMixin):
+                raise ConfigError(
+                    f"{self._label} declares embeddings, which are those of a survey; let it "
+                    f"derive from SurveyMixin, or declare what it sends as latent"
+                )
+            asked = self._method.questions()
+            return partial(embedding_of, encoder=make_encoder(asked.encoder), grid=asked.grid)
+        with ambient(self._seed, "attack"):
+            module = self._federation.builder(self._method.at_site(site))()
+        module.load_state_dict(dict(model))
+        module.double().eval().requires_grad_(requires_grad=False)
+        return partial(latent_of, module=module, shape=shape)
 
     def _inverted(
         self,
         site: str,
-        part: str,
         view: _View,
         own: Mapping[str, Tensor],
         settings: Inversion,
@@ -333,7 +357,7 @@ class _Shared:
         mean = images.double().mean(0)
         attacker = Attacker(images, settings, self._seed)
         base = SharedResult(
-            self._label, site, part, view.of, OWN, inverter.numbers, first.numel(),
+            self._label, site, view.name, view.of, OWN, inverter.numbers, first.numel(),
             len(view.truths), 0.0, 0.0, compare(mean[None], first[None]),
         )  # fmt: skip
         attacks: list[Attack] = [
