@@ -326,8 +326,10 @@ def test_one_hostile_site_of_three_moves_the_model_no_further_than_honest_ones(
 
 
 def test_which_methods_can_have_a_robust_mean() -> None:
-    found = {name for name in ALGORITHMS.names() if ALGORITHMS.load(name).averaged_parts()}
-    assert found == AVERAGING | {"robust"}
+    kinds = {name: ALGORITHMS.load(name) for name in ALGORITHMS.names()}
+    found = {name for name, kind in kinds.items() if kind.averaged_parts()}
+    assert found == AVERAGING | {"robust", "scaffold"}
+    assert {name for name in found if kinds[name].commit_on_acknowledgement} == {"scaffold"}
 
 
 @pytest.mark.parametrize(

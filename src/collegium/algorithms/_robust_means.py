@@ -92,11 +92,11 @@ class RobustMean(Algorithm):
         See `Algorithm.check_setup`.
         """
         super().check_setup(clients, parts)
-        if not self.averaged_parts():
+        if not self.averaged_parts() or self.commit_on_acknowledgement:
             raise ConfigError(
                 "the server of this method does more with the sites' models than to average them, "
-                "so that a robust mean would protect nothing; leave +robust out, or give it to a "
-                "method that averages, such as fedavg"
+                "or adds up what they hold, so that a robust mean would protect nothing; leave "
+                "+robust out, or give it to a method that averages, such as fedavg"
             )
         if len(clients) < self.fewest_clients:
             raise ConfigError(

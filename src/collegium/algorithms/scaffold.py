@@ -16,10 +16,11 @@ class Scaffold(Algorithm):
     Variates cover the parameters; buffers travel in the model update and are averaged whatever the
     server's step, since beyond their mean running variances could become negative. A client's
     variate counts once the server has its update, so that c stays the mean of all c_i if a reply is
-    lost. Option II divides by steps
-    times learning rate, which is right for plain SGD only: other optimisers are refused (some
-    released code divides by the steps alone, which makes the variates too small by the learning
-    rate). Clients weigh the same, as in the paper.
+    lost, also under `secure_mean`, where both means are of one masked sum; a robust mean would not
+    keep it so, and is refused. Option II divides by steps times learning rate, which is right for
+    plain SGD only: other optimisers are refused (some released code divides by the steps alone,
+    which makes the variates too small by the learning rate). Clients weigh the same, as in the
+    paper.
 
     Attributes:
         global_lr: the server's step, eta_g, of the parameters.
@@ -29,6 +30,7 @@ class Scaffold(Algorithm):
         "model_update": ModelPart(difference=True),
         "control_update": ModelPart(only="trainable", difference=True),
     }
+    only_averaged: ClassVar[frozenset[str] | None] = frozenset({"model_update", "control_update"})
     optimizers: ClassVar[frozenset[str] | None] = frozenset({"sgd"})
     commit_on_acknowledgement: ClassVar[bool] = True
 
@@ -42,11 +44,12 @@ class Scaffold(Algorithm):
     def round(self, server: Server) -> None:
         """Move the model and the server variate by the clients' mean updates."""
         state = server.state
-        replies = server.ask(self.train, model=state["model"], control=state["control"]).collect()
-        update = replies.mean("model_update", weight=None)
+        replies = server.ask(self.train, model=state["model"], control=state["control"])
+        means = replies.means(["model_update", "control_update"], weight=None)
+        update = means["model_update"]
         state["model"] += update | self.global_lr * update.select(server.parts.trainable)
         share = len(replies.clients) / len(server.clients)
-        state["control"] += share * replies.mean("control_update", weight=None)
+        state["control"] += share * means["control_update"]
 
     @handler
     def train(self, client: Client, request: Message) -> Message:

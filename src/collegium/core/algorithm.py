@@ -161,6 +161,21 @@ class Replies:
             raise problem
         return running.result()
 
+    def means(
+        self, keys: Collection[str], weight: str | None = "num_examples"
+    ) -> dict[str, Tensors]:
+        """Return the means of several parts over the same clients; all replies are kept.
+
+        Args:
+            keys: the parts to average.
+            weight: see `mean`.
+
+        Raises:
+            ProtocolError: see `mean`.
+        """
+        self.collect()
+        return {key: self.mean(key, weight) for key in keys}
+
 
 class Server(Protocol):
     """The server as the server half of an algorithm sees it.
@@ -477,8 +492,8 @@ class Algorithm(ABC):
         has_global: whether there is one global model that predicts for all sites.
         simulation_only: whether the method needs the sites' data in one place.
         only_averaged: the parts of its clients' replies in training that the server reads by
-            `Replies.mean` alone, the weight included, so that a robust or a secure mean can take
-            its place; None: those of the base. See `averaged_parts`.
+            `Replies.mean` or `Replies.means` alone, the weight included, so that a robust or a
+            secure mean can take its place; None: those of the base. See `averaged_parts`.
         compares_replies: whether that mean itself needs single replies, as a robust mean does.
         ranks_coordinates: whether it ranks the sites' values of each coordinate, as a median does,
             so that what most sites leave out is lost.

@@ -17,7 +17,7 @@ import torch
 
 from collegium.compression.session.groups import CODEC_KEY, NO_CODECS, RESEND_REQUEST, Codecs
 from collegium.compression.session.layout import ModelLayout
-from collegium.compression.session.server_session import Exchange, ServerSession
+from collegium.compression.session.server_session import Exchange, ServerSession, decode_reply
 from collegium.core.algorithm import HOME, Algorithm, Replies, State, check_needs
 from collegium.core.failures import LONGEST
 from collegium.core.message import HELD_KEY, FaultyReply, Held, Message, pack
@@ -35,7 +35,7 @@ from collegium.runtime.records import ClientStats
 from collegium.runtime.requests import Request, Response, Stage, Transport, handler_of, state_name
 from collegium.runtime.secure.config import SecureMean
 from collegium.runtime.secure.identity import Identity
-from collegium.runtime.secure.parts import MASKED, PARTS
+from collegium.runtime.secure.parts import KEY, MASKED, PARTS
 from collegium.runtime.secure.server import replies_maker
 from collegium.runtime.state import Store
 
@@ -221,8 +221,9 @@ class ServerRuntime:
             return Request(client, self.round, exchange, self.stage, name, payload, floor, accepted)
 
         source = self._received(names, name, exchange, request, coded, sent_to)
-        gather, where = partial(self._gather, exchange), (self.round, exchange, name)
-        self._pending = self._make_replies(source, gather, where, self.stage)
+        gather, accept = partial(self._gather, exchange), partial(self._accept, exchange)
+        where = self.round, exchange, name
+        self._pending = self._make_replies(source, gather, accept, where, self.stage)
         return self._pending
 
     def _gather(
@@ -281,8 +282,8 @@ class ServerRuntime:
                 if message is not None:
                     answered += 1
                     comparison.add(expected, message)
-                    if self.stage == "train":
-                        self._accepted[expected] = state_name(self.round, exchange)
+                    if self.stage == "train" and KEY not in message:
+                        self._accept(exchange, [expected])
                     yield expected, message
                 expected = next(remaining, None)
         if expected is not None:
@@ -297,6 +298,11 @@ class ServerRuntime:
                 f"min_clients is {self.participation.min_clients}; the finished rounds are kept, "
                 f"resume when more of them are back"
             )
+
+    def _accept(self, exchange: int, clients: list[str]) -> None:
+        """Note that the replies of clients have been used."""
+        for client in clients:
+            self._accepted[client] = state_name(self.round, exchange)
 
     def _deliver(self, names: list[str], request: Callable[[str], Request]) -> Iterator[Response]:
         """Yield responses; clients whose request was lost, or that are retried, are asked again."""
@@ -356,7 +362,7 @@ class ServerRuntime:
             self.border.check_ledger(client, response.signed, response.data)
             origin = [client, self.round, exchange, method]
             needs = getattr(getattr(self.algorithm, method, None), "__collegium_needs__", ())
-            decode = partial(_decode, coded, client)
+            decode = partial(decode_reply, coded, client)
             reply = self.border.open(response.data, client, origin, decode, needs)
         except ClientError as error:
             if coded is not None:
@@ -544,12 +550,3 @@ class ServerRuntime:
         self._finish_exchange()
         self.stage = "train"
         return models
-
-
-def _decode(
-    exchange: Exchange | None, client: str, reply: dict[str, Any], entries: Any
-) -> dict[str, Any]:
-    """Return the parts of a client's reply, decoded."""
-    if exchange is None:
-        raise ProtocolError("it is coded, and the server has no codec; leave it out here")
-    return exchange.decode_reply(client, reply, entries)

@@ -21,7 +21,7 @@ def private(name: str) -> str:
 
 def roster_of(names, nonce: str = "00") -> Roster:
     keys = {name: public_key(private(name)) for name in names}
-    return Roster(1, 0, nonce, "model", "num_examples", keys, {})
+    return Roster(1, 0, nonce, ["model"], "num_examples", keys, {})
 
 
 def x25519(scalar: bytes, point: int) -> bytes:
@@ -92,7 +92,7 @@ def test_a_masked_reply_looks_uniform_whatever_is_masked(bits):
 
 def test_what_is_no_public_key_is_refused():
     for key in ("00" * 32, "zz", "00"):
-        roster = Roster(1, 0, "00", "model", None, {"A": public_key(private("A")), "B": key}, {})
+        roster = Roster(1, 0, "00", ["model"], None, {"A": public_key(private("A")), "B": key}, {})
         with pytest.raises(ProtocolError, match="'B' is no public key"):
             mask(private("A"), "A", roster, 1, np.dtype("<u8"))
 

@@ -12,6 +12,7 @@ import torch
 
 from collegium.algorithms.fedavg import FedAvg
 from collegium.algorithms.robust import on
+from collegium.algorithms.scaffold import Scaffold
 from collegium.compression.half import Half
 from collegium.compression.session.groups import Codecs
 from collegium.core.algorithm import handler
@@ -33,7 +34,7 @@ FOUR = ("A", "B", "C", "D")
 WORKING = [
     "apfl", "condist", "ditto", "fedadam", "fedavg", "fedavgm", "fedavgp", "fedbabu", "fedbn",
     "fedper", "fedprox", "fedrep", "fedrod", "fedyogi", "finetune", "fml", "iopfl", "l2gd",
-    "local", "moon", "perfedavg", "pfedme", "silobn", "superfed", "ttt",
+    "local", "moon", "perfedavg", "pfedme", "scaffold", "silobn", "superfed", "ttt",
 ]  # fmt: skip
 
 
@@ -161,7 +162,7 @@ def test_nothing_of_a_model_leaves_a_site_without_a_mask(tmp_path):
         elif request.method == MASKED:
             assert reply.keys() == {MASKED}
             assert reply[MASKED]["sum"]["sum"].dtype == torch.int64
-            assert {*reply[MASKED]["rest"]} == {"1.num_batches_tracked"}
+            assert {*reply[MASKED]["rest"]["model"]} == {"1.num_batches_tracked"}
         assert not any(t.is_floating_point() for _, t in tensors_in(reply))
         kinds[request.method] += 1
     assert kinds["train"] == kinds[MASKED] == 6
@@ -175,7 +176,7 @@ def test_the_ledger_says_what_was_masked_and_for_whom(tmp_path):
     assert trained["parts"].keys() == {KEY, "progress"}
     part = masked["parts"][MASKED]
     assert (part["masked"], part["weight"], part["sites"]) == (
-        "model", "num_examples", ["A", "B", "C"],
+        ["model"], "num_examples", ["A", "B", "C"],
     )  # fmt: skip
     assert part["tensors"][0][::2] == ["sum.sum", "int64"]
 
@@ -252,6 +253,32 @@ def test_a_site_lost_between_key_and_reply_is_left_out_and_nobody_trains_twice(t
     assert server.left_out == []
 
 
+def test_both_means_of_scaffold_are_of_the_same_sites_and_a_lost_variate_does_not_count(tmp_path):
+    """c stays the mean of all c_i, which is that of a run in which B was absent in round 2."""
+    masked = ToyFederation(
+        Scaffold(),
+        tmp_path / "lost",
+        lossy(lost=lambda r: (r.method, r.client, r.round) == (MASKED, "B", 2)),
+        names=FOUR,
+        participation=SKIPPING,
+        secure=SECURE,
+    ).run(3)
+    transport: Any = masked.server.transport
+    rosters = [unpack(r.payload)["roster"] for r in transport.asked if r.method == MASKED]
+    assert {tuple(r["parts"]) for r in rosters} == {("model_update", "control_update")}
+    away = Participation(absent={"B": (2,)})
+    plain = ToyFederation(Scaffold(), tmp_path / "away", names=FOUR, participation=away).run(3)
+    for name, tensor in masked.server.state["control"].items():
+        own = [
+            unpack((tmp_path / f"lost/clients/{c}/states/000003-0000.state").read_bytes())
+            for c in FOUR
+        ]
+        mean = sum(state["control"][name].double() for state in own) / 4
+        assert float((tensor.double() - mean).abs().max()) < 1e-6
+    for part in ("model", "control"):
+        assert largest_difference(masked.server.state[part], plain.server.state[part]) < 1e-5
+
+
 def test_a_lost_site_ends_the_run_where_it_is_to(tmp_path):
     lost = lossy(lost=lambda r: (r.method, r.client) == (MASKED, "B"))
     federation = ToyFederation(FedAvg(), tmp_path / "fail", lost, names=FOUR, secure=SECURE)
@@ -277,11 +304,19 @@ def other_roster(part: dict[str, Any]) -> None:
 
 
 def negative_counter(part: dict[str, Any]) -> None:
-    part["rest"] = part["rest"].map(lambda tensor: tensor - 10**6)
+    part["rest"] = {"model": part["rest"]["model"].map(lambda tensor: tensor - 10**6)}
 
 
 def more_tensors(part: dict[str, Any]) -> None:
-    part["rest"] = Tensors({**part["rest"], "0.weight": torch.zeros(1)})
+    part["rest"] = {"model": Tensors({**part["rest"]["model"], "0.weight": torch.zeros(1)})}
+
+
+def rest_of_another_part(part: dict[str, Any]) -> None:
+    part["rest"] = {"scores": part["rest"]["model"]}
+
+
+def rest_without_its_part(part: dict[str, Any]) -> None:
+    part["rest"] = part["rest"]["model"]
 
 
 def no_rest(part: dict[str, Any]) -> None:
@@ -289,8 +324,10 @@ def no_rest(part: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [shorten, as_floats, other_roster, negative_counter, more_tensors, no_rest]
-)
+    "change",
+    [shorten, as_floats, other_roster, negative_counter, more_tensors, rest_of_another_part,
+     rest_without_its_part, no_rest],
+)  # fmt: skip
 def test_a_forged_masked_part_is_its_senders_fault(tmp_path, change):
     def forge(request: Request, reply: dict[str, Any]) -> None:
         if request.client == "B" and MASKED in reply:
@@ -342,7 +379,10 @@ def test_a_site_answers_the_same_request_with_the_same_bytes(tmp_path):
     ("changes", "text"),
     [
         ({"round": 2}, "another exchange"),
-        ({"part": "scores"}, "does not hold what is to be averaged"),
+        ({"parts": ["scores"]}, "does not hold what is to be averaged"),
+        ({"parts": "model"}, "does not hold what is to be averaged"),
+        ({"parts": 1}, "did not say whose"),
+        ({"signatures": 1}, "did not say whose"),
         ({"weight": "progress"}, "does not hold what is to be averaged"),
         ({"keys": dict.fromkeys("ABC", "00" * 32)}, "a sum over 1 sites"),
         ({"keys": {n: f"{i:064x}" for i, n in enumerate("ABC")}}, "the reply to another request"),

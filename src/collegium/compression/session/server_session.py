@@ -28,6 +28,7 @@ from collegium.core.algorithm import State
 from collegium.core.message import HELD_KEY, Held, pack
 from collegium.core.randomness import generator
 from collegium.core.tensors import Tensors
+from collegium.errors import ProtocolError
 
 
 class ServerSession:
@@ -292,3 +293,22 @@ class Exchange:
         self._session.forget(client)
         self._received.pop(client, None)
         self._sent.pop(client, None)
+
+
+def decode_reply(
+    exchange: Exchange | None, client: str, reply: dict[str, Any], entries: Any
+) -> dict[str, Any]:
+    """Return the parts of a client's reply, decoded.
+
+    Args:
+        exchange: of the reply; None: nothing is coded.
+        client: the sender.
+        reply: the parts that are not coded.
+        entries: those of the others.
+
+    Raises:
+        ProtocolError: the reply is coded and should not be, or cannot be decoded.
+    """
+    if exchange is None:
+        raise ProtocolError("it is coded, and the server has no codec; leave it out here")
+    return exchange.decode_reply(client, reply, entries)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ class Roster:
         round: the round.
         exchange: the exchange of training in it.
         nonce: drawn anew for every sum.
-        part: the part that is averaged.
+        parts: the parts that are averaged.
         weight: the part that holds the weight; None: all weigh the same.
         keys: by site its public key, in hexadecimal digits.
         signatures: by site the certificate and the signature of its key; empty where there are
@@ -35,7 +35,7 @@ class Roster:
     round: int
     exchange: int
     nonce: str
-    part: str
+    parts: Sequence[str]
     weight: str | None
     keys: Mapping[str, str]
     signatures: Mapping[str, Mapping[str, str]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -52,10 +52,10 @@ class PublicKey:
 
 @dataclass(frozen=True)
 class MaskedPart:
-    """A masked part: the digest of its roster, the masked integers, and what no mask can hide.
+    """Masked parts: the digest of their roster, the masked integers, and what no mask can hide.
 
-    ``{"roster": "...", "sum": Tensors, "rest": Tensors}``; ``sum`` holds one vector named "sum".
-    Its length, its type and ``rest`` are checked by `Layout.check`, which knows the part.
+    ``{"roster": "...", "sum": Tensors, "rest": {part: Tensors}}``; ``sum`` holds one vector named
+    "sum". Its length, its type and ``rest`` are checked by `Layouts.check`, which knows the parts.
     """
 
     opt_in: bool = False
@@ -69,16 +69,90 @@ class MaskedPart:
             raise ProtocolError(f"{short(value['roster'])} is no roster")
         if not isinstance(value["sum"], Tensors) or value["sum"].keys() != {"sum"}:
             raise ProtocolError("expected one tensor named sum")
-        if not isinstance(value["rest"], Tensors):
-            raise ProtocolError("expected tensors as the rest")
+        rest = value["rest"]
+        if not isinstance(rest, Mapping) or not all(isinstance(t, Tensors) for t in rest.values()):
+            raise ProtocolError("expected tensors of every part as the rest")
 
 
 PARTS: Mapping[str, PartSchema] = MappingProxyType({KEY: PublicKey(), MASKED: MaskedPart()})
 """The schemas of both."""
 
 
+class Layouts:
+    """The order of several parts' numbers in the vector that is masked; both ends make the same.
+
+    Args:
+        names: the parts' names.
+        sends: the schemas of the algorithm's parts.
+        expected: the model and its roles.
+
+    Raises:
+        ProtocolError: one is not a fixed group of the model's tensors.
+    """
+
+    def __init__(
+        self, names: Iterable[str], sends: Mapping[str, PartSchema], expected: Expected
+    ) -> None:
+        self._layouts = {name: Layout(name, sends.get(name), expected) for name in names}
+        self.count = sum(layout.count for layout in self._layouts.values())
+
+        self._rest = {name: one for name, one in self._layouts.items() if one.rest}
+
+    def rest(self, parts: Mapping[str, Tensors]) -> dict[str, Tensors]:
+        """Return what leaves without a mask, of those parts that have such tensors.
+
+        Args:
+            parts: the parts, checked.
+        """
+        return {name: parts[name].select(one.rest) for name, one in self._rest.items()}
+
+    def flat(self, parts: Mapping[str, Tensors]) -> torch.Tensor:
+        """Return the numbers to mask in one vector of float64.
+
+        Args:
+            parts: the parts, checked.
+        """
+        return torch.cat([one.flat(parts[name]) for name, one in self._layouts.items()])
+
+    def unflatten(self, numbers: torch.Tensor, rest: Mapping[str, Tensors]) -> dict[str, Tensors]:
+        """Return the parts from a vector and the rest, each tied as the model's tensors are.
+
+        Args:
+            numbers: what `flat` returns.
+            rest: what `rest` returns.
+        """
+        pieces = torch.split(numbers, [layout.count for layout in self._layouts.values()])
+        return {
+            name: layout.unflatten(piece, rest.get(name, Tensors()))
+            for (name, layout), piece in zip(self._layouts.items(), pieces, strict=True)
+        }
+
+    def check(self, value: Mapping[str, Any], dtype: torch.dtype) -> None:
+        """Check masked parts that meet `MaskedPart`.
+
+        Args:
+            value: the parts.
+            dtype: the type of the integers, signed, as messages hold them.
+
+        Raises:
+            ProtocolError: they are not as these layouts demand.
+        """
+        vector, rest = value["sum"]["sum"], value["rest"]
+        if vector.dtype != dtype or vector.shape != (self.count + 1,):
+            raise ProtocolError(
+                f"the masked sum is {tuple(vector.shape)} {vector.dtype}, expected "
+                f"({self.count + 1},) {dtype}"
+            )
+        if not rest:  # of a site of weight 0
+            return
+        if rest.keys() != self._rest.keys():
+            raise ProtocolError(f"what is not masked is of {short(sorted(rest))}")
+        for name, layout in self._rest.items():
+            layout.check_rest(rest[name])
+
+
 class Layout:
-    """The order of a part's numbers in the vector that is masked; both ends make the same.
+    """The order of a part's numbers in the vector that is masked.
 
     Integer and boolean buffers, of which a mean keeps the largest, and tensors that nobody trains
     are not in the vector: they leave as they are, or not at all from a site of weight 0, which does
@@ -108,25 +182,17 @@ class Layout:
         self.rest = [n for n in self.model if n not in {*self.masked}]
         self.count = sum(self.model[name].numel() for name in self.masked)
 
-    def check(self, value: Mapping[str, Any], dtype: torch.dtype) -> None:
-        """Check a masked part that meets `MaskedPart`.
+    def check_rest(self, rest: Tensors) -> None:
+        """Check the tensors that are not masked.
 
         Args:
-            value: the part.
-            dtype: the type of its integers, signed, as messages hold them.
+            rest: the tensors.
 
         Raises:
-            ProtocolError: it is not as this layout demands.
+            ProtocolError: they are not those of this layout.
         """
-        vector = value["sum"]["sum"]
-        if vector.dtype != dtype or vector.shape != (self.count + 1,):
-            raise ProtocolError(
-                f"the masked sum is {tuple(vector.shape)} {vector.dtype}, expected "
-                f"({self.count + 1},) {dtype}"
-            )
-        if value["rest"]:  # a site of weight 0 leaves it out
-            require_same_names(self.model.select(self.rest), value["rest"])
-        self._schema.check(value["rest"], self._expected)
+        require_same_names(self.model.select(self.rest), rest)
+        self._schema.check(rest, self._expected)
 
     def flat(self, tensors: Tensors) -> torch.Tensor:
         """Return the numbers to mask in one vector of float64.

@@ -20,7 +20,7 @@ from collegium.runtime.participation import Participation
 from collegium.runtime.requests import Stage
 from collegium.runtime.secure.config import SecureMean, check_secure
 from collegium.runtime.secure.masks import FixedPoint, Roster
-from collegium.runtime.secure.parts import KEY, MASKED, SIGNED, Layout
+from collegium.runtime.secure.parts import KEY, MASKED, SIGNED, Layouts
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +28,11 @@ Gather = Callable[[list[str], Mapping[str, Any]], Iterator[tuple[str, Message]]]
 """Asks clients for their masked part, given their names and what they are told."""
 
 
+Accept = Callable[[list[str]], None]
+"""Notes that the replies of clients have been used; see `Algorithm.commit_on_acknowledgement`."""
+
 MakeReplies = Callable[
-    [Iterator[tuple[str, Message]], Gather, tuple[int, int, str], Stage], Replies
+    [Iterator[tuple[str, Message]], Gather, Accept, tuple[int, int, str], Stage], Replies
 ]
 """Makes the replies to an exchange of their source, its round, number and method, and its stage."""
 
@@ -58,7 +61,7 @@ def replies_maker(
         ConfigError: see `check_secure`.
     """
     if settings is None:
-        return lambda source, gather, position, stage: Replies(source)
+        return lambda source, gather, accept, position, stage: Replies(source)
     check_secure(
         algorithm,
         clients,
@@ -72,6 +75,7 @@ def replies_maker(
     def make(
         source: Iterator[tuple[str, Message]],
         gather: Gather,
+        accept: Accept,
         position: tuple[int, int, str],
         stage: Stage,
     ) -> Replies:
@@ -81,6 +85,7 @@ def replies_maker(
         return SecureReplies(
             source,
             gather,
+            accept,
             partial(Roster, number, exchange),
             settings=settings,
             algorithm=type(algorithm).__name__,
@@ -98,6 +103,7 @@ class SecureReplies(Replies):
     Args:
         source: pairs of client and reply, the averaged parts in which are replaced by a key.
         gather: asks for masked parts.
+        accept: notes whose replies are in a mean.
         roster: makes the roster of a sum from nonce, part, weight, keys and signatures.
         settings: of the experiment.
         algorithm: the algorithm's name, for errors.
@@ -110,6 +116,7 @@ class SecureReplies(Replies):
         self,
         source: Iterator[tuple[str, Message]],
         gather: Gather,
+        accept: Accept,
         roster: partial[Roster],
         *,
         settings: SecureMean,
@@ -119,7 +126,8 @@ class SecureReplies(Replies):
         where: str,
     ) -> None:
         super().__init__(source)
-        self._gather, self._roster, self._settings = gather, roster, settings
+        self._gather, self._accept = gather, accept
+        self._roster, self._settings = roster, settings
         self._algorithm, self._sends, self._expected = algorithm, sends, expected
         self._where = where
 
@@ -151,12 +159,18 @@ class SecureReplies(Replies):
         )
 
     def mean(self, key: str, weight: str | None = "num_examples") -> Tensors:
-        """Return the mean of one part over the clients, of which each sends a masked summand.
+        """Return the mean of one part over the clients. See `means`."""
+        return self.means([key], weight)[key]
+
+    def means(
+        self, keys: Collection[str], weight: str | None = "num_examples"
+    ) -> dict[str, Tensors]:
+        """Return the means of parts over the clients, of which each sends one masked summand.
 
         A client that is lost meanwhile makes the others send theirs again, under new masks.
 
         Args:
-            key: the part to average.
+            keys: the parts to average.
             weight: the part that holds each client's weight; None: all weigh the same.
 
         Raises:
@@ -166,23 +180,24 @@ class SecureReplies(Replies):
         self.averaged = True
         self.collect()
         assert self._collected is not None
-        layout = Layout(key, self._sends.get(key), self._expected)
-        found = {client: reply[KEY] for client, reply in self._collected.items()}
-        keys = {client: value["key"] for client, value in found.items()}
-        asked = sorted(keys)
+        layouts = Layouts(keys, self._sends, self._expected)
+        signed = {client: reply[KEY] for client, reply in self._collected.items()}
+        public = {client: value["key"] for client, value in signed.items()}
+        asked = sorted(public)
         while True:
-            self._check_enough(asked, keys)
-            signatures = {c: {n: found[c][n] for n in SIGNED if n in found[c]} for c in keys}
-            roster = self._roster(secrets.token_hex(16), key, weight, keys, signatures)
-            total = _Sum(layout, self._settings)
-            for client, reply in self._gather(sorted(keys), {"roster": roster.to_dict()}):
+            self._check_enough(asked, public)
+            signatures = {c: {n: signed[c][n] for n in SIGNED if n in signed[c]} for c in public}
+            roster = self._roster(secrets.token_hex(16), [*keys], weight, public, signatures)
+            total = _Sum(layouts, self._settings)
+            for client, reply in self._gather(sorted(public), {"roster": roster.to_dict()}):
                 total.add(client, reply, roster.digest)
-            if len(total.clients) == len(keys):
-                self.clients = sorted(keys)
-                return total.mean()
-            lost = sorted(keys.keys() - {*total.clients})
+            if len(total.clients) == len(public):
+                self.clients = sorted(public)
+                self._accept(self.clients)
+                return total.means()
+            lost = sorted(public.keys() - {*total.clients})
             logger.warning("%s: the others mask again without %s", self._where, ", ".join(lost))
-            keys = {client: keys[client] for client in total.clients}
+            public = {client: public[client] for client in total.clients}
 
     def _check_enough(self, asked: list[str], keys: Mapping[str, str]) -> None:
         """Check that there are enough summands.
@@ -201,18 +216,18 @@ class SecureReplies(Replies):
 
 
 class _Sum:
-    """The sum of masked parts, of which it holds one at a time.
+    """The sum of masked replies, of which it holds one at a time.
 
     Args:
-        layout: of the part.
+        layouts: of the parts.
         settings: of the experiment.
     """
 
-    def __init__(self, layout: Layout, settings: SecureMean) -> None:
-        self._layout = layout
+    def __init__(self, layouts: Layouts, settings: SecureMean) -> None:
+        self._layouts = layouts
         self._numbers = FixedPoint(settings.bits, settings.fraction_bits)
-        self._total = np.zeros(layout.count + 1, self._numbers.words)
-        self._rest = Mean()
+        self._total = np.zeros(layouts.count + 1, self._numbers.words)
+        self._rest: dict[str, Mean] = {}
         self._dtype = {32: torch.int32, 64: torch.int64}[settings.bits]
         self.clients: list[str] = []
 
@@ -229,18 +244,18 @@ class _Sum:
         """
         value = reply[MASKED]
         try:
-            self._layout.check(value, self._dtype)
+            self._layouts.check(value, self._dtype)
             if value["roster"] != digest:
                 raise ProtocolError("it was masked for another sum")
         except ProtocolError as error:
             raise FaultyReply(f"{reply.sender}: part {MASKED!r}: {error}", client) from error
         self._total += value["sum"]["sum"].numpy().view(self._numbers.words)
-        if value["rest"]:
-            self._rest.add(value["rest"])
+        for name, rest in value["rest"].items():
+            self._rest.setdefault(name, Mean()).add(rest)
         self.clients.append(client)
 
-    def mean(self) -> Tensors:
-        """Return the mean.
+    def means(self) -> dict[str, Tensors]:
+        """Return the means, by part.
 
         Raises:
             ProtocolError: all weights are zero.
@@ -251,5 +266,5 @@ class _Sum:
             raise ProtocolError(
                 "nothing to average: every client reported 0 examples; the model stays as it was"
             )
-        rest = self._rest.result() if self._layout.rest else Tensors()
-        return self._layout.unflatten(numbers[:-1] / total, rest)
+        rest = {name: found.result() for name, found in self._rest.items()}
+        return self._layouts.unflatten(numbers[:-1] / total, rest)

@@ -19,7 +19,7 @@ from collegium.errors import ProtocolError
 from collegium.runtime.secure.config import SecureMean, check_installed
 from collegium.runtime.secure.identity import Identity
 from collegium.runtime.secure.masks import FixedPoint, Roster, mask, new_private_key, public_key
-from collegium.runtime.secure.parts import KEY, MASKED, Layout
+from collegium.runtime.secure.parts import KEY, MASKED, Layouts
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class SiteMasks:
     def masked(
         self, asked: Mapping[str, Any], number: int, exchange: int
     ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-        """Return a kept part under masks, and what the ledger holds of it beside its size.
+        """Return kept parts under masks, and what the ledger holds of them beside their size.
 
         Args:
             asked: the roster, as the server sent it.
@@ -101,24 +101,28 @@ class SiteMasks:
         roster = self._roster(asked, number, exchange)
         self._check_signatures(roster)
         kept = self._kept(roster)
-        layout = Layout(roster.part, self._sends.get(roster.part), self._expected)
-        tensors: Tensors = kept[roster.part]
+        layouts = Layouts(roster.parts, self._sends, self._expected)
         weight = 1.0 if roster.weight is None else float(kept[roster.weight])
-        rest = tensors.select(layout.rest) if weight > 0 else Tensors()
-        self._check_rest(rest)
-        numbers = torch.cat([layout.flat(tensors) * weight, torch.tensor([weight]).double()])
+        rest = layouts.rest(kept) if weight > 0 else {}
+        for tensors in rest.values():
+            self._check_rest(tensors)
+        numbers = torch.cat([layouts.flat(kept) * weight, torch.tensor([weight]).double()])
         sites = len(roster.keys)
         try:
             words = self._numbers.encode(numbers.numpy(), sites)
         except OverflowError as error:
             limit = f"{self._numbers.limit(sites):.6g}"
             raise known_error(
-                "secure_range", site=self._site, part=roster.part, limit=limit, sites=str(sites)
+                "secure_range",
+                site=self._site,
+                part=", ".join(roster.parts),
+                limit=limit,
+                sites=str(sites),
             ) from error
         words = words + mask(kept["private"], self._site, roster, len(words), self._numbers.words)
         vector = torch.from_numpy(words.view(f"<i{self._settings.bits // 8}"))
         value = {"roster": roster.digest, "sum": Tensors({"sum": vector}), "rest": rest}
-        about = {"masked": roster.part, "weight": roster.weight, "sites": sorted(roster.keys)}
+        about = {"masked": [*roster.parts], "weight": roster.weight, "sites": sorted(roster.keys)}
         return {MASKED: value}, {MASKED: about}
 
     def _roster(self, asked: Mapping[str, Any], number: int, exchange: int) -> Roster:
@@ -130,7 +134,7 @@ class SiteMasks:
         """
         try:
             roster = Roster(**asked["roster"])
-            texts = (roster.nonce, roster.part, *roster.keys, *roster.keys.values())
+            texts = (roster.nonce, *roster.parts, *roster.keys, *roster.keys.values())
             roster.signatures.get(self._site)
         except (KeyError, TypeError, AttributeError) as error:
             raise ProtocolError("the server did not say whose replies are added") from error
@@ -181,7 +185,7 @@ class SiteMasks:
         own = public_key(stored["private"])
         if position != (roster.round, roster.exchange) or roster.keys.get(self._site) != own:
             raise ProtocolError("this site keeps the reply to another request")
-        wanted = {roster.part, *([] if roster.weight is None else [roster.weight])}
+        wanted = {*roster.parts, *([] if roster.weight is None else [roster.weight])}
         if not wanted <= stored["reply"].keys():
             raise ProtocolError("this site's reply does not hold what is to be averaged")
         return {**stored["reply"], "private": stored["private"]}
