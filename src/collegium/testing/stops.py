@@ -30,8 +30,8 @@ def after_writes(then: Callable[[int], None]) -> Iterator[None]:
     appending: Any = records_module
     count = [0]
 
-    def write(path: Path, *data: bytes | memoryview) -> None:
-        original(path, *data)
+    def write(path: Path, *data: bytes | memoryview, private: bool = False) -> None:
+        original(path, *data, private=private)
         count[0] += 1
         then(count[0])
 
