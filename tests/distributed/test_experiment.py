@@ -57,7 +57,7 @@ def test_coded_messages_have_the_bits_of_a_run_in_one_process(federation):
 @pytest.mark.slow
 def test_means_of_masked_replies_have_the_bits_of_a_run_in_one_process(federation):
     """Keys are signed between hospitals, and in one process they are not."""
-    methods = ["fedavg", "fedbn"]
+    methods = ["fedavg", "fedbn", {"name": "scaffold", "training": PLAIN}]
     reference = run_in_two_ways(federation, "masked", algorithms=methods, secure_mean={})
     federation.check_equal("masked", reference, disturbed=True)
     found = federation.bits("masked")
