@@ -1,6 +1,8 @@
 """The attacks as a user runs them: on an experiment, and on a finished run."""
 
+import base64
 import csv
+import html
 import inspect
 import json
 import shutil
@@ -8,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 from PIL import Image
@@ -139,11 +142,39 @@ def test_memberships_are_inferred_from_a_run(folder: Path) -> None:
         for trained in (("fedavg", "global"), ("ditto", "global"), ("ditto", "personal"))
         for attack in ("threshold", "lira")
     }
-    assert len(data["sentences"]) == len(data["results"]) == 12
+    assert {r["site"] for r in data["results"]} == {"alder", "birch", "all sites"}
+    assert (len(data["results"]), len(data["sentences"])) == (18, 6)
     assert data["sentences"][0] in result.stdout
     inverted = call("attack", str(folder / "run"), "--steps", "1", "--defences", "none")
     assert inverted.exit_code == 0, inverted.output
     assert json.dumps(str(folder / "run" / "attack"))[1:-1] in inverted.stdout
+    assert call("report", str(folder / "run")).exit_code == 0
+    text = html.unescape((folder / "run" / "report.html").read_text())
+    written = read_json(folder / "run" / "attack" / "inversion.json")
+    for sentence in (*data["sentences"], *written["sentences"]):
+        assert f"<li>{sentence}</li>" in text
+    assert [entry["file"] for entry in written["pictures"]] == [
+        "fedavg-alder-none.png", "ditto-alder-none.png"
+    ]  # fmt: skip
+    for entry in written["pictures"]:
+        picture = (folder / "run" / "attack" / entry["file"]).read_bytes()
+        assert base64.b64encode(picture).decode() in text
+
+
+def test_a_score_stands_beside_what_a_model_tells(folder: Path) -> None:
+    """It is the mean of the cases' scores in the table of results, which has them one by one."""
+    assert call("run", str(write(folder, algorithms=["ditto"]))).exit_code == 0
+    assert call("attack", str(folder / "run"), "--kind", "membership").exit_code == 0
+    found = read_json(folder / "run" / "attack" / "membership.json")["results"]
+    results = pd.read_csv(folder / "run" / "results.csv")
+    tested = results[(results.split == "test") & (results.metric == "dice")]
+    for model in ("global", "personal"):
+        of_model = tested[tested.model == model]
+        by_patient = of_model.groupby(["site", "patient"]).value.mean()
+        wanted = by_patient.groupby("site").mean()
+        scores = {r["site"]: r["score"] for r in found if r["model"] == model}
+        assert scores == pytest.approx({**wanted, "all sites": wanted.mean()})
+    assert {r["metric"] for r in found} == {"dice"}
 
 
 def test_what_cannot_be_attacked_ends_with_a_sentence(folder: Path) -> None:

@@ -1,4 +1,6 @@
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -7,6 +9,7 @@ import yaml
 
 from collegium.data.phantoms import make_federation
 from collegium.diagnostics.attacks.membership import (
+    ALL_SITES,
     MembershipResult,
     confidence,
     infer_memberships,
@@ -19,15 +22,17 @@ from collegium.experiment.grid import TESTED
 from collegium.experiment.runner import run_experiment
 
 
-def tables(folder: Path, **changes: Any) -> Path:
+def tables(
+    folder: Path, parts: Mapping[str, Sequence[str]] = MappingProxyType({}), **changes: Any
+) -> Path:
     """A finished run on tables whose classes are drawn by lot, and can only be learnt by heart."""
     rng = np.random.default_rng(0)
-    parts = ["train"] * 30 + ["val"] * 6 + ["test"] * 30
     for site in "AB":
-        x, y = rng.normal(size=(len(parts), 6)), rng.integers(0, 2, len(parts))
+        own = parts.get(site, ["train"] * 30 + ["val"] * 6 + ["test"] * 30)
+        x, y = rng.normal(size=(len(own), 6)), rng.integers(0, 2, len(own))
         rows = [
             f"{site}{n},{','.join(f'{v:.4f}' for v in x[n])},{'yes' if y[n] else 'no'},{split}"
-            for n, split in enumerate(parts)
+            for n, split in enumerate(own)
         ]
         head = "patient,a,b,c,d,e,f,outcome,split"
         (folder / f"{site}.csv").write_text("\n".join([head, *rows]) + "\n")
@@ -66,11 +71,11 @@ def test_an_overfitted_model_tells_whom_it_was_trained_on(
         ("fedavg", "global"), ("ditto", "global"), ("ditto", "personal")
     }  # fmt: skip
     assert {(s, k) for _, s, _, k in names} == {
-        (site, kind) for site in "AB" for kind in ("threshold", "lira")
+        (site, kind) for site in ("A", "B", ALL_SITES) for kind in ("threshold", "lira")
     }
     for result in overfitted:
-        found = result.found
-        assert (found.members, found.others, found.fpr) == (30, 30, 0.1)
+        found, each = result.found, 60 if result.site == ALL_SITES else 30
+        assert (found.members, found.others, found.fpr) == (each, each, 0.1)
         assert found.auc > 0.6
         assert found.p < 0.05
         assert found.tpr > 0.1
@@ -83,6 +88,14 @@ def test_a_model_that_learnt_nothing_tells_nothing(tmp_path: Path) -> None:
         assert result.attack == "threshold"
         assert 0.3 < result.found.auc < 0.7
         assert result.found.p > 0.01
+
+
+def test_sites_too_small_for_themselves_count_among_all_sites(tmp_path: Path) -> None:
+    """B has one test patient: alone nothing can be told of it, with A's there are 31 others."""
+    run = tables(tmp_path, parts={"B": ["train"] * 3 + ["val"] + ["test"]}, algorithms=["fedavg"])
+    found = {result.site: result.found for result in infer_memberships(run)}
+    counts = {site: (separation.members, separation.others) for site, separation in found.items()}
+    assert counts == {"A": (30, 30), ALL_SITES: (33, 31)}
 
 
 def test_masks_are_attacked_by_the_loss_of_whole_cases(tmp_path: Path) -> None:

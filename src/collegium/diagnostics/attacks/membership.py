@@ -12,6 +12,10 @@ A patient's score is the mean over their cases, and a high one speaks for member
 
 Members are a site's training cases and non-members its test cases, so that this needs the site's
 data, and runs where they are. It measures what a model gives away, and no attacker has as much.
+Single sites may be too small for that, so that the scores of all sites' patients are also taken
+together, each under the model of its own site: by one threshold for all of them, as somebody would
+who knows no site. Where sites differ both in their losses and in their shares of members, that
+tells something too.
 
 Deviations: a shadow model is trained at the site alone, from the run's initial model, on a random
 half of these patients, with as many local steps or epochs as the run has in all, and a constant
@@ -36,6 +40,9 @@ from collegium.core.payloads import GLOBAL, PERSONAL
 from collegium.core.randomness import permutation
 from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError, DataError
+from collegium.evaluation.results import ROWS_FILE, read_rows
+from collegium.evaluation.scores import final_scores, mean, rows_of, site_means
+from collegium.experiment.config.building import task_of
 from collegium.experiment.finished import finished_jobs
 from collegium.models.files import import_model
 
@@ -46,10 +53,16 @@ if TYPE_CHECKING:
     from collegium.training.loop import LocalTraining
 
 Scores = NDArray[np.float64]
+Sides = tuple[Scores, Scores]
+"""The scores of members, and of others."""
+
 Method = Literal["threshold", "lira"]
 
 LEAST = 2
 """Fewer patients on a side tell nothing."""
+
+ALL_SITES = "all sites"
+"""In place of a site: the scores of all sites together. No site can have a name with a space."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +92,7 @@ class Separation:
 
 @dataclass(frozen=True)
 class MembershipResult:
-    """The result of one attack on one model with the data of one site.
+    """The result of one attack on one model with the data of one site, or of `ALL_SITES`.
 
     Attributes:
         job: the training, in words.
@@ -89,6 +102,9 @@ class MembershipResult:
         model: "global" or "personal".
         attack: "threshold" or "lira".
         found: the separation.
+        metric: what the run scored of test cases, and selects models by.
+        score: the model's mean of that on the site's test patients, of `ALL_SITES` the mean over
+            sites; None: the run has none, or it is undefined.
     """
 
     job: str
@@ -98,6 +114,8 @@ class MembershipResult:
     model: str
     attack: Method
     found: Separation
+    metric: str
+    score: float | None
 
 
 def separate(members: Scores, others: Scores, *, fpr: float = 0.01) -> Separation:
@@ -172,7 +190,7 @@ def infer_memberships(
 ) -> list[MembershipResult]:
     """Attack the global and personal models of a finished run with the data of every site.
 
-    A site with fewer than two training or test patients is left out.
+    A site with fewer than two training or test patients counts among all sites only.
 
     Args:
         output: the output folder of the run.
@@ -203,13 +221,40 @@ def infer_memberships(
 def _of_job(
     opened: OpenedExperiment, job: Job, shadows: int, fpr: float
 ) -> Iterator[MembershipResult]:
+    metric = task_of(job.config).metric
+    tested, together = _test_scores(job, metric), dict[tuple[str, Method], list[Sides]]()
+
+    def result(site: str, kind: str, attack: Method, sides: Sides) -> MembershipResult:
+        found, score = separate(*sides, fpr=fpr), tested.get((kind, site))
+        return MembershipResult(
+            job.name, job.algorithm.label, job.seed, site, kind, attack, found, metric, score
+        )
+
+    for site, kind, attack, sides in _site_scores(opened, job, shadows):
+        together.setdefault((kind, attack), []).append(sides)
+        if _suffice(sides):
+            yield result(site, kind, attack, sides)
+    for (kind, attack), parts in together.items():
+        members, others = (np.concatenate(side) for side in zip(*parts, strict=True))
+        if len(parts) > 1 and _suffice((members, others)):
+            yield result(ALL_SITES, kind, attack, (members, others))
+
+
+def _suffice(sides: Sides) -> bool:
+    return min(map(len, sides)) >= LEAST
+
+
+def _site_scores(
+    opened: OpenedExperiment, job: Job, shadows: int
+) -> Iterator[tuple[str, str, Method, Sides]]:
+    """Yield site, kind of model, attack, and the scores of members and of others."""
     holder = opened.holder(job)
     for site, client in sorted(opened.clients(holder).items()):
         cases = SiteCases(client)
         folder = holder.folder / "clients" / site
         files = {kind: folder / f"{kind}.safetensors" for kind in (GLOBAL, PERSONAL)}
         models = {kind: import_model(file) for kind, file in files.items() if file.is_file()}
-        if min(cases.count(member=True), cases.count(member=False)) < LEAST or not models:
+        if len(cases.patients) < LEAST or not models:
             continue
         known = cases.shadow_models(shadows) if shadows else None
         for kind, model in models.items():
@@ -218,10 +263,25 @@ def _of_job(
             if known is not None:
                 scores["lira"] = likelihood_scores(confidence(losses), *known)
             for attack, values in scores.items():
-                found = separate(values[cases.member], values[~cases.member], fpr=fpr)
-                yield MembershipResult(
-                    job.name, job.algorithm.label, job.seed, site, kind, attack, found
-                )
+                yield site, kind, attack, (values[cases.member], values[~cases.member])
+
+
+def _test_scores(job: Job, metric: str) -> dict[tuple[str, str], float]:
+    """Return the mean test score by kind of model and site, of `ALL_SITES` the mean over sites.
+
+    Args:
+        job: a training; without results, as one that was stopped in its last second, it has none.
+        metric: which score.
+    """
+    file = job.folder / ROWS_FILE
+    if not file.exists():
+        return {}
+    found = dict[tuple[str, str], float]()
+    means = site_means(final_scores(read_rows([file]), metric)).dropna(subset="value")
+    for kind, own in means.groupby("model"):
+        found |= {(str(kind), row.site): row.value for row in rows_of(own)}
+        found[str(kind), ALL_SITES] = mean(own["value"].to_list())
+    return found
 
 
 class SiteCases:

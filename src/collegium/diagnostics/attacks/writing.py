@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 
 from collegium import __version__
 from collegium.core.files import write_atomically
-from collegium.core.seals import seal_json
+from collegium.core.seals import digest_of, seal_json
 from collegium.data.federation_config import expand_root
 from collegium.data.phantoms import is_phantom
 from collegium.diagnostics.attacks.inversion import DEFAULT, Inversion
@@ -24,14 +25,17 @@ from collegium.diagnostics.attacks.measurement import (
     InversionResult,
     invert_sent,
 )
-from collegium.diagnostics.attacks.membership import MembershipResult, infer_memberships
+from collegium.diagnostics.attacks.membership import (
+    ALL_SITES,
+    MembershipResult,
+    infer_memberships,
+)
 from collegium.evaluation.formats import aligned, markdown_table
+from collegium.evaluation.report.attacks import FOLDER
 from collegium.evaluation.report.overlays import encode_png
 from collegium.evaluation.results import frame_to_csv
+from collegium.evaluation.wording import DASH, name_in_sentence, title
 from collegium.experiment.config.experiment import ExperimentConfig
-
-FOLDER = "attack"
-"""The folder in the output folder of an experiment."""
 
 SIDE = 192
 """Pixels of a small image's longer side in a picture, at least."""
@@ -46,7 +50,7 @@ HEADS = {
     "inversion": ["algorithm", "site", "defence", "numbers sent", "PSNR (dB)", "SSIM",
                   "correlation", "fitted PSNR (dB)", "fitted SSIM", "constant guess (dB)"],
     "membership": ["algorithm", "seed", "site", "model", "attack", "AUC", "p",
-                   "members found", "at false positives", "members", "others"],
+                   "members found", "at false positives", "members", "others", "test score"],
     "shared": ["algorithm", "site", "part", "of", "attack", "numbers", "PSNR (dB)", "SSIM",
                "correlation", "fitted PSNR (dB)", "own images (dB)", "constant guess (dB)"],
 }  # fmt: skip
@@ -103,6 +107,7 @@ def write_inversion(
         CollegiumError: what `invert_sent` raises.
     """
     folder, found = Path(config.output) / FOLDER, list[InversionResult]()
+    pictured = list[dict[str, str]]()
     drawn = pictures or is_phantom(expand_root(config.federation.root))
     for attacked in invert_sent(
         config, settings, sites=sites, defences=defences, case=case, local_steps=local_steps,
@@ -112,14 +117,18 @@ def write_inversion(
         found.append(result)
         if drawn:
             name = "-".join([result.algorithm, result.site, result.defence]).replace(" ", "-")
-            write_atomically(folder / f"{name}.png", side_by_side([attacked.truth, attacked.image]))
+            picture = side_by_side([attacked.truth, attacked.image])
+            write_atomically(folder / f"{name}.png", picture)
+            shows = inversion_sentence(result, local_steps, settings)
+            about_it = {"file": f"{name}.png", "sha256": digest_of(picture), "shows": shows}
+            pictured.append(about_it)
     about = {
         "experiment": config.name, "federation": config.federation.name, "seed": config.seeds[0],
         "case": case, "local_steps": local_steps, "settings": asdict(settings),
     }  # fmt: skip
     rows = [_inversion_row(result) for result in found]
     sentences = [inversion_sentence(result, local_steps, settings) for result in found]
-    return write_results(folder, "inversion", about, found, rows, sentences)
+    return write_results(folder, "inversion", about, found, rows, sentences, pictured)
 
 
 def write_membership(output: Path, *, shadows: int = 0, fpr: float = 0.01) -> Written:
@@ -133,7 +142,7 @@ def write_membership(output: Path, *, shadows: int = 0, fpr: float = 0.01) -> Wr
     """
     found = infer_memberships(output, shadows=shadows, fpr=fpr)
     rows = [_membership_row(result) for result in found]
-    sentences = [membership_sentence(result) for result in found]
+    sentences = membership_sentences(found)
     return write_results(
         output / FOLDER, "membership", {"shadows": shadows}, found, rows, sentences
     )
@@ -146,8 +155,11 @@ def write_results(
     found: Iterable[Any],
     rows: Sequence[Sequence[str]],
     sentences: Sequence[str],
+    pictures: Sequence[Mapping[str, str]] = (),
 ) -> Written:
     """Write the results of one kind of attack as data, tables and sentences.
+
+    The data are what `collegium.evaluation.report.attacks.read_attacks` reads.
 
     Args:
         folder: where.
@@ -156,12 +168,16 @@ def write_results(
         found: the results, dataclasses.
         rows: the table's, a row for each result.
         sentences: what the numbers say.
+        pictures: the file names of the pictures that were drawn, with their captions.
 
     Raises:
         StorageError: a file cannot be written.
     """
     results = [asdict(result) for result in found]
-    data = {"collegium": __version__, **about, "results": results, "sentences": sentences}
+    data = {
+        "collegium": __version__, **about, "results": results, "sentences": sentences,
+        "table": [HEADS[kind], *rows], "pictures": pictures,
+    }  # fmt: skip
     lines, left = [HEADS[kind], *rows], WORDS[kind]
     table = "\n".join(aligned(lines, left=left))
     texts = {
@@ -192,6 +208,7 @@ def _membership_row(result: MembershipResult) -> list[str]:
         result.algorithm, str(result.seed), result.site, result.model, result.attack,
         f"{found.auc:.3f}", f"{found.p:.3g}", f"{found.tpr:.1%}", f"{found.fpr:.1%}",
         str(found.members), str(found.others),
+        DASH if result.score is None else f"{title(result.metric)} {result.score:.3f}",
     ]  # fmt: skip
 
 
@@ -226,16 +243,50 @@ def _defence(name: str) -> str:
     return f"noise of {number} times the norm" if word == "noise" else f"the codec {name}"
 
 
-def membership_sentence(result: MembershipResult) -> str:
-    """Return in a sentence what a membership attack tells."""
-    found = result.found
-    by = "the loss" if result.attack == "threshold" else "the likelihood ratio"
-    start = f"At {result.site}, {by} under the {result.model} model of {result.algorithm}"
-    tells = "tells" if found.p <= CERTAIN else "does not clearly tell"
-    return (
-        f"{start} (seed {result.seed}) {tells} training patients from others: AUC {found.auc:.2f}, "
-        f"p {found.p:.2g}, {found.members} members and {found.others} others."
+def membership_sentences(results: Sequence[MembershipResult]) -> list[str]:
+    """Return what membership attacks tell: a sentence for each algorithm, model and attack.
+
+    It is about all sites where there are several, and about all trainings.
+
+    Args:
+        results: the results of a run.
+    """
+    groups = dict[tuple[str, str, str], list[MembershipResult]]()
+    for result in results:
+        groups.setdefault((result.algorithm, result.model, result.attack), []).append(result)
+    return [_membership_sentence(group) for group in groups.values()]
+
+
+def _membership_sentence(group: Sequence[MembershipResult]) -> str:
+    """Return the sentence on the results of one attack on one model of an algorithm."""
+    whole = [result for result in group if result.site == ALL_SITES] or group
+    first, aucs = whole[0], [result.found.auc for result in whole]
+    telling = sum(result.found.p <= CERTAIN for result in whole)
+    tells = "tells" if telling == len(whole) else "does not clearly tell"
+    if 0 < telling < len(whole):
+        tells = f"tells in {telling} of {len(whole)} trainings"
+    by = "the loss" if first.attack == "threshold" else "the likelihood ratio"
+    place = "Over all sites" if first.site == ALL_SITES else f"At {first.site}"
+    auc = f"AUC {fmean(aucs):.2f}"
+    if len(whole) > 1:
+        auc += f" ({min(aucs):.2f} to {max(aucs):.2f} in {len(whole)} trainings)"
+    text = (
+        f"{place}, {by} under the {first.model} model of {first.algorithm} {tells} training "
+        f"patients from others: {auc}, p {'up to ' if len(whole) > 1 else ''}"
+        f"{max(result.found.p for result in whole):.2g}, "
+        f"{_range([result.found.members for result in whole])} members and "
+        f"{_range([result.found.others for result in whole])} others."
     )
+    scores = [result.score for result in whole if result.score is not None]
+    if not scores:
+        return text
+    name = name_in_sentence(first.metric)
+    return f"{text} Its {name} on test patients is {fmean(scores):.3f}."
+
+
+def _range(counts: Sequence[int]) -> str:
+    low, high = min(counts), max(counts)
+    return f"{low}" if low == high else f"{low} to {high}"
 
 
 def side_by_side(images: Sequence[torch.Tensor]) -> bytes:

@@ -23,6 +23,7 @@ from collegium.evaluation.figures.source import FigureSource
 from collegium.evaluation.intervals import PATIENTS
 from collegium.evaluation.report import plots
 from collegium.evaluation.report.answers import MOST_ANSWERS, count_outcomes
+from collegium.evaluation.report.attacks import AttackFindings, read_attacks
 from collegium.evaluation.report.ledgers import LedgerSummary, ledger_summaries
 from collegium.evaluation.report.pages import ReportContent, gather_content
 from collegium.evaluation.report.pictures import Overlay, read_overlays
@@ -52,7 +53,10 @@ def write_report(output: Path, *, pictures: bool = True) -> Path:
     run = read_run_output(output)
     overlays = read_overlays(output, run.setting) if pictures else []
     figures = [f for f in list_figures(FigureSource.read(output)) if f.in_report]
-    page = render(run, overlays, ledger_summaries(output), figures, output=str(output))
+    attacks = read_attacks(output, pictures=pictures)
+    page = render(
+        run, overlays, ledger_summaries(output), figures, attacks=attacks, output=str(output)
+    )
     path = output / PAGE
     write_atomically(path, page.encode())
     return path
@@ -64,6 +68,7 @@ def render(
     ledgers: Mapping[str, Mapping[str, LedgerSummary]],
     figures: Sequence[Figure] = (),
     *,
+    attacks: Sequence[AttackFindings] = (),
     output: str = "",
 ) -> str:
     """Return the page.
@@ -73,6 +78,7 @@ def render(
         overlays: The pictures.
         ledgers: Label of the algorithm -> site -> summary of its ledgers.
         figures: The figures, in the order wanted.
+        attacks: What attacks have found.
         output: The output folder, for the commands that reproduce the run.
 
     Returns:
@@ -86,8 +92,9 @@ def render(
     content = {
         "report": report,
         "run": run,
-        "pages": list_pages(report, figures),
+        "pages": list_pages(report, figures, attacks),
         "figures": figures,
+        "attacks": attacks,
         "minimum_patients": PATIENTS,
         "most_answers": MOST_ANSWERS,
         "configuration": text,
@@ -110,12 +117,17 @@ def render(
     return render_page("report.html.j2", content, filters=filters, drawings=drawings)
 
 
-def list_pages(content: ReportContent, figures: Sequence[Figure] = ()) -> list[dict[str, str]]:
+def list_pages(
+    content: ReportContent,
+    figures: Sequence[Figure] = (),
+    attacks: Sequence[AttackFindings] = (),
+) -> list[dict[str, str]]:
     """Return the pages that have content, in order: id, title, and site of a site's page.
 
     Args:
         content: The content of the report.
         figures: The figures of the run.
+        attacks: What attacks have found.
     """
     run = content.run
     sites = [(page["id"], page["name"]) for page in content.sites]
@@ -130,7 +142,7 @@ def list_pages(content: ReportContent, figures: Sequence[Figure] = ()) -> list[d
         ("routing", "Routing", [found for found in content.adaptations if found.routes]),
         ("cases", "Cases", [page for page in content.sites if any(page["pictures"].values())]),
         ("traffic", "Bytes and time", content.traffic),
-        ("ledger", "What left each site", content.ledgers),
+        ("ledger", "What left each site", content.ledgers or attacks),
         ("reproduce", "How to reproduce", True),
     ]
     names = dict(sites)
