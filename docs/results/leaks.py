@@ -58,10 +58,11 @@ class SendsFeatures(FedAvg):
     @handler
     def train(self, client, request):  # type: ignore[no-untyped-def]
         """Send, beside the model, the features of each image, and their means over space."""
-        maps = torch.cat(client.collect(request["model"], lambda batch, out: out.features))
+        reply = super().train(client, request)
+        maps = torch.cat(client.collect(reply["model"], lambda batch, out: out.features))
         means = maps.flatten(2).mean(2)
         return Message.of(
-            **super().train(client, request),
+            **reply,
             maps=Tensors({"maps": maps}),
             means=Tensors({"means": means}),
         )

@@ -211,8 +211,8 @@ Content = Literal["", "amplitudes", "moments", "embeddings", "latent", "image", 
 "amplitudes": a window of amplitudes by the number of pixels, mean over images; "moments": mean and
 deviation of each channel, mean over images; "embeddings": see
 `collegium.heterogeneity.embeddings`, a row for each image or for their mean; "latent": the same of
-what enters the head of the model, or of its mean over space, also with a row for the mean of each
-class; "image": a mean image on a grid; "second moments": of the pixels on a grid.
+what enters the head of the model that goes with it, or of its mean over space, also with a row for
+the mean of each class; "image": a mean image on a grid; "second moments": of the pixels on a grid.
 """
 
 
