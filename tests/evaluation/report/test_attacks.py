@@ -62,7 +62,7 @@ def test_the_report_shows_sentences_table_and_the_pictures_that_belong_to_it(out
     write(output)
     text = write_report(output).read_text()
     assert "<h3>What leaks</h3>" in text
-    assert "<h4>Shared</h4>" in text  # a kind without a title of its own
+    assert "<h4>What is shared beside models</h4>" in text
     assert text.count(html.escape(SAYS)) == 2  # as a sentence, and below the picture
     assert "<li>A second sentence.</li>" in text
     assert '<th scope="col" class="text">Site</th><th scope="col">Numbers</th>' in text

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from collegium.core.files import write_atomically
 from collegium.data.federation_config import expand_root
 from collegium.data.phantoms import is_phantom
 from collegium.diagnostics.attacks.inversion import DEFAULT, Inversion
@@ -21,12 +20,12 @@ from collegium.diagnostics.attacks.shared import (
     invert_shared,
 )
 from collegium.diagnostics.attacks.writing import (
-    FOLDER,
     GAIN,
     Written,
-    side_by_side,
+    write_picture,
     write_results,
 )
+from collegium.evaluation.report.attacks import FOLDER
 from collegium.experiment.config.experiment import ExperimentConfig
 
 EXACT = 1e-3
@@ -60,6 +59,7 @@ def write_shared(
         CollegiumError: what `invert_shared` raises.
     """
     folder, found, left = Path(config.output) / FOLDER, list[SharedResult](), list[NotTried]()
+    pictured = list[dict[str, str]]()
     drawn = pictures or is_phantom(expand_root(config.federation.root))
     for one in invert_shared(config, settings, sites=sites, case=case, notice=notice):
         if isinstance(one, NotTried):
@@ -69,8 +69,8 @@ def write_shared(
         found.append(result)
         if drawn:
             words = [result.algorithm, result.site, result.part, result.of, result.attack]
-            name = "-".join(words).replace(" ", "-")
-            write_atomically(folder / f"{name}.png", side_by_side([one.truth, one.image]))
+            images = [one.truth, one.image]
+            pictured.append(write_picture(folder, words, images, shared_sentence(result)))
     about = {
         "experiment": config.name, "federation": config.federation.name, "seed": config.seeds[0],
         "case": case, "settings": asdict(settings), "not_tried": [asdict(one) for one in left],
@@ -84,7 +84,8 @@ def write_shared(
         ),
         *(not_tried_sentence(one) for one in left),
     ]
-    return write_results(folder, "shared", about, found, [*map(_row, found)], sentences)
+    rows = [*map(_row, found)]
+    return write_results(folder, "shared", about, found, rows, sentences, pictured)
 
 
 def _row(result: SharedResult) -> list[str]:

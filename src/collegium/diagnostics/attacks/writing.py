@@ -116,12 +116,9 @@ def write_inversion(
         result = attacked.result
         found.append(result)
         if drawn:
-            name = "-".join([result.algorithm, result.site, result.defence]).replace(" ", "-")
-            picture = side_by_side([attacked.truth, attacked.image])
-            write_atomically(folder / f"{name}.png", picture)
+            words = [result.algorithm, result.site, result.defence]
             shows = inversion_sentence(result, local_steps, settings)
-            about_it = {"file": f"{name}.png", "sha256": digest_of(picture), "shows": shows}
-            pictured.append(about_it)
+            pictured.append(write_picture(folder, words, [attacked.truth, attacked.image], shows))
     about = {
         "experiment": config.name, "federation": config.federation.name, "seed": config.seeds[0],
         "case": case, "local_steps": local_steps, "settings": asdict(settings),
@@ -168,7 +165,7 @@ def write_results(
         found: the results, dataclasses.
         rows: the table's, a row for each result.
         sentences: what the numbers say.
-        pictures: the file names of the pictures that were drawn, with their captions.
+        pictures: what `write_picture` returned of each that was drawn.
 
     Raises:
         StorageError: a file cannot be written.
@@ -287,6 +284,25 @@ def _membership_sentence(group: Sequence[MembershipResult]) -> str:
 def _range(counts: Sequence[int]) -> str:
     low, high = min(counts), max(counts)
     return f"{low}" if low == high else f"{low} to {high}"
+
+
+def write_picture(
+    folder: Path, words: Sequence[str], images: Sequence[torch.Tensor], shows: str
+) -> dict[str, str]:
+    """Write images beside one another, and return what the results say of the picture.
+
+    Args:
+        folder: where.
+        words: what names the file.
+        images: see `side_by_side`.
+        shows: what the picture shows, in a sentence.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    name, picture = f"{'-'.join(words).replace(' ', '-')}.png", side_by_side(images)
+    write_atomically(folder / name, picture)
+    return {"file": name, "sha256": digest_of(picture), "shows": shows}
 
 
 def side_by_side(images: Sequence[torch.Tensor]) -> bytes:

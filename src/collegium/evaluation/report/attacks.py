@@ -14,7 +14,11 @@ from collegium.errors import DataError
 FOLDER = "attack"
 """The folder of the results of attacks in the output folder of an experiment."""
 
-TITLES = {"inversion": "An image from an update", "membership": "Who was trained on"}
+TITLES = {
+    "inversion": "An image from an update",
+    "membership": "Who was trained on",
+    "shared": "What is shared beside models",
+}
 """The titles of the kinds of attack that have one other than their name."""
 
 BUDGET = 5_000_000
