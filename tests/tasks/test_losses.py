@@ -398,3 +398,33 @@ def test_losses_and_gradients_on_a_gpu_are_those_of_the_processor(cuda, name, ma
         assert logits.grad is not None
         found.append((value.detach().cpu(), logits.grad.cpu()))
     torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
+
+
+# --- labels of probabilities
+
+
+def test_a_one_hot_label_of_floats_gives_the_value_of_its_numbers(loss: Loss) -> None:
+    logits, label, mask = sample()
+    soft = torch.nn.functional.one_hot(label, 3).movedim(-1, 1).float()
+    torch.testing.assert_close(loss(logits, soft, None), loss(logits, label, None))
+    torch.testing.assert_close(loss(logits, soft, mask), loss(logits, label, mask))
+
+
+def test_regions_of_floats_give_the_value_of_the_boolean_ones(region_loss: Loss) -> None:
+    logits, regions, mask = regions_sample()
+    for inside in (None, mask):
+        mine = region_loss(logits, regions.float(), inside)
+        torch.testing.assert_close(mine, region_loss(logits, regions, inside))
+
+
+def test_losses_of_a_label_of_probabilities_are_those_by_hand() -> None:
+    # p = (.5, .25) for g = (1, .5): foreground 2 (.5 + .125) / (.75 + 1.5), background
+    # 2 (0 + .375) / (1.25 + .5)
+    logits = logits_of([0.5, 0.25])
+    label = torch.tensor([[[0.0, 0.5]], [[1.0, 0.5]]], dtype=torch.float64).movedim(0, 1)
+    dice = float(soft_dice_loss(logits, label, smooth=0.0))
+    assert dice == pytest.approx(1 - (1.25 / 2.25 + 0.75 / 1.75) / 2, abs=1e-12)
+    ce = (TWO - 0.5 * math.log(0.75) - 0.5 * math.log(0.25)) / 2
+    assert float(cross_entropy_loss(logits, label)) == pytest.approx(ce, abs=1e-12)
+    first = torch.tensor([[True, False]])
+    assert float(cross_entropy_loss(logits, label, first)) == pytest.approx(TWO, abs=1e-12)

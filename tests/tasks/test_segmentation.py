@@ -506,6 +506,26 @@ def test_the_loss_of_regions_is_that_of_their_channels() -> None:
     torch.testing.assert_close(task.loss(logits, {"label": label, "mask": mask}), expected)
 
 
+@pytest.mark.parametrize("regions", [None, NESTED])
+@pytest.mark.parametrize("loss", ["dice", "ce", "dice_ce"])
+def test_a_label_of_probabilities_has_the_loss_of_its_classes(
+    regions: dict[str, tuple[int, ...]] | None, loss: str
+) -> None:
+    task = SegmentationTask(CLASSES, loss, regions=regions)
+    label = torch.randint(len(CLASSES), (2, 6, 5), generator=torch.Generator().manual_seed(0))
+    soft = torch.nn.functional.one_hot(label, len(CLASSES)).movedim(-1, 1).float()
+    logits = noise(2, task.channels, 6, 5)
+    torch.testing.assert_close(
+        task.loss(logits, {"label": soft}), task.loss(logits, {"label": label})
+    )
+
+
+def test_a_label_of_probabilities_is_refused_where_masks_annotate_some_classes_only() -> None:
+    task = SegmentationTask(ORGANS).with_labelled(["liver"])
+    with pytest.raises(ConfigError, match="a label of probabilities is of all"):
+        task.loss(noise(1, 4, 3, 3), {"label": torch.full((1, 4, 3, 3), 0.25)})
+
+
 def test_a_network_with_another_number_of_regions_is_refused() -> None:
     with pytest.raises(ConfigError, match="returns 2 channels for 3 regions: set its out_channels"):
         SegmentationTask(CLASSES, regions=NESTED).predict(Threshold(), example(noise(1, 1, 4, 4)))

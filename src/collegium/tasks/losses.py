@@ -8,14 +8,19 @@ encoding, so that with `to_onehot_y` every pixel outside becomes a true backgrou
 All segmentation losses take logits (B, C, *spatial), labels (B, *spatial) of int64 and, optionally,
 a boolean mask (B, *spatial) that is True where the loss counts. A mask without a single True gives
 0 and a gradient of zeros. Half-precision logits are computed in float32.
+
+Labels may also be probabilities, (B, C, *spatial) or of regions (B, R, *spatial), of floats: the
+one-hot label of a class gives the value that its number gives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 from collegium.core.lazy import functional, torch
+from collegium.errors import ConfigError
+from collegium.tasks.metrics.overlap import region_mask
 
 Loss: TypeAlias = "Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]"
 
@@ -36,7 +41,7 @@ def soft_dice_loss(
 
     Args:
         logits: (B, C, *spatial).
-        label: (B, *spatial), int64.
+        label: (B, *spatial), int64, or probabilities (B, C, *spatial).
         mask: (B, *spatial), bool; outside it neither p nor g counts. None: everything counts.
         smooth: Keeps a class that is absent from both p and g defined.
 
@@ -44,6 +49,8 @@ def soft_dice_loss(
         A scalar.
     """
     p = functional.softmax(_at_least_float32(logits), dim=1)
+    if label.is_floating_point():
+        return _one_minus_dice(p, label, mask, smooth)
     classes = torch.arange(p.shape[1], device=label.device).view(-1, *[1] * (label.ndim - 1))
     return _one_minus_dice(p, label.unsqueeze(1) == classes, mask, smooth)
 
@@ -55,7 +62,7 @@ def cross_entropy_loss(
 
     Args:
         logits: (B, C, *spatial).
-        label: (B, *spatial), int64.
+        label: (B, *spatial), int64, or probabilities (B, C, *spatial).
         mask: (B, *spatial), bool. None: everything counts.
 
     Returns:
@@ -64,7 +71,11 @@ def cross_entropy_loss(
     logits = _at_least_float32(logits)
     if mask is None:
         return _cross_entropy(logits, label, "mean")
-    total = _cross_entropy(logits, label.masked_fill(~mask, _IGNORED), "sum")
+    soft = label.is_floating_point()
+    left = (
+        label.masked_fill(~mask.unsqueeze(1), 0.0) if soft else label.masked_fill(~mask, _IGNORED)
+    )
+    total = _cross_entropy(logits, left, "sum")
     return total / mask.sum().clamp(min=1)
 
 
@@ -75,7 +86,7 @@ def dice_ce_loss(
 
     Args:
         logits: (B, C, *spatial).
-        label: (B, *spatial), int64.
+        label: (B, *spatial), int64, or probabilities (B, C, *spatial).
         mask: (B, *spatial), bool. None: everything counts.
 
     Returns:
@@ -98,7 +109,7 @@ def region_dice_loss(
 
     Args:
         logits: (B, R, *spatial).
-        regions: (B, R, *spatial), bool.
+        regions: (B, R, *spatial), bool or probabilities.
         mask: (B, *spatial), bool. None: everything counts.
         smooth: Keeps a region that is absent from both defined.
 
@@ -115,7 +126,7 @@ def region_cross_entropy_loss(
 
     Args:
         logits: (B, R, *spatial).
-        regions: (B, R, *spatial), bool.
+        regions: (B, R, *spatial), bool or probabilities.
         mask: (B, *spatial), bool. None: everything counts.
 
     Returns:
@@ -136,7 +147,7 @@ def region_dice_ce_loss(
 
     Args:
         logits: (B, R, *spatial).
-        regions: (B, R, *spatial), bool.
+        regions: (B, R, *spatial), bool or probabilities.
         mask: (B, *spatial), bool. None: everything counts.
 
     Returns:
@@ -145,6 +156,18 @@ def region_dice_ce_loss(
     return region_dice_loss(logits, regions, mask) + region_cross_entropy_loss(
         logits, regions, mask
     )
+
+
+def region_labels(label: torch.Tensor, regions: Iterable[Sequence[int]]) -> torch.Tensor:
+    """Return which regions each pixel belongs to, (B, R, *spatial).
+
+    Args:
+        label: (B, *spatial), int64, or probabilities (B, C, *spatial), which give probabilities.
+        regions: The classes of each region.
+    """
+    if label.is_floating_point():
+        return torch.stack([label[:, [*region]].sum(dim=1) for region in regions], dim=1)
+    return torch.stack([region_mask(label, region) for region in regions], dim=1)
 
 
 def merge_unlabelled(
@@ -166,7 +189,15 @@ def merge_unlabelled(
     Returns:
         Logits (B, 1 + labelled, *spatial), the merged background first and then the labelled
         classes in their order; and the label of the same shape with their numbers.
+
+    Raises:
+        ConfigError: the label is one of probabilities.
     """
+    if label.is_floating_point():
+        raise ConfigError(
+            "masks here annotate some of the classes only, and a label of probabilities is of all: "
+            "choose a site that annotates them all, or a known label."
+        )
     channels, kept = _at_least_float32(logits).unbind(dim=1), sorted(labelled)
     others = [channel for index, channel in enumerate(channels) if index not in kept]
     background = torch.logsumexp(torch.stack(others, dim=1), dim=1)
@@ -261,7 +292,7 @@ def _one_minus_dice(
     """Return 1 - the mean over channels of the soft Dice of p and g, both (B, C, *spatial)."""
     if mask is not None:
         inside = mask.unsqueeze(1)
-        p, g = p.masked_fill(~inside, 0.0), g & inside
+        p, g = p.masked_fill(~inside, 0.0), g.masked_fill(~inside, 0)
     space = [dim for dim in range(p.ndim) if dim != 1]
     both = (p * g).sum(dim=space)
     either = p.sum(dim=space) + g.sum(dim=space)

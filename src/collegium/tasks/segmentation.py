@@ -10,9 +10,15 @@ from typing import TYPE_CHECKING, Literal
 from collegium.core.lazy import functional, nn, torch
 from collegium.errors import ConfigError, DataError
 from collegium.tasks.base import CaseScores, device_of
-from collegium.tasks.losses import LOSSES, REGION_LOSSES, exclusion_loss, merge_unlabelled
+from collegium.tasks.losses import (
+    LOSSES,
+    REGION_LOSSES,
+    exclusion_loss,
+    merge_unlabelled,
+    region_labels,
+)
 from collegium.tasks.metrics import overlap as measures
-from collegium.tasks.metrics.overlap import region_mask, structures_of
+from collegium.tasks.metrics.overlap import structures_of
 from collegium.tasks.metrics.published import label_iou, micro_iou
 
 if TYPE_CHECKING:
@@ -212,7 +218,15 @@ class SegmentationTask:
         }
 
     def loss(self, output: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Return the loss between logits and label, inside the mask if any. See `Task.loss`."""
+        """Return the loss between logits and label, inside the mask if any. See `Task.loss`.
+
+        A label of floats holds the probability of every class, (B, classes, *spatial); where masks
+        annotate some of the classes only it is refused.
+
+        Raises:
+            ConfigError: The model's output does not suit the task, or the label is of
+                probabilities and cannot be.
+        """
         label, mask, output = batch["label"], batch.get("mask"), self._checked(output)
         if self.labelled is not None:
             loss = self._loss(*merge_unlabelled(output, label, self.labelled), mask)
@@ -221,8 +235,7 @@ class SegmentationTask:
             apart = exclusion_loss(output, label, self.labelled, mask, form=self.exclusion_form)
             return loss + self.exclusion * apart
         if self.regions is not None:
-            masks = [region_mask(label, region) for region in self.regions.values()]
-            label = torch.stack(masks, dim=1)
+            label = region_labels(label, self.regions.values())
         return self._loss(output, label, mask)
 
     def predict(self, module: nn.Module, example: Example) -> torch.Tensor:
