@@ -82,11 +82,11 @@ def classifier(in_channels: int = 1, width: int = 16) -> nn.Sequential:
     )
 
 
-def unet(in_channels: int = 1) -> nn.Module:
-    """Return MONAI's U-Net of the demo, with ReLU and without normalisation."""
+def unet(in_channels: int = 1, norm: str | None = None) -> nn.Module:
+    """Return MONAI's U-Net of the demo, with ReLU and, unless it is named, no normalisation."""
     from monai.networks.nets.unet import UNet
 
-    return UNet(2, in_channels, 2, (8, 16, 32), (2, 2), num_res_units=2, act="relu", norm=None)  # type: ignore[arg-type]
+    return UNet(2, in_channels, 2, (8, 16, 32), (2, 2), num_res_units=2, act="relu", norm=norm)  # type: ignore[arg-type]
 
 
 def write_classification(folder: Path) -> Path:

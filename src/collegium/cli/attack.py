@@ -33,21 +33,27 @@ def attack(
         typer.Option(help="Inversion, shared: the sites, e.g. alder,birch; by default the first."),
     ] = "",
     defences: Annotated[
-        str, typer.Option(help="Inversion: those compared, e.g. 'none,noise 0.1,stc'.")
-    ] = "none,noise 0.1,noise 1,noise 10,stc,dadaquant,cer",
+        str,
+        typer.Option(
+            help="Inversion: those compared: none, noise R (of R times the gradient's norm), clip "
+            "C, 'clip C + noise R', 'clip C + dp Z' (noise multiplier Z), or a codec."
+        ),
+    ] = "none,noise 0.1,noise 1,noise 10,clip 1 + dp 1.1,stc,dadaquant,cer",
     case: Annotated[
         int, typer.Option(help="Inversion, shared: the number of the training image.")
     ] = 0,
+    batch: Annotated[int, typer.Option(help="Inversion: how many images a step is of.")] = 1,
     local_steps: Annotated[
         int, typer.Option(min=1, help="Inversion: the site's steps on the image.")
     ] = 1,
     steps: Annotated[int, typer.Option(help="Inversion, shared: the attacker's steps.")] = 1500,
     restarts: Annotated[int, typer.Option(help="Inversion, shared: the attacker's starts.")] = 1,
     total_variation: Annotated[
-        float, typer.Option(help="Inversion, shared: the weight of the total variation.")
+        float, typer.Option(help="Inversion, shared: the (least) weight of the total variation.")
     ] = 1e-4,
     label: Annotated[
-        Literal["known", "inferred"], typer.Option(help="Inversion: the label of the image.")
+        Literal["known", "inferred", "unknown"],
+        typer.Option(help="Inversion: the label of the image; unknown: a mask is rebuilt too."),
     ] = "known",
     pictures: Annotated[
         bool,
@@ -105,6 +111,7 @@ def attack(
                 sites=_words(sites),
                 defences=_words(defences),
                 case=case,
+                batch=batch,
                 local_steps=local_steps,
                 pictures=pictures,
                 notice=lambda text: typer.echo(text, err=True),

@@ -2,19 +2,34 @@
 
 After Geiping et al., "Inverting gradients - how easy is it to break privacy in federated learning?"
 (NeurIPS 2020, https://arxiv.org/abs/2003.14053). The attacker reads what a server reads, the model
-that a site received and the update that it sent, and knows network, loss, learning rate and number
-of local steps. The image is searched for whose update has the same direction:
+that a site received and the update that it sent, and knows network, loss, learning rate, number of
+local steps, and what the site did to the update before it sent it. The image is searched for whose
+update is nearest:
 
-    argmin_x  1 - <g(x), g> / (||g(x)|| ||g||) + alpha TV(x)
+    argmin_x  ||c(g(x)) - g||_w^2 / ||g||_w^2 + alpha TV(x)
 
 with g the update divided by minus the learning rate, which is the gradient after one step of SGD,
-and TV the mean absolute difference of neighbouring pixels. Adam sees the sign of the derivative
-only, and its learning rate falls to a tenth after 3/8, 5/8 and 7/8 of the steps, as in the paper.
+c the clipping, and TV the mean absolute difference of neighbouring pixels. Adam's learning rate
+falls to a tenth after 3/8, 5/8 and 7/8 of the steps, as in the paper.
 
-Deviations: the image is not clipped to a range, since a network here sees normalised intensities
-whose range the attacker does not know. Of the images on the way the one with the smallest objective
-is kept. Several local steps are simulated on the same batch, as an attacker does not know their
-order.
+Deviations from the paper, which has the cosine in place of the squared difference, a fixed alpha,
+and the sign of the derivative in place of the derivative:
+
+- The difference is that of Zhu et al., "Deep leakage from gradients" (NeurIPS 2019,
+  https://arxiv.org/abs/1906.08935), as the scale of an update is known too.
+- Each tensor of the gradient has the weight w = r^-2p, with r the root mean square of its numbers
+  and p falling from 1 to 0 while the learning rate is largest: all layers count at first, also
+  those with small gradients, and the likelihood under Gaussian noise decides at last. This is our
+  own.
+- alpha starts large, falls while the difference is larger than the noise that the attacker knows to
+  be in the update, and rises while it is smaller: the discrepancy principle of Morozov (1966). So
+  the noise decides how much an image is smoothed. Without noise alpha falls to the setting.
+- ReLU has a second derivative, see `collegium.diagnostics.attacks.relu`.
+- The image is not clipped to a range, since a network here sees normalised intensities whose range
+  the attacker does not know.
+- Several local steps are simulated on the same batch, as an attacker does not know their order.
+- A mask that is not known is searched for with the image, as Zhu et al. do with labels: it is the
+  softmax of logits that Adam moves too, and has a total variation as well.
 """
 
 from __future__ import annotations
@@ -33,14 +48,27 @@ from collegium.core.model_parts import head_layer
 from collegium.core.randomness import generator
 from collegium.core.settings import NonNegative, Positive, PositiveInt, settings
 from collegium.core.tensors import Tensors
+from collegium.diagnostics.attacks.relu import TwiceDifferentiableReLU
 from collegium.errors import ConfigError, DataError
-from collegium.tasks import ClassificationTask, Task
+from collegium.tasks import ClassificationTask, SegmentationTask, Task
 
 DECAYS = (3 / 8, 5 / 8, 7 / 8)
 """The shares of the steps after which the learning rate falls to a tenth."""
 
 TINY = 1e-30
-"""Added to products of norms, so that a gradient of zeros has no direction and no NaN either."""
+"""Added to norms that divide, so that there is no NaN."""
+
+SMALL = 1e-3
+"""Tensors with a smaller root mean square, over that of all, have the weight of this one."""
+
+STRONGEST = 1.0
+"""The largest weight of the total variation."""
+
+START = 0.1
+"""The weight of the total variation that a search starts with."""
+
+FALL = 0.8
+"""The share of the steps after which the weight can have fallen from `START` to the setting."""
 
 
 @settings
@@ -50,20 +78,21 @@ class Inversion:
     Attributes:
         steps: steps of Adam.
         lr: learning rate, in units of the image that enters the network.
-        total_variation: weight of the total variation (alpha).
+        total_variation: the smallest weight of the total variation (alpha).
         restarts: how many images of noise are started from; the smallest objective wins.
-        label: "known", or "inferred" from the gradient of the head, see `infer_label`.
+        label: "known"; or "inferred" from the gradient of the head, see `infer_label`; or, of a
+            segmentation, "unknown": a mask is searched for with the image.
     """
 
     steps: PositiveInt = 1500
-    lr: Positive = 0.1
+    lr: Positive = 0.2
     total_variation: NonNegative = 1e-4
     restarts: PositiveInt = 1
-    label: Literal["known", "inferred"] = "known"
+    label: Literal["known", "inferred", "unknown"] = "known"
 
 
 DEFAULT = Inversion()
-"""The settings of the paper."""
+"""The settings that everything is attacked with unless others are asked for."""
 
 
 @dataclass(frozen=True)
@@ -144,8 +173,9 @@ class Rebuilt:
 
     Attributes:
         image: (B, C, *spatial), as it enters the network.
-        label: the label that was assumed, as in the batch.
-        objective: its cosine distance and weighted total variation.
+        label: the label that was assumed or found, as in the batch.
+        objective: the squared difference over the squared norm, but not less than the noise
+            explains, plus the smallest weight times the total variation.
     """
 
     image: torch.Tensor
@@ -161,6 +191,8 @@ def rebuild(
     settings: Inversion = DEFAULT,
     *,
     seed: int = 0,
+    clip: float | None = None,
+    noise: float = 0.0,
 ) -> Rebuilt:
     """Search for the image whose local training gives a gradient.
 
@@ -169,43 +201,127 @@ def rebuild(
         gradient: what `KnownTraining.gradient_of` made of what was sent, or of what a defence made
             of that.
         shape: of the batch of images, (B, C, *spatial).
-        known: what the attacker knows of the batch beside the image: its "label", unless that is
-            inferred, and its "mask" if the loss has one.
+        known: what the attacker knows of the batch beside the image: its "label", if that is known,
+            and its "mask" if the loss has one.
         settings: the settings.
         seed: names the generator of the images that are started from.
+        clip: the norm to which the site has clipped the gradient; None: it has not.
+        noise: the norm of the noise that the site has added.
 
     Raises:
-        ConfigError: the images are rows of a table, or the label cannot be inferred.
+        ConfigError: the images are rows of a table, or the label cannot be found.
         DataError: the gradient is zero or not finite.
     """
-    if len(shape) < 4:
-        raise ConfigError("gradient inversion rebuilds images; choose a federation of images")
-    length = _norm(gradient)
-    if not 0 < float(length) < float("inf"):
+    check(training, list(gradient), shape, settings)
+    length = float(_norm(gradient))
+    if not 0 < length < float("inf"):
         raise DataError("what the site sent has no direction: it is zero, or not finite")
     rest = {key: tensor for key, tensor in known.items() if key != "image"}
     if settings.label == "inferred":
         rest["label"] = infer_label(training, gradient, shape[0])
-    best = Rebuilt(torch.zeros(*shape), rest["label"], float("inf"))
-    for number in range(settings.restarts):
-        rng = generator(seed, "attack", "inversion", number)
-        image = torch.randn(*shape, generator=rng).requires_grad_()
-        optimizer = torch.optim.Adam([image], lr=settings.lr)
+    search = _Search(training, gradient, rest, settings, clip, noise)
+    starts = (generator(seed, "attack", "inversion", n) for n in range(settings.restarts))
+    found = (search.run(torch.randn(*shape, generator=rng)) for rng in starts)
+    return min(found, key=lambda rebuilt: rebuilt.objective)
+
+
+@dataclass(frozen=True)
+class _Search:
+    """The searches of one attack; see `rebuild` for the attributes."""
+
+    training: KnownTraining
+    gradient: Tensors
+    known: Batch
+    settings: Inversion
+    clip: float | None
+    noise: float
+
+    def run(self, image: torch.Tensor) -> Rebuilt:
+        """Search from an image, (B, C, *spatial)."""
+        settings, searched = self.settings, [image.requires_grad_()]
+        if settings.label == "unknown":
+            assert isinstance(self.training.task, SegmentationTask)  # `check` sees to it
+            shape = len(image), self.training.task.classes, *image.shape[2:]
+            searched.append(torch.zeros(*shape, requires_grad=True))
+        optimizer = torch.optim.Adam(searched, lr=settings.lr)
         falls = [round(settings.steps * share) for share in DECAYS]
         schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, falls, gamma=0.1)
-        for _ in range(settings.steps):
-            own = training.gradient({**rest, "image": image}, list(gradient), graph=True)
-            products = [(own[n] * g).sum() for n, g in gradient.items()]
-            cosine = torch.stack(products).sum() / (_norm(own) * length + TINY)
-            objective = 1 - cosine + settings.total_variation * total_variation(image)
-            value = float(objective.detach())
-            if value < best.objective:
-                best = Rebuilt(image.detach().clone(), rest["label"], value)
-            (image.grad,) = torch.autograd.grad(objective, [image])
-            image.grad.sign_()
+        least = min(max(settings.total_variation, TINY), STRONGEST)
+        alpha = max(START, least)
+        factor = (least / alpha) ** (1 / (FALL * settings.steps))
+        for step in range(settings.steps):
+            weights, unexplained = self._weights(max(0.0, 1 - step / max(falls[0], 1)))
+            difference, variation = self._terms(searched, weights)
+            found = torch.autograd.grad(difference + alpha * variation, searched)
+            if float(difference.detach()) > unexplained:
+                alpha = max(alpha * factor, least)
+            else:
+                alpha = min(alpha / factor, STRONGEST)
+            for tensor, derivative in zip(searched, found, strict=True):
+                tensor.grad = derivative
             optimizer.step()
             schedule.step()
-    return best
+        weights, unexplained = self._weights(0.0)
+        last, rough = (float(term.detach()) for term in self._terms(searched, weights))
+        label = searched[1].detach().argmax(1) if searched[1:] else self.known["label"]
+        return Rebuilt(image.detach(), label, max(last, unexplained) + least * rough)
+
+    def _weights(self, power: float) -> tuple[dict[str, float], float]:
+        """Return the weight of each tensor, over the squared norm, and the part that is noise."""
+        squares = {name: float(tensor.square().sum()) for name, tensor in self.gradient.items()}
+        counts = {name: tensor.numel() for name, tensor in self.gradient.items()}
+        total = sum(counts.values())
+        least = SMALL**2 * sum(squares.values()) / total
+        means = {name: max(squares[name] / counts[name], least) for name in counts}
+        weights = {name: mean**-power for name, mean in means.items()}
+        whole = sum(weights[name] * square for name, square in squares.items())
+        variance = self.noise**2 / total
+        unexplained = (
+            sum(weights[name] * count for name, count in counts.items()) * variance / whole
+        )
+        return {name: weight / whole for name, weight in weights.items()}, unexplained
+
+    def _terms(
+        self, searched: Sequence[torch.Tensor], weights: dict[str, float]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the difference of the gradients and the total variation."""
+        batch, variation = {**self.known, "image": searched[0]}, total_variation(searched[0])
+        for logits in searched[1:]:
+            batch["label"] = logits.softmax(1)
+            variation = variation + total_variation(batch["label"])
+        with TwiceDifferentiableReLU():
+            own = self.training.gradient(batch, list(self.gradient), graph=True)
+        scale = 1.0 if self.clip is None else (self.clip / (_norm(own) + TINY)).clamp(max=1.0)
+        terms = [weights[n] * (own[n] * scale - g).square().sum() for n, g in self.gradient.items()]
+        return torch.stack(terms).sum(), variation
+
+
+def check(
+    training: KnownTraining, names: Collection[str], shape: Sequence[int], settings: Inversion
+) -> None:
+    """Raise the errors of `rebuild` that can be told before it.
+
+    Args:
+        training: the local training.
+        names: of the parameters that are sent.
+        shape: of the batch of images.
+        settings: the settings.
+
+    Raises:
+        ConfigError: the images are rows of a table, or the label cannot be found.
+    """
+    if len(shape) < 4:
+        raise ConfigError(
+            "gradient inversion rebuilds images, and the cases here are rows of a table; choose "
+            "--kind membership"
+        )
+    if settings.label == "inferred":
+        _head(training, names, shape[0])
+    if settings.label == "unknown" and not isinstance(training.task, SegmentationTask):
+        raise ConfigError(
+            "a label is searched for with the image where it is a mask; choose --label known or "
+            "inferred"
+        )
 
 
 def total_variation(image: torch.Tensor) -> torch.Tensor:
@@ -234,20 +350,26 @@ def infer_label(training: KnownTraining, gradient: Tensors, count: int = 1) -> t
         ConfigError: there are several cases, the task is no classification, or the head was not
             sent.
     """
+    tensor = gradient[_head(training, list(gradient), count)]
+    return tensor.flatten(1).sum(1).argmin()[None] if tensor.ndim > 1 else tensor.argmin()[None]
+
+
+def _head(training: KnownTraining, names: Collection[str], count: int) -> str:
+    """Return the parameter from whose gradient a label is inferred, the bias if there is one."""
     if count != 1 or not isinstance(training.task, ClassificationTask):
         raise ConfigError(
             "a label can be inferred from the gradient of one case of a classification; choose "
-            "label known"
+            "--label known"
         )
+    own = dict(training.module.named_parameters())
     inside = {id(parameter) for parameter in head_layer(training.module).parameters()}
-    head = [n for n, p in training.module.named_parameters() if id(p) in inside and n in gradient]
+    head = [name for name, p in own.items() if id(p) in inside and name in names]
     if not head:
         raise ConfigError(
-            "the head of the network was not sent, so that the label cannot be inferred from it; "
-            "choose label known"
+            "the head of the network is not sent, so that the label cannot be inferred from it; "
+            "choose --label known"
         )
-    tensor = gradient[next((name for name in head if gradient[name].ndim == 1), head[-1])]
-    return tensor.flatten(1).sum(1).argmin()[None] if tensor.ndim > 1 else tensor.argmin()[None]
+    return next((name for name in head if own[name].ndim == 1), head[-1])
 
 
 def with_noise(gradient: Tensors, ratio: float, *, seed: int, clip: float | None = None) -> Tensors:

@@ -18,10 +18,10 @@ from collegium.core.files import write_atomically
 from collegium.core.seals import digest_of, seal_json
 from collegium.data.federation_config import expand_root
 from collegium.data.phantoms import is_phantom
+from collegium.diagnostics.attacks.defences import NONE, UNITS
 from collegium.diagnostics.attacks.inversion import DEFAULT, Inversion
 from collegium.diagnostics.attacks.measurement import (
     COMPARED,
-    NONE,
     InversionResult,
     invert_sent,
 )
@@ -48,7 +48,8 @@ CERTAIN = 0.05
 
 HEADS = {
     "inversion": ["algorithm", "site", "defence", "numbers sent", "PSNR (dB)", "SSIM",
-                  "correlation", "fitted PSNR (dB)", "fitted SSIM", "constant guess (dB)"],
+                  "correlation", "fitted PSNR (dB)", "fitted SSIM", "constant guess (dB)",
+                  "mask Dice"],
     "membership": ["algorithm", "seed", "site", "model", "attack", "AUC", "p",
                    "members found", "at false positives", "members", "others", "test score"],
     "shared": ["algorithm", "site", "part", "of", "attack", "numbers", "PSNR (dB)", "SSIM",
@@ -82,6 +83,7 @@ def write_inversion(
     sites: Sequence[str] = (),
     defences: Sequence[str] = COMPARED,
     case: int = 0,
+    batch: int = 1,
     local_steps: int = 1,
     pictures: bool = False,
     notice: Callable[[str], None] = lambda text: None,
@@ -90,7 +92,7 @@ def write_inversion(
 
     They go into the folder ``attack`` of the experiment's output folder. Pictures, the true image
     on the left and the rebuilt one on the right, are drawn of phantoms only, unless asked for:
-    those of patients do not belong into a folder that others see.
+    those of patients do not belong into a folder that others see. Of a batch the first is drawn.
 
     Args:
         config: the experiment.
@@ -98,6 +100,7 @@ def write_inversion(
         sites: whose images.
         defences: which are compared.
         case: the number of the training case.
+        batch: how many cases the site's batch holds.
         local_steps: how many steps a site takes.
         pictures: whether pictures are drawn of other images than phantoms too.
         notice: called with a sentence before each attack.
@@ -106,25 +109,27 @@ def write_inversion(
         StorageError: a file cannot be written.
         CollegiumError: what `invert_sent` raises.
     """
-    folder, found = Path(config.output) / FOLDER, list[InversionResult]()
+    folder, found, left_out = Path(config.output) / FOLDER, list[InversionResult](), list[str]()
     pictured = list[dict[str, str]]()
     drawn = pictures or is_phantom(expand_root(config.federation.root))
     for attacked in invert_sent(
-        config, settings, sites=sites, defences=defences, case=case, local_steps=local_steps,
-        notice=notice,
+        config, settings, sites=sites, defences=defences, case=case, batch=batch,
+        local_steps=local_steps, notice=notice, left_out=left_out.append,
     ):  # fmt: skip
         result = attacked.result
         found.append(result)
         if drawn:
             words = [result.algorithm, result.site, result.defence]
-            shows = inversion_sentence(result, local_steps, settings)
+            shows = inversion_sentence(result, local_steps, settings, batch)
             pictured.append(write_picture(folder, words, [attacked.truth, attacked.image], shows))
     about = {
         "experiment": config.name, "federation": config.federation.name, "seed": config.seeds[0],
-        "case": case, "local_steps": local_steps, "settings": asdict(settings),
+        "case": case, "batch": batch, "local_steps": local_steps, "settings": asdict(settings),
+        "left_out": left_out,
     }  # fmt: skip
     rows = [_inversion_row(result) for result in found]
-    sentences = [inversion_sentence(result, local_steps, settings) for result in found]
+    sentences = [inversion_sentence(result, local_steps, settings, batch) for result in found]
+    sentences += left_out
     return write_results(folder, "inversion", about, found, rows, sentences, pictured)
 
 
@@ -196,6 +201,7 @@ def _inversion_row(result: InversionResult) -> list[str]:
         result.algorithm, result.site, result.defence, f"{result.sent} of {result.trained}",
         f"{like.psnr:.1f}", f"{like.ssim:.2f}", f"{like.correlation:.2f}",
         f"{like.fitted_psnr:.1f}", f"{like.fitted_ssim:.2f}", f"{like.blank_psnr:.1f}",
+        "" if result.mask_dice is None else f"{result.mask_dice:.2f}",
     ]  # fmt: skip
 
 
@@ -209,35 +215,52 @@ def _membership_row(result: MembershipResult) -> list[str]:
     ]  # fmt: skip
 
 
-def inversion_sentence(result: InversionResult, local_steps: int, settings: Inversion) -> str:
+def inversion_sentence(
+    result: InversionResult, local_steps: int, settings: Inversion, batch: int = 1
+) -> str:
     """Return in a sentence what an inversion has rebuilt.
 
     Args:
         result: the result.
         local_steps: how many steps the site took.
         settings: the settings of the attack.
+        batch: how many images there were.
     """
     like, steps = result.likeness, "one step" if local_steps == 1 else f"{local_steps} steps"
     if settings.label == "known":
         label = "who knows the label"
+    elif settings.label == "unknown":
+        label = "who does not know the mask"
     else:
         label = "who infers the label" if result.label_right else "who infers a wrong label"
+    images, it = ("one image", "it") if batch == 1 else (f"{batch} images", "them")
     after = "" if result.defence == NONE else f", after {_defence(result.defence)}"
-    start = f"From what {result.algorithm} sends of one image of {result.site} in {steps}{after}, "
+    start = f"From what {result.algorithm} sends of {images} of {result.site} in {steps}{after}, "
     if like.fitted_psnr < like.blank_psnr + GAIN:
         return (
             f"{start}this attacker, {label}, rebuilds nothing (PSNR {like.psnr:.1f} dB; a constant "
             f"guess has {like.blank_psnr:.1f} dB)."
         )
+    dice = result.mask_dice
+    mask = "" if dice is None else f", and the mask with a Dice of {dice:.2f}"
     return (
-        f"{start}an attacker {label} rebuilds it with PSNR {like.psnr:.1f} dB and SSIM "
-        f"{like.ssim:.2f} (a constant guess has {like.blank_psnr:.1f} dB)."
+        f"{start}an attacker {label} rebuilds {it} with PSNR {like.psnr:.1f} dB and SSIM "
+        f"{like.ssim:.2f} (a constant guess has {like.blank_psnr:.1f} dB){mask}."
     )
 
 
 def _defence(name: str) -> str:
-    word, _, number = name.partition(" ")
-    return f"noise of {number} times the norm" if word == "noise" else f"the codec {name}"
+    """Return a defence in words; see `defence_of`."""
+    words = {
+        "clip": "clipping to the norm {}",
+        "noise": "noise of {} times the norm",
+        "dp": "noise of the multiplier {}",
+    }
+    parts = [part.strip().partition(" ") for part in name.split("+")]
+    return " and ".join(
+        words[word].format(number) if word in UNITS else f"the codec {word}"
+        for word, _, number in parts
+    )
 
 
 def membership_sentences(results: Sequence[MembershipResult]) -> list[str]:
@@ -300,7 +323,8 @@ def write_picture(
     Raises:
         StorageError: it cannot be written.
     """
-    name, picture = f"{'-'.join(words).replace(' ', '-')}.png", side_by_side(images)
+    name = f"{'-'.join(' '.join(words).replace('+', '').split())}.png"
+    picture = side_by_side(images)
     write_atomically(folder / name, picture)
     return {"file": name, "sha256": digest_of(picture), "shows": shows}
 
