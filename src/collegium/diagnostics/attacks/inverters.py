@@ -9,7 +9,7 @@ rebuilt image is compared (see `collegium.diagnostics.attacks.phases.aligned`), 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -162,11 +162,11 @@ class GridImage(Inverter):
 
     def of(self, image: Tensor) -> Tensor:
         """See `Inverter.of`."""
-        return _resized(image, self.value.shape[1:])
+        return _averaged(image, self.value.shape[1:])
 
     def attacks(self, shape: tuple[int, ...], attacker: Attacker) -> Iterator[Attack]:
         """Yield the image, enlarged. See `Inverter.attacks`."""
-        enlarged = _enlarged(self.value, shape[1:])
+        enlarged = resized(self.value.double(), shape[1:])
         yield "enlarged", lambda truth: enlarged
 
 
@@ -186,7 +186,7 @@ class SecondMoments(Inverter):
     def of(self, image: Tensor) -> Tensor:
         """See `Inverter.of`."""
         axes = image.ndim - 1
-        rows = _resized(image, (self._side(axes),) * axes).flatten(1)
+        rows = _averaged(image, (self._side(axes),) * axes).flatten(1)
         rows = rows - rows.mean()
         return rows.T @ rows / len(rows)
 
@@ -202,10 +202,10 @@ class SecondMoments(Inverter):
         axes, own = len(shape) - 1, attacker.images.double().mean(0)
         grid = (self._side(axes),) * axes
         component = vectors[:, -1] * values[-1].clamp_min(0).sqrt()
-        usual = _resized(own, grid).mean(0).flatten()
+        usual = _averaged(own, grid).mean(0).flatten()
         component = component * torch.sign(component @ (usual - usual.mean()))
         plane = component.reshape(1, *grid) + own.mean()
-        enlarged = _enlarged(plane, shape[1:]).expand(shape)
+        enlarged = resized(plane, shape[1:]).expand(shape)
         yield "largest component", lambda truth: enlarged
 
 
@@ -239,10 +239,19 @@ class NetworkFeatures(Inverter):
         yield "feature inversion", lambda truth: found
 
 
-def _resized(image: Tensor, grid: tuple[int, ...]) -> Tensor:
-    return functional.interpolate(image[None].float(), tuple(grid), mode="area")[0].double()
+def resized(image: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return an image on another grid, interpolated linearly.
 
-
-def _enlarged(image: Tensor, shape: tuple[int, ...]) -> Tensor:
+    Args:
+        image: (C, *spatial).
+        shape: the sides of the grid.
+    """
+    if tuple(image.shape[1:]) == tuple(shape):
+        return image
     mode = "bilinear" if len(shape) == 2 else "trilinear"
-    return functional.interpolate(image[None].double(), tuple(shape), mode=mode)[0]
+    return functional.interpolate(image[None], tuple(shape), mode=mode)[0]
+
+
+def _averaged(image: Tensor, grid: Sequence[int]) -> Tensor:
+    """Return an image on a grid as sites sketch it, by averages over areas."""
+    return functional.interpolate(image[None].float(), tuple(grid), mode="area")[0].double()

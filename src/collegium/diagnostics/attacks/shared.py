@@ -33,6 +33,7 @@ from collegium.diagnostics.attacks.inverters import (
     Moments,
     NetworkFeatures,
     SecondMoments,
+    resized,
 )
 from collegium.diagnostics.attacks.likeness import Likeness, compare
 from collegium.diagnostics.attacks.opening import open_attacked
@@ -81,7 +82,7 @@ class SharedResult:
         of: `IMAGE`, `MEAN` or `WITHDRAWN`.
         attack: name of the attack.
         numbers: how many independent numbers were inverted.
-        pixels: how many numbers the image has.
+        pixels: how many the image has, in all channels.
         images: with how many images the rebuilt one was compared; the likeness is that of the most
             alike.
         apart: how far the numbers are from those of that image, relative to their norm.
@@ -262,8 +263,7 @@ class _Shared:
             )
         own = self._own_images(site, part, images[case].shape)
         if not own:
-            size = " x ".join(map(str, images[case].shape[1:]))
-            why = f"no other site has training images of {size} pixels, which an attacker needs"
+            why = "no other site has training images, with which an attacker begins"
             yield NotTried(self._label, [part], why)
             return
         for view in self._views(site, part, sent, images, case):
@@ -272,7 +272,8 @@ class _Shared:
     def _own_images(self, site: str, part: str, shape: Sequence[int]) -> Mapping[str, Tensor]:
         """Return training images of the other sites, as the part is made of, by site (N, *shape).
 
-        They are training samples where amplitudes are asked for, otherwise whole images.
+        They are training samples where amplitudes or latent features are sent, otherwise whole
+        images, which are brought to the size.
         """
         found = dict[str, Tensor]()
         for other, theirs in self._federation.sites.items():
@@ -284,9 +285,13 @@ class _Shared:
                     data.batch([number], [rng])["image"] if sample else data.example(number).image
                 )
             whole = self._holds(part) == "embeddings"
-            same = [i for i in _images_of(images, whole=whole) if i.shape == shape]
-            if same:
-                found[other] = torch.stack(same)
+            fitting = [
+                resized(image, shape[1:])
+                for image in _images_of(images, whole=whole)
+                if len(image) == shape[0]
+            ]
+            if fitting:
+                found[other] = torch.stack(fitting)
         return found
 
     def _holds(self, part: str) -> str:

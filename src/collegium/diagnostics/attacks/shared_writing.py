@@ -120,7 +120,8 @@ def shared_sentence(result: SharedResult) -> str:
         WITHDRAWN: f"From {part}, a mean with and one without a patient of {result.site}, from "
         f"which that patient's numbers follow {_exactly(result)}",
     }[result.of]
-    start += f" ({result.numbers:,} for {result.pixels:,} pixels), "
+    numbers = "1 number" if result.numbers == 1 else f"{result.numbers:,} numbers"
+    start += f" ({numbers}; the image has {result.pixels:,}), "
     if result.attack == BOUND:
         return f"{start}whoever had its true phases, which nobody sends, would have {score}."
     more = like.psnr >= max(result.own_psnr, like.blank_psnr) + GAIN
