@@ -25,18 +25,12 @@ from collegium.diagnostics.attacks.inversion import (
     rebuild,
 )
 from collegium.diagnostics.attacks.likeness import Likeness, compare
+from collegium.diagnostics.attacks.opening import open_attacked
 from collegium.diagnostics.drift.recording import SentModels
 from collegium.errors import ConfigError, DataError
 from collegium.experiment.config.building import build_algorithm
 from collegium.experiment.config.experiment import AlgorithmConfig, ExperimentConfig
-from collegium.experiment.federation import (
-    as_trained_by,
-    for_training,
-    open_configured,
-    stored_splits,
-)
-from collegium.experiment.preflight import check_engine, check_network, check_setups
-from collegium.runtime import process
+from collegium.experiment.federation import as_trained_by, for_training
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.federation import Federation
 from collegium.runtime.requests import Request
@@ -120,20 +114,7 @@ def invert_sent(
         ConfigError: there is no such site or case, or nothing that can be inverted.
         CollegiumError: in one sentence, whatever else cannot work.
     """
-    if config.variations:
-        raise ConfigError(
-            "an attack is on one setting; set variations={} and what you want of them"
-        )
-    process.prepare(config.engine.threads)
-    check_engine(config)
-    opened = open_configured(config, splits=stored_splits(config))
-    check_network(config, opened)
-    check_setups(config)
-    chosen = [*sites] or opened.names[:1]
-    if unknown := sorted(set(chosen) - set(opened.names)):
-        raise ConfigError(
-            f"there is no site {unknown[0]!r} that trains; choose from {', '.join(opened.names)}"
-        )
+    opened, chosen = open_attacked(config, sites)
     for site in chosen:
         count = len(opened.sites[site].train)
         if not 0 <= case < count:
