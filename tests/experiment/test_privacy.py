@@ -229,6 +229,18 @@ def test_what_wrappers_do_at_the_server_costs_no_epsilon(tmp_path):
     })  # fmt: skip
 
 
+LORA = {"name": "mlp", "hidden": [4], "norm": "none", "lora": {"rank": 2}}
+
+
+@pytest.mark.parametrize("changes", [{"training": {"freeze": ["head"]}}, {"model": LORA}])
+def test_frozen_parts_and_low_rank_adapters_cost_as_much(tmp_path, changes):
+    found = rows(run(tmp_path, NOISY, rounds=1, **changes), "epsilon").set_index("site").value
+    assert found.to_dict() == pytest.approx({
+        site: spent(1.3, BATCH / count, EPOCHS * math.ceil(count / BATCH))
+        for site, count in TRAINED.items()
+    })  # fmt: skip
+
+
 @pytest.mark.parametrize("codec", ["half", "stc", "dadaquant"])
 def test_codecs_transform_what_is_protected_already(tmp_path, codec):
     plain = run(tmp_path, NOISY, output="plain", rounds=2)

@@ -21,6 +21,7 @@ EXPECTED = {  # jobs; distinct trainings
     "vessel-outside-ttt.yaml": (3 * 3, 3 * 3),
     "hippocampus.yaml": (5 * 5, 5 * 5),
     "heart.yaml": (5 * 5, 5 * 5),
+    "leaks-heart.yaml": (3 * 2, 3 * 2),
     "sweeps/tau.yaml": (6 * 3 * 3 * 3, 3 * 3 * (1 + 1 + 6)),  # only IOP-FL is trained by setting
     "sweeps/local-epochs.yaml": (3 * 3 * 2, 3 * 3 * 2),
     "sweeps/clients.yaml": (6 * 3 * 2, 6 * 3 * 2),
