@@ -35,6 +35,21 @@ def test_statistics_are_the_reference_values(newer_golden: Any, pooled: bool, ke
         assert float(deviation) == pytest.approx(case["stats"][site][key], rel=1e-12)
 
 
+@pytest.mark.parametrize("pooled", [True, False])
+def test_all_slices_of_a_volume_count(pooled: bool) -> None:
+    """A case that is processed slice by slice has its slices where others have one image."""
+    drawn = np.random.default_rng(0)
+    volumes = [drawn.normal(size=(slices, 2, 3, 4)) for slices in (5, 2)]
+    mean, deviation = statistics_of([torch.tensor(one) for one in volumes], pooled=pooled)
+    for channel in range(2):
+        pixels = [one[:, channel].ravel() for one in volumes]
+        together = np.concatenate(pixels)
+        means = together.mean() if pooled else np.mean([one.mean() for one in pixels])
+        spread = together.std() if pooled else np.mean([one.std(ddof=1) for one in pixels])
+        assert float(mean[channel]) == pytest.approx(means, rel=1e-12)
+        assert float(deviation[channel]) == pytest.approx(spread, rel=1e-12)
+
+
 def test_normalised_images_are_the_reference_values(newer_golden: Any) -> None:
     case, x = newer_golden["fedrdn"], image(newer_golden["fedrdn"]["x"])
     means = [torch.tensor([[case["stats"][s]["mean"]]]) for s in ("site0", "site1")]

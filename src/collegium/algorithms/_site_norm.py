@@ -54,11 +54,12 @@ def statistics_of(images: list[Tensor], *, pooled: bool) -> Tensor:
     """Return mean and standard deviation of each channel over images, (2, C) in float64.
 
     Args:
-        images: of shape (1, C, *spatial) each, of any size.
+        images: of shape (1, C, *spatial) each, or (slices, C, *spatial) of a volume that is
+            processed slice by slice; of any size.
         pooled: whether the deviation is that of all pixels of all images (biased), or the mean over
             images of each one's own (unbiased).
     """
-    rows = [image[0].flatten(1).double() for image in images]  # (C, pixels)
+    rows = [image.transpose(0, 1).flatten(1).double() for image in images]  # (C, pixels)
     if pooled:
         count = sum(row.shape[1] for row in rows)
         mean = torch.stack([row.sum(1) for row in rows]).sum(0) / count

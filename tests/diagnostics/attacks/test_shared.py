@@ -140,8 +140,8 @@ def test_shared_parts_are_inverted_and_written(tmp_path: Path, data: Path) -> No
         s.startswith("The part spectra of feddg tells exactly") for s in written["sentences"]
     )
     assert (
-        "Nothing is rebuilt from what fedavg sends as progress, scores, num_examples, not tried: "
-        "there is no inverter for such parts."
+        "What fedavg sends as progress, scores and num_examples was not attacked: there is no "
+        "inverter for such parts."
     ) in written["sentences"]
     with (folder / "shared.csv").open() as file:
         assert len([*csv.DictReader(file)]) == len(rows)

@@ -155,5 +155,6 @@ def not_tried_sentence(left: NotTried) -> str:
     Args:
         left: the parts, and why.
     """
-    parts = ", ".join(left.parts)
-    return f"Nothing is rebuilt from what {left.algorithm} sends as {parts}, not tried: {left.why}."
+    *most, last = left.parts
+    parts = f"{', '.join(most)} and {last}" if most else last
+    return f"What {left.algorithm} sends as {parts} was not attacked: {left.why}."
