@@ -238,5 +238,8 @@ def test_what_cannot_be_inverted_is_refused() -> None:
         training.gradient_of(Tensors({"other": torch.zeros(3)}))
     with pytest.raises(ConfigError, match="of one case of a classification"):
         infer_label(training, gradient, 2)
+    some = known(segmenter(), SegmentationTask(["no", "liver", "spleen"]).with_labelled(["liver"]))
+    with pytest.raises(ConfigError, match="annotate some of the classes only"):
+        rebuild(some, gradient, (1, 1, 16, 16), batch(), Inversion(label="unknown"))
     with pytest.raises(ConfigError, match="where it is a mask"):
         rebuild(training, gradient, (1, 1, 16, 16), batch(), Inversion(label="unknown"))

@@ -322,6 +322,11 @@ def check(
             "a label is searched for with the image where it is a mask; choose --label known or "
             "inferred"
         )
+    if settings.label == "unknown" and getattr(training.task, "labelled", None) is not None:
+        raise ConfigError(
+            "the masks of this site annotate some of the classes only, so that none can be "
+            "searched for; choose another site, or --label known"
+        )
 
 
 def total_variation(image: torch.Tensor) -> torch.Tensor:
