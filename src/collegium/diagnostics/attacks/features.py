@@ -34,6 +34,9 @@ from collegium.errors import DataError
 from collegium.heterogeneity.embeddings import COMPONENTS, Encoder
 from collegium.training.alignment import pool
 
+LR = 0.1
+"""Learning rate at first, in units of the image; half of that of an inversion of gradients."""
+
 
 def invert_features(
     features_of: Callable[[Tensor], Tensor],
@@ -50,7 +53,7 @@ def invert_features(
         features_of: returns the features of an image, differentiably.
         sent: what was sent, of the shape that ``features_of`` returns.
         shape: of the image, (1, C, *spatial).
-        settings: steps, learning rate, weight of the total variation and restarts; see `Inversion`.
+        settings: steps, weight of the total variation and restarts; see `Inversion`.
         start: what the first search starts from, (1, C, *spatial), such as a mean of similar
             images; None: noise, as the other searches.
         seed: names the generator of the noise.
@@ -69,7 +72,7 @@ def invert_features(
         if start is not None and number == 0:
             image = start.double().clone()
         image.requires_grad_()
-        optimizer = torch.optim.Adam([image], lr=settings.lr)
+        optimizer = torch.optim.Adam([image], lr=LR)
         falls = [round(settings.steps * share) for share in DECAYS]
         schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, falls, gamma=0.1)
         for _ in range(settings.steps):
