@@ -242,6 +242,7 @@ def test_what_cannot_be_attacked_ends_with_a_sentence(folder: Path) -> None:
         ([path, "--defences", "dp 1.1"], "e.g. 'clip 1 + noise 0.1' or 'clip 1 + dp 1.1'"),
         ([path, "algorithm=local", "--steps", "1"], "there is nothing to invert"),
         ([path, "--steps", "0"], "steps: should be at least 1"),
+        ([path, "secure_mean={}"], "sees no update of a single site under secure_mean"),
         ([path, "--kind", "membership", "rounds=2"], "'rounds=2' would change"),
         ([run, "rounds=2"], "name the experiment's file instead"),
         ([path, "--kind", "membership", "--false-positives", "1,2"], "write one share"),

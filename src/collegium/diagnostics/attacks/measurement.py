@@ -111,9 +111,15 @@ def invert_sent(
             attacked, while others can.
 
     Raises:
-        ConfigError: there is no such site or case, or nothing that can be inverted.
+        ConfigError: there is no such site or case, nothing that can be inverted, or the server
+            sees the sum of updates alone.
         CollegiumError: in one sentence, whatever else cannot work.
     """
+    if config.secure_mean is not None:
+        raise ConfigError(
+            "a server sees no update of a single site under secure_mean, so that there is none to "
+            "invert; set secure_mean=null to see what it would see without"
+        )
     opened, chosen = open_attacked(config, sites)
     for site in chosen:
         count = len(opened.sites[site].train)
