@@ -254,14 +254,17 @@ def test_a_site_lost_between_key_and_reply_is_left_out_and_nobody_trains_twice(t
 
 
 def test_both_means_of_scaffold_are_of_the_same_sites_and_a_lost_variate_does_not_count(tmp_path):
-    """c stays the mean of all c_i, which is that of a run in which B was absent in round 2."""
+    """c stays the mean of all c_i, which is that of a run in which B was absent in round 2.
+
+    The step is fine, since a variate is an update divided by steps and learning rate.
+    """
     masked = ToyFederation(
         Scaffold(),
         tmp_path / "lost",
         lossy(lost=lambda r: (r.method, r.client, r.round) == (MASKED, "B", 2)),
         names=FOUR,
         participation=SKIPPING,
-        secure=SECURE,
+        secure=SecureMean(fraction_bits=40),
     ).run(3)
     transport: Any = masked.server.transport
     rosters = [unpack(r.payload)["roster"] for r in transport.asked if r.method == MASKED]
@@ -276,7 +279,7 @@ def test_both_means_of_scaffold_are_of_the_same_sites_and_a_lost_variate_does_no
         mean = sum(state["control"][name].double() for state in own) / 4
         assert float((tensor.double() - mean).abs().max()) < 1e-6
     for part in ("model", "control"):
-        assert largest_difference(masked.server.state[part], plain.server.state[part]) < 1e-5
+        assert largest_difference(masked.server.state[part], plain.server.state[part]) < 1e-6
 
 
 def test_a_lost_site_ends_the_run_where_it_is_to(tmp_path):
