@@ -77,7 +77,7 @@ for one of five, which is the honest sites' mean."""
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What the hostile site knows when it sends.
+    """The knowledge of the hostile site when it sends.
 
     Attributes:
         number: the round.

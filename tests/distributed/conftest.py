@@ -343,7 +343,7 @@ TIMES = {"seconds", "time", "previous", "hash", "sha256"}
 def decisive(run: Path) -> dict[str, bytes]:
     """Return states, models, scores, records and ledgers of a run by their paths in it.
 
-    Keys of masks are drawn anew in every run, and decide on nothing.
+    Keys of masks are random and do not affect the results, so that their file is left out.
     """
     found: dict[str, bytes] = {}
     for path in sorted(run.rglob("*")):

@@ -110,13 +110,19 @@ def test_a_robust_mean_runs_from_a_file(tmp_path: Path, phantoms: dict[str, Any]
 # --- sites and networks
 
 
+@pytest.fixture
+def bare(tmp_path: Path) -> dict[str, Any]:
+    """A network without normalisation."""
+    file = tmp_path / "bare.py"
+    file.write_text("from torch import nn\n\ndef build():\n    return nn.Conv2d(1, 2, 1)\n")
+    return {"name": f"{file}:build"}
+
+
 def test_a_method_that_is_another_one_on_the_network_is_named(
-    tmp_path: Path, phantoms: dict[str, Any], caplog: pytest.LogCaptureFixture
+    bare: dict[str, Any], phantoms: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    bare = tmp_path / "bare.py"
-    bare.write_text("from torch import nn\n\ndef build():\n    return nn.Conv2d(1, 2, 1)\n")
     about = {"name": "tiny", "rounds": 1, "federation": phantoms}
-    for model, warnings in (({"name": f"{bare}:build"}, 1), (UNET, 0)):
+    for model, warnings in ((bare, 1), (UNET, 0)):
         config = parse_config({**about, "model": model, "algorithms": ["fedavg", "fedbn"]})
         caplog.clear()
         with caplog.at_level(logging.WARNING):
@@ -134,13 +140,10 @@ def test_a_method_that_is_another_one_on_the_network_is_named(
 
 
 def test_a_method_that_is_refused_is_not_said_to_be_another_one(
-    tmp_path: Path, phantoms: dict[str, Any], caplog: pytest.LogCaptureFixture
+    bare: dict[str, Any], phantoms: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    bare = tmp_path / "bare.py"
-    bare.write_text("from torch import nn\n\ndef build():\n    return nn.Conv2d(1, 2, 1)\n")
     about = {"name": "tiny", "rounds": 1, "federation": phantoms}
-    model = {"name": f"{bare}:build"}
-    config = parse_config({**about, "model": model, "algorithms": ["fedbn+fedavgm"]})
+    config = parse_config({**about, "model": bare, "algorithms": ["fedbn+fedavgm"]})
     with pytest.raises(ConfigError, match="no global model that a server could optimise"):
         check_setups(config)
     assert caplog.messages == []

@@ -82,6 +82,26 @@ class Transport(Protocol):
         """Release all that the engine holds."""
 
 
+def answered(
+    transport: Transport, requests: Iterable[Request]
+) -> Iterator[tuple[Request, Response]]:
+    """Deliver requests, and yield each response with the request that it answers, as they come.
+
+    Args:
+        transport: carries them.
+        requests: the requests, one for a client, which are built as they are taken.
+    """
+    asked: dict[str, Request] = {}
+
+    def noted() -> Iterator[Request]:
+        for request in requests:
+            asked[request.client] = request
+            yield request
+
+    for response in transport.exchange(noted()):
+        yield asked.pop(response.client), response
+
+
 class RequestHandler(Protocol):
     """The interface of a client to an engine."""
 

@@ -1,4 +1,4 @@
-"""What attacks have found, as the report shows it, and the files that it is read from."""
+"""The results of attacks in the report, and the files that they are read from."""
 
 import base64
 import html

@@ -187,7 +187,7 @@ def test_signed_keys_change_no_bit_of_a_mean(tmp_path, identities):
 
 
 def own_key_in_place_of(site: str, signed: Callable[[str], dict[str, str]]):
-    """A server that hands out its own key as that of a site, so that it knows that site's masks."""
+    """Return a forgery by a server that replaces a site's key with its own to know its masks."""
     key = public_key(new_private_key())
 
     def forge(request: Request, parts: dict[str, Any]) -> None:

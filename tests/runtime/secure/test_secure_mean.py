@@ -409,7 +409,7 @@ def test_a_damaged_file_of_a_site_is_not_masked(tmp_path):
 
 
 def refusal(federation: ToyFederation, request: Request) -> str:
-    """What a site answers on one machine."""
+    """Return the text of the error that site A answers with, on one machine."""
     response = respond_here(federation.clients()["A"], request)
     return str(unpack(response.data)["error"]["text"])
 

@@ -22,7 +22,7 @@ UNITS = {
     "noise": "the norm of the noise over that of the gradient, e.g. 'noise 0.1'",
     "dp": "the noise multiplier, e.g. 'clip 1 + dp 1.1'",
 }
-"""What the number after a word is."""
+"""The meaning of the number after each word."""
 
 
 @dataclass(frozen=True)

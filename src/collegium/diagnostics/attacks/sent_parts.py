@@ -15,7 +15,7 @@ from collegium.core.message import Held, unpack
 from collegium.core.tensors import Tensors
 from collegium.runtime.engines.inprocess import InProcess
 from collegium.runtime.federation import Federation
-from collegium.runtime.requests import Request, Response, Transport
+from collegium.runtime.requests import Request, Response, Transport, answered
 
 
 @dataclass(frozen=True)
@@ -97,15 +97,8 @@ class _Observer:
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[Response]:
         """Deliver the requests and yield the answers, both as they are."""
-        asked: dict[str, Request] = {}
-
-        def noted() -> Iterator[Request]:
-            for request in requests:
-                asked[request.client] = request
-                yield request
-
-        for response in self._inner.exchange(noted()):
-            received = unpack(asked.pop(response.client).payload, held=self.held)
+        for request, response in answered(self._inner, requests):
+            received = unpack(request.payload, held=self.held)
             reply = unpack(response.data, held=self.held).get("reply", {})
             model, images = self._initial, self._data[response.client].forget()
             for message in (received, reply):

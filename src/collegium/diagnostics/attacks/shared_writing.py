@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from collegium.data.federation_config import expand_root
-from collegium.data.phantoms import is_phantom
 from collegium.diagnostics.attacks.inversion import DEFAULT, Inversion
 from collegium.diagnostics.attacks.inverters import BOUND
 from collegium.diagnostics.attacks.shared import (
@@ -22,6 +20,7 @@ from collegium.diagnostics.attacks.shared import (
 from collegium.diagnostics.attacks.writing import (
     GAIN,
     Written,
+    may_draw,
     write_picture,
     write_results,
 )
@@ -60,7 +59,7 @@ def write_shared(
     """
     folder, found, left = Path(config.output) / FOLDER, list[SharedResult](), list[NotTried]()
     pictured = list[dict[str, str]]()
-    drawn = pictures or is_phantom(expand_root(config.federation.root))
+    drawn = may_draw(config, asked=pictures)
     for one in invert_shared(config, settings, sites=sites, case=case, notice=notice):
         if isinstance(one, NotTried):
             left.append(one)

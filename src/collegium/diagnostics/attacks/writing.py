@@ -111,7 +111,7 @@ def write_inversion(
     """
     folder, found, left_out = Path(config.output) / FOLDER, list[InversionResult](), list[str]()
     pictured = list[dict[str, str]]()
-    drawn = pictures or is_phantom(expand_root(config.federation.root))
+    drawn = may_draw(config, asked=pictures)
     for attacked in invert_sent(
         config, settings, sites=sites, defences=defences, case=case, batch=batch,
         local_steps=local_steps, notice=notice, left_out=left_out.append,
@@ -307,6 +307,16 @@ def _membership_sentence(group: Sequence[MembershipResult]) -> str:
 def _range(counts: Sequence[int]) -> str:
     low, high = min(counts), max(counts)
     return f"{low}" if low == high else f"{low} to {high}"
+
+
+def may_draw(config: ExperimentConfig, *, asked: bool) -> bool:
+    """Return whether pictures of an experiment's images are drawn: of phantoms, or if asked for.
+
+    Args:
+        config: the experiment.
+        asked: whether pictures are asked for, of whatever images.
+    """
+    return asked or is_phantom(expand_root(config.federation.root))
 
 
 def write_picture(

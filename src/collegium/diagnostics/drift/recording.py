@@ -17,7 +17,7 @@ from collegium.core.tensors import Tensors
 from collegium.diagnostics.drift.distances import SiteFeatures
 from collegium.errors import ConfigError
 from collegium.runtime.distances import SENT_BACK, model_sent_back
-from collegium.runtime.requests import Request, Response, Transport
+from collegium.runtime.requests import Request, Response, Transport, answered
 from collegium.tasks import Task
 from collegium.training.alignment import pool
 
@@ -46,15 +46,7 @@ class SentModels:
         Raises:
             ConfigError: the sites are sent something else than one model.
         """
-        asked: dict[str, Request] = {}
-
-        def noted() -> Iterator[Request]:
-            for request in requests:
-                asked[request.client] = request
-                yield request
-
-        for response in self._inner.exchange(noted()):
-            request = asked.pop(response.client)
+        for request, response in answered(self._inner, requests):
             if request.stage == "train":
                 self._look(request, response)
             yield response

@@ -1,4 +1,4 @@
-"""What attacks on a run have found: the files of its folder ``attack``, for the report."""
+"""Reads the results of attacks on a run, the files of its folder ``attack``, for the report."""
 
 from __future__ import annotations
 

@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from collegium.core.text import short
 from collegium.errors import ConfigError, ProtocolError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.padding import PSS
 
 PURPOSE = "collegium secure mean"
 """The first words of every statement that is signed, so that it passes for nothing else."""
@@ -47,16 +50,15 @@ class Identity:
             key: the public key, in hexadecimal digits.
         """
         from cryptography.hazmat.primitives import hashes
-        from cryptography.hazmat.primitives.asymmetric import padding, rsa
+        from cryptography.hazmat.primitives.asymmetric import rsa
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
         private = load_pem_private_key(self.private.encode(), None)
         assert isinstance(private, rsa.RSAPrivateKey)  # see `read_identity`
-        form = padding.PSS(padding.MGF1(hashes.SHA256()), padding.PSS.DIGEST_LENGTH)
         text = self._statement(site, number, exchange, key)
         return {
             "certificate": self.certificate,
-            "signature": private.sign(text, form, hashes.SHA256()).hex(),
+            "signature": private.sign(text, _padding(), hashes.SHA256()).hex(),
         }
 
     def check(
@@ -77,12 +79,11 @@ class Identity:
         from cryptography import x509
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives import hashes
-        from cryptography.hazmat.primitives.asymmetric import padding, rsa
+        from cryptography.hazmat.primitives.asymmetric import rsa
         from cryptography.x509.oid import NameOID
 
         if signed is None:
             raise ProtocolError(f"the key of {short(site)} is not signed")
-        form = padding.PSS(padding.MGF1(hashes.SHA256()), padding.PSS.DIGEST_LENGTH)
         try:
             found = x509.load_pem_x509_certificate(signed["certificate"].encode())
             found.verify_directly_issued_by(x509.load_pem_x509_certificate(self.authority.encode()))
@@ -91,7 +92,7 @@ class Identity:
                 raise TypeError
             signature = bytes.fromhex(signed["signature"])
             text = self._statement(site, number, exchange, key)
-            public.verify(signature, text, form, hashes.SHA256())
+            public.verify(signature, text, _padding(), hashes.SHA256())
             names = [a.value for a in found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
         except (InvalidSignature, ValueError, TypeError, KeyError, AttributeError) as error:
             raise ProtocolError(
@@ -107,6 +108,14 @@ class Identity:
 
     def _statement(self, site: str, number: int, exchange: int, key: str) -> bytes:
         return json.dumps([PURPOSE, self.run, site, number, exchange, key]).encode()
+
+
+def _padding() -> PSS:
+    """Return the padding of signatures, the same for those who sign and those who check."""
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import padding
+
+    return padding.PSS(padding.MGF1(hashes.SHA256()), padding.PSS.DIGEST_LENGTH)
 
 
 def read_identity(

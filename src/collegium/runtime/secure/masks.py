@@ -24,7 +24,7 @@ class Roster:
     Attributes:
         round: the round.
         exchange: the exchange of training in it.
-        nonce: drawn anew for every sum.
+        nonce: a new random value for every sum.
         parts: the parts that are averaged.
         weight: the part that holds the weight; None: all weigh the same.
         keys: by site its public key, in hexadecimal digits.
