@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import yaml
 from common.measuring import verdict
 from PIL import Image
 
@@ -115,6 +116,19 @@ def tree_of(commit: str) -> Iterator[Path | None]:
                 subprocess.run([*git, "remove", "--force", str(tree)], check=True)
 
 
+def write_experiment(folder: Path) -> None:
+    """Write the experiment of FedAvg on one seed in float32, as the tree before can read it.
+
+    Args:
+        folder: where to.
+    """
+    text = (ROOT / "configs" / "vessel.yaml").read_text(encoding="utf-8")
+    experiment = yaml.safe_load(text)
+    del experiment["training"]["precision"]  # float32 is the default, and it was unknown before
+    experiment |= {"seeds": [0], "algorithms": ["fedavg"]}
+    (folder / "vessel.yaml").write_text(yaml.safe_dump(experiment), encoding="utf-8")
+
+
 def run_once(
     source: Path, settings: Sequence[str], folder: Path, data: Path
 ) -> tuple[float, float]:
@@ -123,7 +137,7 @@ def run_once(
     Args:
         source: the folder src/ of a tree.
         settings: what differs from the experiment file.
-        folder: where caches and outputs are.
+        folder: where the experiment, caches and outputs are.
         data: the folder that holds vessel/.
     """
     environment = {
@@ -135,8 +149,7 @@ def run_once(
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(
         [sys.executable, "-c", "from collegium.cli import main; main()", "run",
-         str(ROOT / "configs" / "vessel.yaml"), "seeds=[0]", "algorithms=[fedavg]",
-         "engine.jobs=1", f"output={output}/run", *settings],
+         str(folder / "vessel.yaml"), "engine.jobs=1", f"output={output}/run", *settings],
         env=os.environ | environment, check=True, capture_output=True,
     )  # fmt: skip
     clock, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -208,6 +221,7 @@ def main() -> int:
             data = folder
             draw_data(folder)
         decode(data, folder / "cache")
+        write_experiment(folder)
         now, off = ROOT / "src", [*shortened, "training.compile=off"]
         ways = {"now": (now, off)}
         if tree is None or not options.quick:

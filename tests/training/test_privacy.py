@@ -236,11 +236,11 @@ def images(count: int = 3, size: int = 16) -> dict[str, torch.Tensor]:
 )
 def test_networks_for_images_have_gradients_of_single_cases(name, settings):
     """`check_case_gradients` compares each with torch's of the case alone."""
-    from collegium.core.prelu import use_quick_prelu
+    from collegium.core.quick_layers import use_quick_layers
     from collegium.models.factory import build_model
 
     module = build_model(name, in_channels=1, out_channels=2, **settings)
-    use_quick_prelu(module)
+    use_quick_layers(module)
     check_statistics(module, images())
     check_case_gradients(module, SegmentationTask(), images())
 

@@ -417,14 +417,14 @@ class NetworkBuilder:
 
     def __call__(self) -> nn.Module:
         """Return a new network, whose roles are those that it has before it is extended."""
-        from collegium.core.prelu import use_quick_prelu
+        from collegium.core.quick_layers import use_quick_layers
 
         module = self.network()
         fix_roles(module)
         freeze(module, self.freeze)
         self.algorithm.extend(module)
-        use_quick_prelu(module)
         set_memory_format(module, self.memory_format)
+        use_quick_layers(module)
         return module
 
 

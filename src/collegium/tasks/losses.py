@@ -24,6 +24,9 @@ from collegium.tasks.metrics.overlap import region_mask
 
 Loss: TypeAlias = "Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]"
 
+SMOOTH = 1e-5
+"""Keeps the soft Dice of a class defined that is absent from both prediction and label."""
+
 _IGNORED = -100
 
 
@@ -32,7 +35,7 @@ def soft_dice_loss(
     label: torch.Tensor,
     mask: torch.Tensor | None = None,
     *,
-    smooth: float = 1e-5,
+    smooth: float = SMOOTH,
 ) -> torch.Tensor:
     """Return one minus the soft Dice of IOP-FL, GRACE, HarmoFL and FedDG.
 
@@ -51,8 +54,7 @@ def soft_dice_loss(
     p = functional.softmax(_at_least_float32(logits), dim=1)
     if label.is_floating_point():
         return _one_minus_dice(p, label, mask, smooth)
-    classes = torch.arange(p.shape[1], device=label.device).view(-1, *[1] * (label.ndim - 1))
-    return _one_minus_dice(p, label.unsqueeze(1) == classes, mask, smooth)
+    return _one_minus_dice(p, _one_hot(label, p.shape[1]), mask, smooth)
 
 
 def cross_entropy_loss(
@@ -82,7 +84,7 @@ def cross_entropy_loss(
 def dice_ce_loss(
     logits: torch.Tensor, label: torch.Tensor, mask: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return the sum of soft Dice loss and cross-entropy.
+    """Return the sum of soft Dice loss and cross-entropy, from one softmax.
 
     Args:
         logits: (B, C, *spatial).
@@ -92,7 +94,15 @@ def dice_ce_loss(
     Returns:
         A scalar.
     """
-    return soft_dice_loss(logits, label, mask) + cross_entropy_loss(logits, label, mask)
+    from collegium.core.quick_operators import planar
+
+    log_p = functional.log_softmax(planar(_at_least_float32(logits)), dim=1)
+    g = label if label.is_floating_point() else _one_hot(label, log_p.shape[1]).to(log_p)
+    if mask is not None:
+        g = g.masked_fill(~mask.unsqueeze(1), 0)
+    pixels = log_p[:, 0].numel() if mask is None else mask.sum().clamp(min=1)
+    cross_entropy = -(log_p * g).sum() / pixels
+    return _one_minus_dice(log_p.exp(), g, mask, SMOOTH) + cross_entropy
 
 
 def region_dice_loss(
@@ -100,7 +110,7 @@ def region_dice_loss(
     regions: torch.Tensor,
     mask: torch.Tensor | None = None,
     *,
-    smooth: float = 1e-5,
+    smooth: float = SMOOTH,
 ) -> torch.Tensor:
     """Return one minus the soft Dice of regions that may overlap, averaged over the regions.
 
@@ -297,6 +307,12 @@ def _one_minus_dice(
     both = (p * g).sum(dim=space)
     either = p.sum(dim=space) + g.sum(dim=space)
     return 1 - ((2 * both + smooth) / (either + smooth)).mean()
+
+
+def _one_hot(label: torch.Tensor, classes: int) -> torch.Tensor:
+    """Return which class each pixel belongs to, (B, classes, *spatial), bool."""
+    numbers = torch.arange(classes, device=label.device)
+    return label.unsqueeze(1) == numbers.view(-1, *[1] * (label.ndim - 1))
 
 
 def _cross_entropy(

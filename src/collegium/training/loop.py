@@ -134,7 +134,7 @@ class TrainingConfig:
     def build_optimizer(
         self, trained: Mapping[str, nn.Parameter], lr: float, undecayed: Collection[str] = ()
     ) -> torch.optim.Optimizer:
-        """Return a new optimiser.
+        """Return a new optimiser; on a processor one kernel takes its steps.
 
         Args:
             trained: the parameters that are trained, by name.
@@ -146,14 +146,12 @@ class TrainingConfig:
             {"params": [p for n, p in trained.items() if n in undecayed], "weight_decay": 0.0},
         ]
         parameters = [group for group in groups if group["params"]]
+        own: dict[str, Any] = {"lr": lr, "weight_decay": self.weight_decay}
+        own["fused"] = all(p.device.type == "cpu" for p in trained.values()) or None
         if self.optimizer == "sgd":
-            return unmarked(torch.optim.SGD)(
-                parameters, lr=lr, momentum=self.momentum, weight_decay=self.weight_decay
-            )
+            return unmarked(torch.optim.SGD)(parameters, momentum=self.momentum, **own)
         kind = torch.optim.Adam if self.optimizer == "adam" else torch.optim.AdamW
-        return unmarked(kind)(
-            parameters, lr=lr, weight_decay=self.weight_decay, amsgrad=self.amsgrad
-        )
+        return unmarked(kind)(parameters, amsgrad=self.amsgrad, **own)
 
 
 def check_warm_up(config: TrainingConfig, rounds: int) -> None:

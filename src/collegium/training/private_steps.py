@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from collegium.core.dataset import Batch
 from collegium.core.model_parts import find_parts
 from collegium.core.optional import import_optional
+from collegium.core.quick_layers import torch_layers
 from collegium.core.tensors import Tensors
 from collegium.errors import ConfigError
 from collegium.tasks import Task
@@ -112,12 +113,20 @@ def case_losses(task: Task, output: Tensor, batch: Batch, cases: Sequence[Any]) 
 def case_gradients(module: nn.Module) -> Iterator[None]:
     """Keep gradients of single samples in ``grad_sample`` of parameters after backward passes.
 
+    The layers are torch's own meanwhile, since Opacus knows only these.
+
     Args:
         module: the network, in training mode; the parameters that are trained require a gradient.
 
     Raises:
         ConfigError: Opacus is not installed.
     """
+    with torch_layers(module):
+        yield from _case_gradients(module)
+
+
+def _case_gradients(module: nn.Module) -> Iterator[None]:
+    """Yield once while Opacus' hooks are in place, and remove what they leave."""
     sampling = import_optional("opacus.grad_sample.grad_sample_module", EXTRA, PURPOSE)
     changed = [layer for layer in module.modules() if getattr(layer, INPLACE, False) is True]
     for layer in changed:  # what a hook has seen must not be changed in place
@@ -230,7 +239,7 @@ def check_statistics(module: nn.Module, batch: Batch) -> None:
     validators = import_optional("opacus.validators", EXTRA, PURPOSE).ModuleValidator.VALIDATORS
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    with training_mode(module, trained, find_parts(module).frozen):
+    with torch_layers(module), training_mode(module, trained, find_parts(module).frozen):
         for name, layer in module.named_modules():
             if layer.training and isinstance(layer, nn.modules.batchnorm._BatchNorm):
                 raise ConfigError(
