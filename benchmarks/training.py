@@ -1,10 +1,11 @@
 """Local training against a bare PyTorch loop, for four networks and every precision and layout.
 
 A fit of some steps through `LocalTraining` takes turns with the loop that one would write without
-it: the same network, loss, optimiser and batches, in the order of memory that torch uses, in
-float32, without compiling. Images are in memory already. Times are processor seconds if one thread
-computes. With --dice, every setting also trains the vessel network on real images for 1,500 steps
-with three seeds, so that what a setting changes can be seen beside what a seed changes.
+it: the same network, optimiser and batches, the same loss by MONAI or torch, in the order of memory
+that torch uses, in float32, without compiling. Images are in memory already. Times are processor
+seconds if one thread computes. With --dice, every setting also trains the vessel network on real
+images for 1,500 steps with three seeds, so that what a setting changes can be seen beside what a
+seed changes.
 
     python benchmarks/training.py [--quick] [--threads 1] [--networks vessel,iop,volume,densenet]
     python benchmarks/training.py --dice DATA    (the folder that holds vessel/)
@@ -86,6 +87,7 @@ def make_works(case: Case, names: list[str], threads: int) -> dict[str, Work]:
         threads: of torch.
     """
     import torch
+    from monai.losses.dice import DiceCELoss
     from torch import nn
 
     from collegium.algorithms.fedavg import FedAvg
@@ -94,16 +96,21 @@ def make_works(case: Case, names: list[str], threads: int) -> dict[str, Work]:
     from collegium.core.tensors import Tensors
     from collegium.runtime.process import prepare
     from collegium.tasks import SegmentationTask, SupervisedTask
+    from collegium.tasks.losses import SMOOTH
     from collegium.training.loop import LocalTraining, TrainingConfig
 
     prepare(threads)
     torch.manual_seed(0)
     images = torch.randn(STEPS * case.shape[0], *case.shape[1:])
     labels = torch.randint(case.classes, (STEPS * case.labels[0], *case.labels[1:]))
+    segments = len(case.labels) > 1
     task: Any = (
         SegmentationTask(case.classes, "dice_ce")
-        if len(case.labels) > 1
+        if segments
         else SupervisedTask(nn.functional.cross_entropy)
+    )
+    dice_ce = DiceCELoss(
+        to_onehot_y=True, softmax=True, batch=True, smooth_nr=SMOOTH, smooth_dr=SMOOTH
     )
     network = case.build()
     model = Tensors(network.state_dict()).clone()
@@ -119,7 +126,12 @@ def make_works(case: Case, names: list[str], threads: int) -> dict[str, Work]:
         optimizer = torch.optim.Adam(network.parameters(), 1e-3)
         for batch in batches:
             optimizer.zero_grad()
-            loss = task.loss(network(batch["image"]), batch)
+            output, label = network(batch["image"]), batch["label"]
+            loss = (
+                dice_ce(output, label.unsqueeze(1))
+                if segments
+                else nn.functional.cross_entropy(output, label)
+            )
             torch.autograd.backward(loss)
             optimizer.step()
 

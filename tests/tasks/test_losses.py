@@ -57,6 +57,40 @@ def test_soft_dice_agrees_with_monai_where_nothing_is_masked() -> None:
     torch.testing.assert_close(soft_dice_loss(logits, label), theirs)
 
 
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+def test_dice_and_cross_entropy_agree_with_monai_where_nothing_is_masked(order: Any) -> None:
+    monai = pytest.importorskip("monai.losses")
+    logits, label, _ = sample()
+    theirs = monai.DiceCELoss(
+        softmax=True, to_onehot_y=True, batch=True, smooth_nr=1e-5, smooth_dr=1e-5
+    )
+    found = []
+    for loss in (dice_ce_loss, lambda x, y: theirs(x, y[:, None])):
+        own = logits.contiguous(memory_format=order).requires_grad_()
+        value = loss(own, label)
+        value.backward()
+        found.append((value, own.grad))
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected)
+
+
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_dice_and_cross_entropy_are_the_sum_of_both(soft: bool, masked: bool) -> None:
+    logits, label, mask = sample()
+    target = torch.softmax(2 * logits.flip(1), dim=1) if soft else label
+    inside = mask if masked else None
+    expected = soft_dice_loss(logits, target, inside) + cross_entropy_loss(logits, target, inside)
+    torch.testing.assert_close(dice_ce_loss(logits, target, inside), expected)
+    nothing = torch.zeros_like(mask)
+    own = logits.clone().requires_grad_()
+    value = dice_ce_loss(own, target, nothing)
+    value.backward()
+    assert float(value.detach()) == 0
+    assert own.grad is not None
+    assert not own.grad.any()
+
+
 def test_soft_dice_counts_only_what_is_inside_the_mask() -> None:
     # inside: p = (.5, .25) for g = (1, 0); foreground 2*.5 / (.75+1), background 2*.75 / (1.25+1)
     logits, label = logits_of([0.5, 0.25, 0.99, 0.01]), torch.tensor([[1, 0, 0, 1]])

@@ -95,7 +95,7 @@ class TensorDataset:
     def batch(self, indices: Sequence[int], rngs: Sequence[torch.Generator]) -> Batch:
         """Return the cases as they are; the generators are not used. See `Dataset.batch`."""
         rows = torch.as_tensor(indices, dtype=torch.int64)
-        return {key: value[rows] for key, value in self.inputs.items()}
+        return {key: value.index_select(0, rows) for key, value in self.inputs.items()}
 
     def example(self, index: int) -> Example:
         """Return one case as a batch of one."""

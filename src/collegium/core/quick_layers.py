@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -62,8 +62,7 @@ def _gains(layer: nn.Module, ordered: Collection[int]) -> bool:
     if isinstance(layer, nn.PReLU):
         return layer.num_parameters == 1
     if isinstance(layer, _BatchNorm):
-        learns = layer.affine and layer.track_running_stats and layer.momentum is not None
-        return learns and layer.num_features in _FEW
+        return layer.affine and layer.num_features in _FEW
     assert isinstance(layer, _ConvNd)
     slow = isinstance(layer, _ConvTransposeNd) or layer.out_channels in _FEW
     plain = layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
@@ -143,20 +142,20 @@ class _QuickBatchNorm(_BatchNorm):
         Args:
             images: (B, C, *spatial).
         """
-        if not self.training or not applies(images) or pixels_in_row(images) == 1:
+        tracked = self.running_mean, self.running_var, self.num_batches_tracked, self.momentum
+        learns = self.training and not any(own is None for own in tracked)
+        if not learns or not applies(images) or pixels_in_row(images) == 1:
             return super().forward(images)
         output: Tensor
         output, mean, variance = torch.ops.collegium.normalise(
             images, self.weight, self.bias, self.eps
         )
         count = images.numel() // images.shape[1]
-        assert self.running_mean is not None
-        assert self.running_var is not None
-        assert self.num_batches_tracked is not None
+        running_mean, running_variance, steps, momentum = cast("tuple[Any, ...]", tracked)
         with torch.no_grad():
-            self.running_mean.lerp_(mean, self.momentum)  # type: ignore[arg-type]
-            self.running_var.lerp_(variance * (count / (count - 1)), self.momentum)  # type: ignore[arg-type]
-            self.num_batches_tracked.add_(1)
+            running_mean.lerp_(mean, momentum)
+            running_variance.lerp_(variance * (count / (count - 1)), momentum)
+            steps.add_(1)
         return output
 
 

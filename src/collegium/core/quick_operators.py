@@ -58,12 +58,6 @@ def _rows(images: Tensor) -> tuple[Tensor, int]:
     return images.movedim(1, -1).reshape(-1, together * images.shape[1]), together
 
 
-def _images(rows: Tensor, like: Tensor) -> Tensor:
-    """Return the images of a matrix, in the shape and the type of others."""
-    pixels = like.movedim(1, -1).shape
-    return rows.to(like.dtype).view(pixels).movedim(-1, 1)
-
-
 def _wide(rows: Tensor) -> Tensor:
     """Return numbers that can be summed up: float32 of half precision, otherwise as they are."""
     return rows.float() if rows.dtype in (torch.bfloat16, torch.float16) else rows
@@ -92,8 +86,10 @@ def normalise(
     apart = rows - mean.repeat(together)
     variance = _of_channels(apart.square().sum(0), together) / count
     scale = torch.rsqrt(variance + eps) * weight
-    output = torch.addcmul(bias.repeat(together), apart, scale.repeat(together))
-    return _images(output, images), mean, variance
+    output = _ordered(images)
+    factor, shift = scale.repeat(together), bias.repeat(together)
+    torch.addcmul(shift, apart, factor, out=_rows(output)[0])
+    return output, mean, variance
 
 
 def normalise_backward(
@@ -116,10 +112,12 @@ def normalise_backward(
     inverse = torch.rsqrt(variance + eps)
     by_bias = _of_channels(above.sum(0), together)
     by_apart = _of_channels((above * apart).sum(0), together)
-    slope = -(inverse.square() * by_apart) / count
-    below = above - (by_bias / count).repeat(together)
-    below = below.addcmul_(apart, slope.repeat(together)).mul_((inverse * weight).repeat(together))
-    return _images(below, images), by_apart * inverse, by_bias
+    scale = inverse * weight
+    shift, slope = -scale * by_bias / count, -scale * inverse.square() * by_apart / count
+    apart.mul_(slope.repeat(together)).add_(shift.repeat(together))
+    below = _ordered(images)
+    torch.addcmul(apart, above, scale.repeat(together), out=_rows(below)[0])
+    return below, by_apart * inverse, by_bias
 
 
 def sum_of_channels(images: Tensor) -> Tensor:
@@ -184,9 +182,12 @@ def _double(images: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     output = output[(slice(None), *[slice(1, None)] * axes)]
     output = output.unflatten(-1, (*parts, -1))  # type: ignore[no-untyped-call]
     order = [axis for own in range(1, 1 + axes) for axis in (own, own + axes)]
-    output = output.permute(0, *order, 1 + 2 * axes).contiguous()
-    size = [2 * side for side in images.shape[2:]]
-    doubled: Tensor = output.view(len(images), *size, weight.shape[1]).movedim(-1, 1)
+    size = (len(images), weight.shape[1], *(2 * side for side in images.shape[2:]))
+    doubled = torch.empty(size, dtype=output.dtype, memory_format=ORDERS[images.dim()])
+    squares = doubled.movedim(1, -1)
+    for axis in range(1, 1 + 2 * axes, 2):
+        squares = squares.unflatten(axis, (-1, 2))  # type: ignore[no-untyped-call]
+    squares.copy_(output.permute(0, *order, 1 + 2 * axes))
     return doubled
 
 

@@ -338,7 +338,11 @@ class Conformance(Statements):
             return
         with ambient(0, "conformance"):
             federation = toy_federation(kind=self._kind)
-            whole, plain = federation.builder(self.algorithm)().eval(), federation.network().eval()
+            added_nothing = ALGORITHMS.load("fedavg")()
+            whole, plain = (
+                federation.builder(algorithm)().eval()
+                for algorithm in (self.algorithm, added_nothing)
+            )
             inputs = federation.sites["A"].train.batch([0, 1], [torch.Generator()] * 2)["image"]
         own = {name: whole.state_dict()[name] for name in plain.state_dict()}
         plain.load_state_dict(own)
