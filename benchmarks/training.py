@@ -34,8 +34,8 @@ SETTINGS: dict[str, dict[str, str]] = {
 TARGETS = {"default": 1.2, "bf16": 1.5, "compiled": 1.5, "compiled bf16": 2.2}
 """The least speed on the vessel network by that of the bare loop."""
 
-STEPS = 4
-"""Steps of a fit; a step's share of what a fit does once is small from there on."""
+STEPS = 10
+"""Steps of a fit, a third of those of `configs/vessel.yaml`; a fit does some things once."""
 
 Work = Callable[[], object]
 

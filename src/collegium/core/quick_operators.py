@@ -17,6 +17,9 @@ from torch.nn import functional
 ORDERS = {4: torch.channels_last, 5: torch.channels_last_3d}
 """The order of channels-last by the number of axes."""
 
+_TOGETHER = {2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+"""The types of so many bytes."""
+
 _ROW = 256
 """The most numbers in a row of pixels that are taken together."""
 
@@ -178,16 +181,21 @@ def _double(images: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     kernel = kernel.flip(sides).permute(*sides, 0, 1, *range(2, 2 + 2 * axes, 2))
     kernel = kernel.reshape(-1, len(weight), *parts).contiguous(memory_format=ORDERS[axes + 2])
     convolve = functional.conv2d if axes == 2 else functional.conv3d
-    output = convolve(images, kernel, bias.repeat(2**axes), padding=1).movedim(1, -1)
+    output = convolve(images, kernel, bias.repeat(2**axes), padding=1)
+    output = output.contiguous(memory_format=ORDERS[images.dim()]).movedim(1, -1)
     output = output[(slice(None), *[slice(1, None)] * axes)]
-    output = output.unflatten(-1, (*parts, -1))  # type: ignore[no-untyped-call]
-    order = [axis for own in range(1, 1 + axes) for axis in (own, own + axes)]
+    output = output.unflatten(-1, (*parts[1:], -1))  # type: ignore[no-untyped-call]
+    *rows, columns = images.shape[2:]
     size = (len(images), weight.shape[1], *(2 * side for side in images.shape[2:]))
     doubled = torch.empty(size, dtype=output.dtype, memory_format=ORDERS[images.dim()])
-    squares = doubled.movedim(1, -1)
-    for axis in range(1, 1 + 2 * axes, 2):
+    squares = doubled.movedim(1, -1).view(len(images), *(2 * row for row in rows), columns, -1)
+    for axis in range(1, 2 * axes - 1, 2):
         squares = squares.unflatten(axis, (-1, 2))  # type: ignore[no-untyped-call]
-    squares.copy_(output.permute(0, *order, 1 + 2 * axes))
+    together = _TOGETHER.get(output.shape[-1] * output.element_size())
+    if together is not None:  # two pixels are copied at once
+        output, squares = output.view(together), squares.view(together)
+    order = [axis for own in range(1, axes) for axis in (own, own + axes)]
+    squares.copy_(output.permute(0, *order, axes, 2 * axes))
     return doubled
 
 

@@ -620,11 +620,11 @@ def training_mode(
     stopped = [parameter for parameter in fixed if parameter.requires_grad]
     module.train()
     for place, layer in module.named_modules():
-        own = {*layer.parameters(recurse=False)}
-        buffers = {f"{place}.{name}" for name, _ in layer.named_buffers(recurse=False)}
-        still = own <= fixed if own else not buffers.isdisjoint(frozen)
-        if still and isinstance(layer, nn.modules.batchnorm._NormBase):
-            layer.eval()
+        if isinstance(layer, nn.modules.batchnorm._NormBase):
+            own = {*layer.parameters(recurse=False)}
+            buffers = {f"{place}.{name}" for name, _ in layer.named_buffers(recurse=False)}
+            if own <= fixed if own else not buffers.isdisjoint(frozen):
+                layer.eval()
     for parameter in stopped:
         parameter.requires_grad_(False)
     try:
