@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,13 @@ def _few_figures_in_reports() -> Iterator[None]:
 def _separate_logging() -> None:
     """The command line sets how much is logged; the next test starts without that."""
     logging.getLogger("collegium").setLevel(logging.NOTSET)
+
+
+@pytest.fixture(autouse=True)
+def _seeded_weights() -> None:
+    """Networks that a test builds without a seed have the same weights in any order of tests."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 @pytest.fixture(scope="session")
