@@ -47,6 +47,23 @@ def test_every_number_is_one_of_the_two_levels_next_to_it(levels: int, update: T
         assert (got * exact >= 0).all()
 
 
+@pytest.mark.parametrize(
+    ("codec", "sparse"),
+    [
+        (DAdaQuant(minimum=1), True),
+        (DAdaQuant(minimum=3), True),
+        (DAdaQuant(minimum=4), False),
+        (DAdaQuant(minimum=60, norm="l2"), True),
+    ],
+)
+def test_it_is_sparse_where_most_numbers_of_a_normal_distribution_become_zero(
+    codec: DAdaQuant, sparse: bool
+):
+    numbers = Tensors({"a": torch.randn(100_000, generator=rng(7))})
+    zeros = float((decoded(codec, numbers)["a"] == 0).double().mean())
+    assert (zeros > 0.5) == codec.is_sparse == sparse
+
+
 def test_numbers_are_drawn_each_for_itself(update: Tensors):
     halves = Tensors({"a": torch.cat([torch.ones(1), torch.full((9999,), 0.5)])})
     up = decoded(DAdaQuant(minimum=1), halves)["a"][1:] == 1

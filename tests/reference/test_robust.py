@@ -14,6 +14,7 @@ from collegium.algorithms import _robust_rules as rules
 from collegium.algorithms.fedavg import FedAvg
 from collegium.algorithms.robust import Robust, on
 from collegium.compression.cer import CER
+from collegium.compression.dadaquant import DAdaQuant
 from collegium.compression.session.groups import Codecs
 from collegium.compression.stc import STC
 from collegium.core.message import pack, unpack
@@ -406,6 +407,9 @@ def test_the_rules_of_the_method_hold_too() -> None:
         ({}, STC(p=0.1), True),
         ({"rule": "trimmed_mean", "trim": 0.34}, STC(p=0.49), True),
         ({}, CER(then="stc", p=0.1), True),
+        ({}, DAdaQuant(), True),
+        ({}, DAdaQuant(minimum=16, norm="l2"), True),
+        ({}, DAdaQuant(minimum=4), False),
         ({}, STC(p=0.5), False),
         ({}, CER(), False),
         ({"rule": "norm_bound"}, STC(p=0.1), False),

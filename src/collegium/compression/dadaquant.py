@@ -69,6 +69,16 @@ class DAdaQuant(Codec):
                 f"not larger"
             )
 
+    @property
+    def is_sparse(self) -> bool:
+        """Whether most numbers become zero in the first rounds. See `Codec.is_sparse`.
+
+        A number does with the probability 1 - q |x| / s where that is not negative. With q = 3,
+        half of the numbers of a normal distribution do if s is 4.5 of its deviations, as the
+        largest magnitude of 100,000 is; their Euclidean norm is 316 deviations.
+        """
+        return self.minimum < 4 or self.norm == "l2"
+
     def encode(self, target: Tensors, rng: torch.Generator, options: Mapping[str, Any]) -> Encoded:
         """Return the levels as bytes, and what they decode to. See `Codec.encode`.
 
