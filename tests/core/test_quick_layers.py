@@ -7,7 +7,7 @@ from torch import nn
 
 from collegium.core.model_parts import set_memory_format
 from collegium.core.quick_layers import QuickPReLU, torch_layers, use_quick_layers
-from collegium.core.quick_operators import planar
+from collegium.core.quick_operators import ORDERS, planar
 
 SHAPES = [(5,), (3, 4), (2, 3, 8, 9), (2, 3, 4, 5, 6)]
 
@@ -122,11 +122,8 @@ def twins(dims: int, name: str, dtype: torch.dtype) -> tuple[nn.Module, nn.Modul
     use_quick_layers(nn.Sequential(ours, channels_last_layer(dims)))
     assert type(ours[0]).__name__.startswith("Quick")
     channels = 3 if name.endswith("three") else 4
-    order = torch.channels_last if dims == 2 else torch.channels_last_3d
-    images = torch.randn(2, channels, *(6, 8, 4)[:dims], dtype=dtype).contiguous(
-        memory_format=order
-    )
-    return theirs, ours, images
+    images = torch.randn(2, channels, *(6, 8, 4)[:dims], dtype=dtype)
+    return theirs, ours, images.contiguous(memory_format=ORDERS[images.dim()])
 
 
 def channels_last_layer(dims: int) -> nn.Module:
@@ -152,8 +149,7 @@ def test_layers_equal_torch_s_in_outputs_gradients_and_statistics(name: str, dim
         found.append([output, own.grad, *(p.grad for p in layer.parameters()), *layer.buffers()])
     for expected, value in zip(*found, strict=True):
         torch.testing.assert_close(value, expected, rtol=1e-10, atol=1e-10)
-    order = torch.channels_last if dims == 2 else torch.channels_last_3d
-    assert found[1][0].is_contiguous(memory_format=order)
+    assert found[1][0].is_contiguous(memory_format=ORDERS[images.dim()])
     for layer in (theirs, ours):
         layer.eval()
     torch.testing.assert_close(ours(images), theirs(images), rtol=1e-10, atol=1e-10)

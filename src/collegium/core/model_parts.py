@@ -354,6 +354,11 @@ def has_convolutions(module: nn.Module) -> bool:
     return any(isinstance(layer, nn.modules.conv._ConvNd) for layer in module.modules())
 
 
+def channels_last_orders() -> dict[int, torch.memory_format]:
+    """Return the order of channels-last by the number of axes of a tensor that has one."""
+    return {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
 def set_memory_format(module: nn.Module, choice: MemoryFormat) -> None:
     """Order a network's weights in memory; its convolutions order their outputs in the same way.
 
@@ -365,7 +370,7 @@ def set_memory_format(module: nn.Module, choice: MemoryFormat) -> None:
         module: the network, which is changed.
         choice: "auto", "channels_last" or "contiguous".
     """
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    formats = channels_last_orders()
     if choice == "auto" and any(isinstance(m, nn.InstanceNorm2d) for m in module.modules()):
         del formats[4]
     for parameter in module.parameters() if choice != "contiguous" else ():

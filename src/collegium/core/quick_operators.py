@@ -14,7 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-ORDERS = {4: torch.channels_last, 5: torch.channels_last_3d}
+from collegium.core.model_parts import channels_last_orders
+from collegium.core.tensors import at_least_float32
+
+ORDERS = channels_last_orders()
 """The order of channels-last by the number of axes."""
 
 _TOGETHER = {2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
@@ -61,11 +64,6 @@ def _rows(images: Tensor) -> tuple[Tensor, int]:
     return images.movedim(1, -1).reshape(-1, together * images.shape[1]), together
 
 
-def _wide(rows: Tensor) -> Tensor:
-    """Return numbers that can be summed up: float32 of half precision, otherwise as they are."""
-    return rows.float() if rows.dtype in (torch.bfloat16, torch.float16) else rows
-
-
 def _of_channels(sums: Tensor, together: int) -> Tensor:
     """Return the sums of channels from those of the columns of a matrix."""
     return sums.view(together, -1).sum(0)
@@ -83,7 +81,7 @@ def normalise(
         eps: added to the variance.
     """
     rows, together = _rows(images)
-    rows = _wide(rows)
+    rows = at_least_float32(rows)
     count = len(rows) * together
     mean = _of_channels(rows.sum(0), together) / count
     apart = rows - mean.repeat(together)
@@ -109,9 +107,9 @@ def normalise_backward(
         eps: added to the variance.
     """
     rows, together = _rows(images)
-    above = _wide(_rows(gradient)[0])
+    above = at_least_float32(_rows(gradient)[0])
     count = len(rows) * together
-    apart = _wide(rows) - mean.repeat(together)
+    apart = at_least_float32(rows) - mean.repeat(together)
     inverse = torch.rsqrt(variance + eps)
     by_bias = _of_channels(above.sum(0), together)
     by_apart = _of_channels((above * apart).sum(0), together)
@@ -130,7 +128,7 @@ def sum_of_channels(images: Tensor) -> Tensor:
         images: (B, C, *spatial).
     """
     rows, together = _rows(images)
-    return _of_channels(_wide(rows.sum(0)), together).to(images.dtype)
+    return _of_channels(at_least_float32(rows.sum(0)), together).to(images.dtype)
 
 
 def convolve(
@@ -173,18 +171,19 @@ def _double(images: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
     Along an axis with kernel k, output 2i is k1 x_i, and 2i + 1 is k2 x_i + k0 x_(i+1).
     """
-    axes, parts = weight.dim() - 2, [2] * (weight.dim() - 2)
+    axes = weight.dim() - 2
+    none, one, two = [0] * axes, [1] * axes, [2] * axes
     kernel = functional.pad(weight.transpose(0, 1).flip([*range(2, 2 + axes)]), (0, 1) * axes)
     for axis in range(2, 2 + 2 * axes, 2):  # k2 k1 k0 0: by taps, and by odd and even
         kernel = kernel.unflatten(axis, (2, 2))  # type: ignore[no-untyped-call]
     sides = [*range(3, 3 + 2 * axes, 2)]
     kernel = kernel.flip(sides).permute(*sides, 0, 1, *range(2, 2 + 2 * axes, 2))
-    kernel = kernel.reshape(-1, len(weight), *parts).contiguous(memory_format=ORDERS[axes + 2])
-    convolve = functional.conv2d if axes == 2 else functional.conv3d
-    output = convolve(images, kernel, bias.repeat(2**axes), padding=1)
+    kernel = kernel.reshape(-1, len(weight), *two).contiguous(memory_format=ORDERS[images.dim()])
+    shift = bias.repeat(2**axes)
+    output = torch.convolution(images, kernel, shift, one, one, one, False, none, 1)
     output = output.contiguous(memory_format=ORDERS[images.dim()]).movedim(1, -1)
     output = output[(slice(None), *[slice(1, None)] * axes)]
-    output = output.unflatten(-1, (*parts[1:], -1))  # type: ignore[no-untyped-call]
+    output = output.unflatten(-1, (*two[1:], -1))  # type: ignore[no-untyped-call]
     *rows, columns = images.shape[2:]
     size = (len(images), weight.shape[1], *(2 * side for side in images.shape[2:]))
     doubled = torch.empty(size, dtype=output.dtype, memory_format=ORDERS[images.dim()])

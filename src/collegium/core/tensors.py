@@ -37,6 +37,15 @@ def identity(tensor: Tensor) -> Hashable:
     return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """Return a tensor as float32 if it is of half precision, and otherwise as it is.
+
+    Args:
+        tensor: of any shape.
+    """
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
 class Tensors(Mapping[str, "Tensor"]):
     """An immutable mapping from names to tensors; ``+ - *`` act element by element.
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 from collegium.core.lazy import functional, torch
+from collegium.core.tensors import at_least_float32
 from collegium.errors import ConfigError
 from collegium.tasks.metrics.overlap import region_mask
 
@@ -51,7 +52,7 @@ def soft_dice_loss(
     Returns:
         A scalar.
     """
-    p = functional.softmax(_at_least_float32(logits), dim=1)
+    p = functional.softmax(at_least_float32(logits), dim=1)
     if label.is_floating_point():
         return _one_minus_dice(p, label, mask, smooth)
     return _one_minus_dice(p, _one_hot(label, p.shape[1]), mask, smooth)
@@ -70,7 +71,7 @@ def cross_entropy_loss(
     Returns:
         A scalar.
     """
-    logits = _at_least_float32(logits)
+    logits = at_least_float32(logits)
     if mask is None:
         return _cross_entropy(logits, label, "mean")
     soft = label.is_floating_point()
@@ -96,13 +97,11 @@ def dice_ce_loss(
     """
     from collegium.core.quick_operators import planar
 
-    log_p = functional.log_softmax(planar(_at_least_float32(logits)), dim=1)
+    log_p = functional.log_softmax(planar(at_least_float32(logits)), dim=1)
     g = label if label.is_floating_point() else _one_hot(label, log_p.shape[1]).to(log_p)
-    if mask is not None:
-        g = g.masked_fill(~mask.unsqueeze(1), 0)
+    p, g = _inside(log_p.exp(), g, mask)
     pixels = log_p[:, 0].numel() if mask is None else mask.sum().clamp(min=1)
-    cross_entropy = -(log_p * g).sum() / pixels
-    return _one_minus_dice(log_p.exp(), g, mask, SMOOTH) + cross_entropy
+    return _one_minus_dice(p, g, None, SMOOTH) - (log_p * g).sum() / pixels
 
 
 def region_dice_loss(
@@ -126,7 +125,7 @@ def region_dice_loss(
     Returns:
         A scalar.
     """
-    return _one_minus_dice(torch.sigmoid(_at_least_float32(logits)), regions, mask, smooth)
+    return _one_minus_dice(torch.sigmoid(at_least_float32(logits)), regions, mask, smooth)
 
 
 def region_cross_entropy_loss(
@@ -142,7 +141,7 @@ def region_cross_entropy_loss(
     Returns:
         A scalar.
     """
-    logits = _at_least_float32(logits)
+    logits = at_least_float32(logits)
     each = functional.binary_cross_entropy_with_logits(logits, regions.float(), reduction="none")
     if mask is None:
         return each.mean()
@@ -208,7 +207,7 @@ def merge_unlabelled(
             "masks here annotate some of the classes only, and a label of probabilities is of all: "
             "choose a site that annotates them all, or a known label."
         )
-    channels, kept = _at_least_float32(logits).unbind(dim=1), sorted(labelled)
+    channels, kept = at_least_float32(logits).unbind(dim=1), sorted(labelled)
     others = [channel for index, channel in enumerate(channels) if index not in kept]
     background = torch.logsumexp(torch.stack(others, dim=1), dim=1)
     merged = torch.stack([background, *(channels[index] for index in kept)], dim=1)
@@ -241,7 +240,7 @@ def exclusion_loss(
     Returns:
         A scalar.
     """
-    channels = functional.softmax(_at_least_float32(logits), dim=1).unbind(dim=1)
+    channels = functional.softmax(at_least_float32(logits), dim=1).unbind(dim=1)
     outside = [p for index, p in enumerate(channels) if index and index not in labelled]
     if not outside:
         return 0.0 * logits.sum()
@@ -276,7 +275,7 @@ def weighted_focal_loss(
     Returns:
         A scalar.
     """
-    log_p = functional.log_softmax(_at_least_float32(logits), dim=1)
+    log_p = functional.log_softmax(at_least_float32(logits), dim=1)
     log_p = log_p.gather(1, label.unsqueeze(1)).squeeze(1)
     return -(alpha[label] * (1 - log_p.exp()) ** gamma * log_p).mean()
 
@@ -300,13 +299,21 @@ def _one_minus_dice(
     p: torch.Tensor, g: torch.Tensor, mask: torch.Tensor | None, smooth: float
 ) -> torch.Tensor:
     """Return 1 - the mean over channels of the soft Dice of p and g, both (B, C, *spatial)."""
-    if mask is not None:
-        inside = mask.unsqueeze(1)
-        p, g = p.masked_fill(~inside, 0.0), g.masked_fill(~inside, 0)
+    p, g = _inside(p, g, mask)
     space = [dim for dim in range(p.ndim) if dim != 1]
     both = (p * g).sum(dim=space)
     either = p.sum(dim=space) + g.sum(dim=space)
     return 1 - ((2 * both + smooth) / (either + smooth)).mean()
+
+
+def _inside(
+    p: torch.Tensor, g: torch.Tensor, mask: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return p and g, both (B, C, *spatial), as zeros outside a mask."""
+    if mask is None:
+        return p, g
+    outside = ~mask.unsqueeze(1)
+    return p.masked_fill(outside, 0.0), g.masked_fill(outside, 0)
 
 
 def _one_hot(label: torch.Tensor, classes: int) -> torch.Tensor:
@@ -326,8 +333,3 @@ def _cross_entropy(
         return functional.cross_entropy(logits, label, ignore_index=_IGNORED, reduction=reduction)
     each = functional.cross_entropy(logits, label, ignore_index=_IGNORED, reduction="none")
     return each.mean() if reduction == "mean" else each.sum()
-
-
-def _at_least_float32(logits: torch.Tensor) -> torch.Tensor:
-    half = logits.dtype in (torch.float16, torch.bfloat16)
-    return logits.float() if half else logits
