@@ -447,6 +447,22 @@ def test_channels_last_trains_the_same_model_up_to_rounding_and_hands_it_out_con
     assert not torch.equal(found[0]["first.weight"], model["first.weight"])
 
 
+@pytest.mark.parametrize("choice", ["contiguous", "channels_last"])
+def test_images_enter_the_network_in_the_order_of_its_weights(choice):
+    draw = generator(0, "images")
+    inputs = {"image": torch.randn(8, 3, 12, 12, generator=draw)}
+    data = TensorDataset({**inputs, "label": torch.randn(8, 1, generator=draw)})
+    network, entered = Convolutions(), []
+    set_memory_format(network, choice)
+    network.first.register_forward_pre_hook(lambda _, args: entered.append(args[0]))
+    local = LocalTraining(network, task(), TrainingConfig(batch_size=4))
+    model, _ = local.fit(model_of(network), data, seed=0, path=("fit",), lr=0.05, steps=2)
+    assert len([*local.predictions(model, data)]) == 8
+    assert [len(images) for images in entered] == [4, 4, *[1] * 8]
+    assert all(images.is_contiguous() == (choice == "contiguous") for images in entered)
+    assert torch.equal(torch.cat(entered[2:]), inputs["image"])
+
+
 def test_momentum_has_a_kind_of_its_own():
     assert TrainingConfig(optimizer="sgd").optimizer_kind == "sgd"
     assert TrainingConfig(optimizer="sgd", momentum=0.9).optimizer_kind == "sgd with momentum"

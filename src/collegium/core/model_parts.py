@@ -359,6 +359,22 @@ def channels_last_orders() -> dict[int, torch.memory_format]:
     return {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
+def orders_of_weights(module: nn.Module) -> dict[int, torch.memory_format]:
+    """Return channels-last by the numbers of axes of a network's weights that are in that order.
+
+    Args:
+        module: the network.
+    """
+    orders = channels_last_orders()
+    return {
+        parameter.dim(): order
+        for parameter in module.parameters()
+        if (order := orders.get(parameter.dim()))
+        and parameter.is_contiguous(memory_format=order)
+        and not parameter.is_contiguous()
+    }
+
+
 def set_memory_format(module: nn.Module, choice: MemoryFormat) -> None:
     """Order a network's weights in memory; its convolutions order their outputs in the same way.
 

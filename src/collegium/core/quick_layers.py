@@ -27,7 +27,8 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from collegium.core.quick_operators import ORDERS, applies, pixels_in_row
+from collegium.core.model_parts import orders_of_weights
+from collegium.core.quick_operators import applies, pixels_in_row
 
 _FEW = range(2, 8)
 """With how many channels a normalisation, or what comes out of a convolution, gains."""
@@ -39,13 +40,7 @@ def use_quick_layers(module: nn.Module) -> None:
     Args:
         module: the network, its weights in their order of memory.
     """
-    ordered = {
-        parameter.dim()
-        for parameter in module.parameters()
-        if (order := ORDERS.get(parameter.dim()))
-        and parameter.is_contiguous(memory_format=order)
-        and not parameter.is_contiguous()
-    }
+    ordered = orders_of_weights(module)
     for layer in module.modules():
         kind = _QUICK.get(type(layer))
         if kind is not None and _gains(layer, ordered):

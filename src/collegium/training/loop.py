@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from collegium.core.dataset import Batch, Dataset, Example, full_mask
 from collegium.core.lazy import nn, torch
-from collegium.core.model_parts import MemoryFormat, find_parts, undecayed
+from collegium.core.model_parts import MemoryFormat, find_parts, orders_of_weights, undecayed
 from collegium.core.optimizers import unmarked
 from collegium.core.randomness import ambient
 from collegium.core.settings import (
@@ -274,6 +274,7 @@ class LocalTraining:
         self.module, self.task, self.config = module.to(device), task, config
         self.device = torch.device(device)
         self.parts, self.undecayed = find_parts(module), undecayed(module)
+        self._orders = orders_of_weights(module)
         self._added = Tensors(module.state_dict()).select(self.parts.added).clone()
         self._compiled = CompiledNetwork(self.module) if config.compile == "on" else None
         self._warned = False
@@ -411,7 +412,7 @@ class LocalTraining:
     def draw(
         self, data: Dataset, samples: Sequence[tuple[int, int]], seed: int, path: Path
     ) -> Batch:
-        """Return a batch where the network computes; see `draw_batch`.
+        """Return a batch where the network computes, in the order of its weights; see `draw_batch`.
 
         A CUDA device works on what is left of the step before meanwhile: nothing here waits for it,
         and it copies the batch from pinned memory when it comes to it.
@@ -427,7 +428,7 @@ class LocalTraining:
         batch = draw_batch(data, samples, seed, path)
         if self.device.type == "cuda":
             batch = {key: tensor.pin_memory() for key, tensor in batch.items()}
-        return {key: tensor.to(self.device, non_blocking=True) for key, tensor in batch.items()}
+        return self._placed(batch)
 
     def _step(
         self,
@@ -556,14 +557,20 @@ class LocalTraining:
         self.module.eval()
         with torch.no_grad():
             indices = range(len(data)) if only is None else sorted(only)
-            examples = map(self._on_device, map(data.example, indices))
+            cases = map(data.example, indices)
+            examples = (replace(case, batch=self._placed(case.batch)) for case in cases)
             found = self.task.predict_all(self.module, examples)
             for index, (example, prediction) in zip(indices, found, strict=True):
                 yield index, example, prediction
 
-    def _on_device(self, example: Example) -> Example:
-        moved = {key: tensor.to(self.device) for key, tensor in example.batch.items()}
-        return replace(example, batch=moved)
+    def _placed(self, batch: Batch) -> Batch:
+        """Return a batch where the network computes, its images in the order of the weights.
+
+        Each convolution that takes images in another order copies them, once more for its gradient.
+        """
+        placed = {key: tensor.to(self.device, non_blocking=True) for key, tensor in batch.items()}
+        order = self._orders.get(placed["image"].dim(), torch.preserve_format)
+        return placed | {"image": placed["image"].to(memory_format=order)}
 
 
 def diverged(value: float, number: int, lr: float) -> DivergedError:
