@@ -7,7 +7,7 @@ from torch import nn
 
 from collegium.core.model_parts import set_memory_format
 from collegium.core.quick_layers import QuickPReLU, torch_layers, use_quick_layers
-from collegium.core.quick_operators import ORDERS, planar
+from collegium.core.quick_operators import ORDERS, concatenate, planar
 
 SHAPES = [(5,), (3, 4), (2, 3, 8, 9), (2, 3, 4, 5, 6)]
 
@@ -263,3 +263,38 @@ def test_a_planar_copy_gives_its_gradient_in_the_order_of_the_network() -> None:
     assert torch.equal(gradient, weights)
     assert gradient.is_contiguous(memory_format=torch.channels_last)
     assert planar(weights) is weights
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("axes", [4, 5])
+def test_the_gradients_of_a_concatenation_are_torch_s_and_have_no_gaps(axes, dtype) -> None:
+    order = ORDERS[axes]
+    parts = [
+        inputs((2, channels, 8, 9, 3)[:axes], dtype, order).requires_grad_() for channels in (3, 5)
+    ]
+    weights = inputs((2, 8, 8, 9, 3)[:axes], dtype, order)
+    found, expected = concatenate(*parts), torch.cat(parts, dim=1)
+    assert torch.equal(found, expected)
+    of_ours = torch.autograd.grad((found * weights).sum(), parts)
+    of_theirs = torch.autograd.grad((expected * weights).sum(), parts)
+    for ours, theirs in zip(of_ours, of_theirs, strict=True):
+        assert torch.equal(ours, theirs)
+        assert ours.is_contiguous(memory_format=order)
+        assert not theirs.is_contiguous(memory_format=order)
+
+
+def test_a_concatenation_is_differentiable_twice_and_under_functional_transforms() -> None:
+    parts = [
+        inputs((2, channels, 3, 4), torch.float64, torch.channels_last).requires_grad_()
+        for channels in (1, 2)
+    ]
+    assert torch.autograd.gradgradcheck(lambda *own: concatenate(*own).pow(3), parts)
+    gradient = torch.func.grad(lambda own: concatenate(own, parts[1]).pow(3).sum())(parts[0])
+    torch.testing.assert_close(gradient, 3 * parts[0] ** 2)
+
+
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+def test_tensors_of_other_orders_are_concatenated_by_torch(order) -> None:
+    first = inputs((2, 3, 4, 5), torch.float32)
+    second = inputs((2, 2, 4, 5), torch.float32, order).requires_grad_()
+    assert "Concatenation" not in str(concatenate(first, second).grad_fn)

@@ -86,7 +86,7 @@ def test_the_unet_may_shrink_each_axis_by_its_own_stride() -> None:
         "unet", spatial_dims=3, in_channels=1, channels=[4, 8, 8, 12], strides=strides
     ).eval()
     bottom: list[torch.Size] = []
-    *_, deepest = (m for m in network.modules() if type(m).__name__ == "SkipConnection")
+    *_, deepest = (m for m in network.modules() if "SkipConnection" in type(m).__name__)
     deepest.get_submodule("submodule").register_forward_hook(lambda *a: bottom.append(a[2].shape))
     assert network(torch.zeros(1, 1, 8, 16, 24)).shape == (1, 2, 8, 16, 24)
     assert bottom == [(1, 12, 2, 2, 3)]
@@ -126,6 +126,26 @@ def test_the_unet_may_be_three_dimensional_with_instance_norm() -> None:
     norms = [m for m in network.modules() if isinstance(m, nn.InstanceNorm3d)]
     assert len(norms) == 3
     assert all(m.affine for m in norms)
+
+
+@pytest.mark.parametrize("spatial_dims", [2, 3])
+def test_the_unet_computes_what_monai_s_own_does(spatial_dims: int) -> None:
+    from monai.networks.nets.unet import UNet
+
+    sizes: dict[str, Any] = {"channels": (4, 8, 16), "num_res_units": 1}
+    ours = build_model(
+        name="unet", spatial_dims=spatial_dims, in_channels=1, out_channels=2, **sizes
+    )
+    theirs = UNet(spatial_dims, 1, 2, strides=(2, 2), norm="batch", **sizes)
+    theirs.load_state_dict(ours.state_dict())
+    assert sum(type(layer).__name__ == "QuickSkipConnection" for layer in ours.modules()) == 2
+    images = torch.randn(2, 1, *[8] * spatial_dims)
+    found, expected = (network(images) for network in (ours, theirs))
+    assert torch.equal(found, expected)
+    found.pow(2).sum().backward()
+    expected.pow(2).sum().backward()
+    for own, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(own.grad, other.grad)
 
 
 def test_weights_come_from_the_ambient_random_state() -> None:

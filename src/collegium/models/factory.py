@@ -80,7 +80,9 @@ def monai_unet(
     )
     from monai.networks.nets.unet import UNet
 
-    return UNet(
+    from collegium.models._skips import use_quick_skips
+
+    network = UNet(
         spatial_dims=spatial_dims,
         in_channels=in_channels,
         out_channels=out_channels,
@@ -90,6 +92,8 @@ def monai_unet(
         norm=monai_norm(norm),
         dropout=dropout,
     )
+    use_quick_skips(network)
+    return network
 
 
 def _stride(stride: int | Sequence[int]) -> int | tuple[int, ...]:

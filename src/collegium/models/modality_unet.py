@@ -8,6 +8,7 @@ import torch
 from annotated_types import MinLen
 from torch import Tensor, nn
 
+from collegium.core.quick_operators import concatenate
 from collegium.core.settings import Fraction, PositiveInt, validated
 from collegium.models._settings import MONAI_NORMS, MonaiNorm
 
@@ -96,7 +97,7 @@ class ModalityUNet(nn.Module):
             raise ValueError(f"{image.shape[1]} channels for {len(self.encoders)} modalities")
         *skips, features = self.fuse(image)
         for up, merge, skip in zip(self.up, self.merge, reversed(skips), strict=True):
-            features = merge(torch.cat([up(features), skip], dim=1))
+            features = merge(concatenate(up(features), skip))
         logits: Tensor = self.head(features)
         return logits
 

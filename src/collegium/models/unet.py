@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from collegium.core.quick_operators import concatenate
 from collegium.core.settings import PositiveInt, validated
 from collegium.models.population import PopulationNorm
 
@@ -103,6 +104,6 @@ class IOPUNet(nn.Module):
             features = functional.max_pool2d(skips[-1], kernel_size=2)
         features = self.bottleneck(features)
         for up, merge, skip in zip(self.up, self.merge, reversed(skips), strict=True):
-            features = merge(torch.cat([up(features), skip], dim=1))
+            features = merge(concatenate(up(features), skip))
         logits: torch.Tensor = self.head(features)
         return logits[..., :height, :width]
