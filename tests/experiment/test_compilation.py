@@ -5,14 +5,21 @@ import logging
 from typing import Any
 
 import pytest
+from torch import nn
 
 from collegium.data.phantoms import make_federation
 from collegium.errors import CheckpointError, ConfigError
-from collegium.experiment.compilation import WORTH_COMPILING, decide_compilation, planned_steps
+from collegium.experiment.compilation import (
+    WORTH_COMPILING,
+    decide_compilation,
+    gains,
+    planned_steps,
+)
 from collegium.experiment.config.experiment import ExperimentConfig, parse_config
 from collegium.experiment.runner import run_experiment
 
 UNET: dict[str, Any] = {"name": "unet", "in_channels": 1, "channels": [4, 8], "num_res_units": 0}
+IOP_UNET = {"name": "iop_unet", "in_channels": 1, "base": 2}
 MLP = {"name": "mlp", "in_features": 3, "hidden": [4], "out_features": 2}
 
 
@@ -51,11 +58,22 @@ def test_the_steps_of_all_jobs_rounds_and_sites_count(phantoms):
     assert planned_steps(experiment(phantoms, variations=sweep)) == 3600
 
 
-def test_auto_compiles_long_experiments_with_convolutions(phantoms):
+def test_auto_compiles_long_experiments_with_networks_that_gain(phantoms, monkeypatch):
+    monkeypatch.setattr("collegium.experiment.compilation.compiler_problem", lambda device: "")
     enough = WORTH_COMPILING // 120 + 1
     assert compiles(experiment(phantoms, enough - 1)) == "off"
-    assert compiles(experiment(phantoms, enough)) in ("on", "off")  # by the machine's compiler
-    assert compiles(experiment(phantoms, 10 * enough, model=MLP)) == "off"
+    assert compiles(experiment(phantoms, enough)) == "on"
+    for model in (MLP, IOP_UNET):
+        assert compiles(experiment(phantoms, 10 * enough, model=model)) == "off"
+
+
+def test_on_a_gpu_all_networks_with_convolutions_count_as_quicker():
+    convolutions = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU())
+    for device, expected in (("cuda", True), ("cuda:1", True), ("cpu", False)):
+        assert gains(convolutions, device) is expected
+        assert gains(convolutions.append(nn.PReLU()), device)
+        del convolutions[-1]
+        assert not gains(nn.Sequential(nn.Linear(2, 2), nn.PReLU()), device)
 
 
 @pytest.mark.parametrize("choice", ["on", "off"])

@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 from typing import Literal
 
+from collegium.core.lazy import nn
 from collegium.core.model_parts import has_convolutions
 from collegium.core.randomness import ambient
 from collegium.data.federation_config import sites_of
@@ -31,8 +32,8 @@ def decide_compilation(
 
     An algorithm that says "auto" of itself trains as the experiment decides.
 
-    A run that has begun keeps what it began with. Otherwise "auto" is on for networks with
-    convolutions, where ``local_steps`` is given and jobs, rounds, sites and steps make
+    A run that has begun keeps what it began with. Otherwise "auto" is on for networks that gain
+    (see `gains`), where ``local_steps`` is given and jobs, rounds, sites and steps make
     `WORTH_COMPILING` steps, and the machine has a compiler: a rule without any timing, since the
     last bits of results depend on it.
 
@@ -75,7 +76,7 @@ def _choice(config: ExperimentConfig) -> Literal["on", "off"]:
     if planned_steps(config) < WORTH_COMPILING:
         return "off"
     with ambient(0, "compilation"):
-        if not has_convolutions(network_of(config)()):
+        if not gains(network_of(config)(), config.engine.device):
             return "off"
     if problem := compiler_problem(config.engine.device):
         logger.warning(
@@ -84,6 +85,22 @@ def _choice(config: ExperimentConfig) -> Literal["on", "off"]:
         )
         return "off"
     return "on"
+
+
+def gains(module: nn.Module, device: str) -> bool:
+    """Return whether compiled training of a network is quicker, by its layers alone.
+
+    On a processor it is where PReLU follows convolutions, as in MONAI's U-Nets, by a tenth: one
+    pass over memory takes the place of several. IOP-FL's U-Net and DenseNet with their ReLU were
+    not quicker (``benchmarks/training.py``), and DenseNet takes minutes to compile.
+
+    Args:
+        module: the network.
+        device: where to compute, as torch writes it.
+    """
+    elsewhere = not device.startswith("cpu")
+    slopes = any(isinstance(layer, nn.PReLU) for layer in module.modules())
+    return has_convolutions(module) and (elsewhere or slopes)
 
 
 def planned_steps(config: ExperimentConfig) -> int:
