@@ -99,3 +99,29 @@ def test_a_command_that_computes_nothing_loads_no_library_for_it(
 def test_training_loads_torch(folder: Path):
     arguments = ["algorithms=[local]", "adapters=[]", "output=other"]
     assert "torch" in loaded(folder, "run", "x.yaml", *arguments)
+
+
+STOPPING = """\
+import os, sys, torch
+from torch import nn
+
+def network():
+    layer = nn.Conv2d(1, 2, 3, padding=1)
+    layer.register_forward_pre_hook(stop)
+    return layer
+
+def stop(layer, inputs):
+    if layer.training and torch.is_grad_enabled():
+        sys.stderr.write("\\n" + " ".join(sys.modules))
+        sys.stderr.flush()
+        os._exit(0)
+"""
+"""A network that ends the process at its first step."""
+
+
+def test_the_first_step_waits_for_no_library_of_tables_and_reports(folder: Path):
+    (folder / "stopping.py").write_text(STOPPING)
+    model = "model={name: stopping.py:network}"
+    found = loaded(folder, "run", "x.yaml", model, "algorithms=[fedavg]", "adapters=[]", "output=s")
+    assert "torch" in found
+    assert found <= {*CHECKED, "PIL", "torch"}

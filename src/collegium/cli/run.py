@@ -27,7 +27,6 @@ def run_and_report(config: "ExperimentConfig", jobs: int | None) -> None:
     """
     from rich.console import Console
 
-    from collegium.evaluation.writing import run_answers
     from collegium.experiment.progress import show_progress
 
     try:
@@ -36,6 +35,8 @@ def run_and_report(config: "ExperimentConfig", jobs: int | None) -> None:
     except KeyboardInterrupt:
         command = f"collegium resume {shlex.quote(config.output)}"
         fail(f"stopped; finished rounds are kept, continue with: {command}", INTERRUPTED)
+    from collegium.evaluation.writing import run_answers  # imported late: training starts before
+
     for line in run_answers(output):
         typer.echo(line)
     typer.echo(output / "report.html")
