@@ -6,8 +6,8 @@ same with compiled training, which the whole experiment chooses (its graphs are 
 for all but the first of its jobs); and the tree of a commit before all that, if git still has it.
 FedAvg on one seed, all rounds, one job and thread, cases decoded already; float32. Judged by the
 seconds of the processor, since other work on the machine can only add to those of the clock, which
-stand beside. With fewer rounds it would be imports, pictures and the report for the most part,
-which the whole experiment has once for 33 trainings.
+stand beside. With fewer rounds, imports, pictures and the report would weigh more than they do in
+the whole experiment.
 
 The scripts that compare with other frameworks, kept elsewhere, follow where a framework is
 installed.

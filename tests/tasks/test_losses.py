@@ -125,6 +125,16 @@ def test_a_loss_inside_a_mask_is_the_loss_of_the_pixels_cut_out(loss: Loss) -> N
     torch.testing.assert_close(loss(logits, label, mask), cut)
 
 
+def test_labels_of_probabilities_may_be_undefined_outside_the_mask(loss: Loss) -> None:
+    draw = torch.Generator().manual_seed(5)
+    logits = torch.randn(2, 3, 4, 6, generator=draw)
+    label = torch.randn(2, 3, 4, 6, generator=draw).softmax(dim=1)
+    mask = torch.zeros(2, 4, 6, dtype=torch.bool)
+    mask[..., :4] = True
+    undefined = label.masked_fill(~mask.unsqueeze(1), torch.nan)
+    assert float(loss(logits, undefined, mask)) == float(loss(logits, label, mask))
+
+
 def test_a_mask_that_is_true_everywhere_changes_nothing(loss: Loss) -> None:
     logits, label, mask = sample()
     everywhere = torch.ones_like(mask)

@@ -312,12 +312,14 @@ def _inside(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return p and g, both (B, C, *spatial), as zeros outside a mask.
 
-    Products take a tenth of the time of `torch.masked_fill`, forward and backward.
+    Products take a tenth of the time of `torch.masked_fill`, forward and backward; labels of floats
+    may be undefined outside.
     """
     if mask is None:
         return p, g
     inside = mask.unsqueeze(1)
-    return p * inside.to(p), g * inside
+    left = g & inside if g.dtype == torch.bool else g.masked_fill(~inside, 0)
+    return p * inside.to(p), left
 
 
 def _one_hot(label: torch.Tensor, classes: int) -> torch.Tensor:
