@@ -209,8 +209,9 @@ def main() -> int:
     parser.add_argument("--before", default=BEFORE, metavar="COMMIT")
     parser.add_argument("--peers", type=Path, default=ROOT.parent / "shared" / "bench" / "peers")
     options = parser.parse_args()
-    quick = ["training.local_steps=10", "rounds=1", "evaluation.every=1"]
-    shortened = quick if options.quick else []
+    shortened = (
+        ["training.local_steps=10", "rounds=1", "evaluation.every=1"] if options.quick else []
+    )
     with tempfile.TemporaryDirectory() as place, tree_of(options.before) as tree:
         folder, data = Path(place), Path(os.environ.get("COLLEGIUM_DATA", place))
         if not (data / "vessel").is_dir():

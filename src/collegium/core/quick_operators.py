@@ -305,12 +305,10 @@ def concatenate(first: Tensor, second: Tensor) -> Tensor:
     Returns:
         (B, C + D, *spatial).
     """
-    parts = [first, second]
-    order = ORDERS.get(first.dim())
-    if torch.compiler.is_compiling() or order is None or not applies(first):
-        return torch.cat(parts, dim=1)
-    if not all(part.is_contiguous(memory_format=order) for part in parts):
-        return torch.cat(parts, dim=1)
+    order = None if torch.compiler.is_compiling() else ORDERS.get(first.dim())
+    ordered = order and all(part.is_contiguous(memory_format=order) for part in (first, second))
+    if not ordered or not applies(first):
+        return torch.cat([first, second], dim=1)
     joined: Tensor = _Concatenation.apply(first, second, order)  # type: ignore[no-untyped-call]
     return joined
 

@@ -90,7 +90,7 @@ def _choice(config: ExperimentConfig) -> Literal["on", "off"]:
 def gains(module: nn.Module, device: str) -> bool:
     """Return whether compiled training of a network is quicker, by its layers alone.
 
-    On a processor it is where PReLU follows convolutions, as in MONAI's U-Nets, by a tenth: one
+    On a processor it is for convolutions with PReLU, as in MONAI's U-Nets, by some 8 percent: one
     pass over memory takes the place of several. IOP-FL's U-Net and DenseNet with their ReLU were
     not quicker (``benchmarks/training.py``), and DenseNet takes minutes to compile.
 

@@ -100,7 +100,7 @@ def dice_ce_loss(
     log_p = functional.log_softmax(planar(at_least_float32(logits)), dim=1)
     g = label if label.is_floating_point() else _one_hot(label, log_p.shape[1])
     p, g = _inside(log_p.exp(), g, mask)
-    g = g.to(log_p)
+    g = g.to(log_p) if g.dtype == torch.bool else g
     pixels = log_p[:, 0].numel() if mask is None else mask.sum().clamp(min=1)
     return _one_minus_dice(p, g, None, SMOOTH) - (log_p * g).sum() / pixels
 
